@@ -1,0 +1,10 @@
+"""CARE backbones for OpenMMLab; importing the package registers everything it has."""
+
+from mmcare.compatibility import check_versions
+from mmcare.version import __version__
+
+check_versions()
+
+from mmcare import engine, models  # noqa: E402 (they need what was just checked)
+
+__all__ = ['__version__', 'engine', 'models']

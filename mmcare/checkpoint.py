@@ -1,0 +1,573 @@
+"""Checkpoints: published weights, ours and those of MM toolboxes, read safely and loaded whole.
+
+MM toolboxes load with ``strict=False`` and hand each child module only the keys under its own
+prefix, so that a file with other names loads nothing and says so in a log line at most. Importing
+mmcare closes that trap in two places. Local files go through :func:`load_from_local_checked`,
+which reads them without running code, verifies their checksums and renames published keys to
+those of an MM classifier (``backbone.*``, ``head.*``). The backbone then insists on a complete set
+of weights, see :func:`prepare_backbone_state`.
+"""
+
+import argparse
+import hashlib
+import logging
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.logging import HistoryBuffer, print_log
+from mmengine.runner import CheckpointLoader
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+try:
+    from numpy._core import multiarray
+except ImportError:  # numpy 1
+    from numpy.core import multiarray
+
+StateDict = dict[str, Tensor]
+
+# Parts of a key in the published files, and ours. Each key holds at most two of them.
+PUBLISHED_NAMES = (
+    ('stem.0.', 'stem.conv.'),
+    ('stem.1.', 'stem.norm.'),
+    ('.downsample.0.', '.downsample.norm.'),
+    ('.downsample.1.', '.downsample.conv.'),
+    ('.token_mixer.dwconv1.', '.mixer.local_learner.conv3x3.'),
+    ('.token_mixer.dwconv2.', '.mixer.local_learner.conv7x7.'),
+    ('.token_mixer.dwconvatt_1.', '.mixer.global_learner.vertical.'),
+    ('.token_mixer.dwconvatt_2.', '.mixer.global_learner.horizontal.'),
+    ('.token_mixer.qk.', '.mixer.global_learner.query_key.'),
+    *(
+        (f'.inter_layer.inter{i}_{theirs}.', f'.inter{i}.{ours}.')
+        for i in (1, 2)
+        for theirs, ours in (
+            ('norm', 'norm'),
+            ('fc1', 'expand'),
+            ('conv', 'depthwise'),
+            ('fc2', 'project'),
+        )
+    ),
+)
+PUBLISHED_HEADS = (('head.', 'head.cls_head.'), ('dist_head.', 'head.distill_head.'))
+BACKBONE = 'backbone.'
+BACKBONE_PARTS = ('stem.', 'stages.', 'out_norms.')
+
+WHERE_TO_GET_WEIGHTS = """\
+The ImageNet weights (CARETrans_S0.pth.tar, _S1, _S2; MIT licence) are linked from the authors'
+repository zhouyuan888888/CARE-Transformer on GitHub and from the model page
+YuanZ1995/CARE-Transformer. Either convert one,
+    python tools/convert_checkpoint.py CARETrans_S1.pth.tar checkpoints/care_s1_in1k.pth
+(`mim run mmcare convert_checkpoint ...` where mmcare is installed without its repository), or name
+the downloaded file itself as the checkpoint, or train from scratch:
+    --cfg-options model.backbone.init_cfg=None model.backbone.norm_eval=False"""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint file that is damaged, refused, or does not fit."""
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> dict[str, Any]:
+    """Read a local checkpoint file without running code from it.
+
+    Files of ``torch.save`` are read with ``weights_only=True``; beyond PyTorch's own list only
+    what MM and timm training checkpoints hold is allowed: numpy arrays and scalars,
+    ``argparse.Namespace`` and mmengine's log buffers. Checksums of the zip container, which
+    ``torch.load`` ignores, are verified; files from before PyTorch 1.6 have none.
+
+    Args:
+        filename: ``.safetensors``, or any other ending for a file of ``torch.save``.
+        map_location: As in ``torch.load``.
+
+    Returns:
+        The object in the file; for ``.safetensors`` a dict with ``state_dict`` and ``meta``.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        CheckpointError: If it is damaged, or holds what is not allowed.
+    """
+    path = Path(filename)
+    if not path.is_file():
+        raise FileNotFoundError(f'{path} is not a file')
+    if path.suffix == '.safetensors':
+        return _read_safetensors(path, map_location)
+    if zipfile.is_zipfile(path):
+        _verify_checksums(path)
+    try:
+        with _allowed_globals():
+            return torch.load(path, map_location=map_location, weights_only=True)
+    except Exception as error:  # a damaged pickle can raise anything
+        raise CheckpointError(
+            f'{path} cannot be read as a checkpoint: it is damaged, not a checkpoint, or holds '
+            'objects other than tensors, plain values and what MM and timm training files hold. '
+            f'({type(error).__name__}: {error})'
+        ) from error
+
+
+def _verify_checksums(path: Path) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.infolist():
+                if entry.compress_type != zipfile.ZIP_STORED:
+                    raise CheckpointError(
+                        f'{path}: {entry.filename} is compressed; torch.save '
+                        'never does that, so the file is refused'
+                    )
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f'{path} is damaged or incomplete: {error}') from error
+    if damaged is not None:
+        raise CheckpointError(f'{path} is damaged: the checksum of {damaged} is wrong')
+
+
+def _read_safetensors(path: Path, map_location: Any) -> dict[str, Any]:
+    if not isinstance(map_location, str | torch.device):
+        map_location = 'cpu'
+    try:
+        with safe_open(path, framework='pt', device=str(map_location)) as file:
+            meta = dict(file.metadata() or {})
+            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f'{path} is damaged or not a safetensors file: {error}') from error
+    # The format has no checksums; write_checkpoint adds one, other writers may not.
+    if meta.get('mmcare_sha256', _digest(state)) != _digest(state):
+        raise CheckpointError(f'{path} is damaged: the checksum of its tensors is wrong')
+    return dict(meta=meta, state_dict=state)
+
+
+def _digest(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and bytes of all tensors."""
+    digest = hashlib.sha256()
+    for key in sorted(state):
+        tensor = state[key].detach().cpu().contiguous()
+        digest.update(f'{key} {tensor.dtype} {tuple(tensor.shape)}\n'.encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _history_buffer_method(owner: Any, name: str) -> Any:
+    """Stand in for ``builtins.getattr`` in a checkpoint: HistoryBuffer's own methods only.
+
+    mmengine's log buffers hold their statistics methods, which pickle as
+    ``getattr(HistoryBuffer, 'mean')``. getattr itself would let a crafted file reach anything.
+    """
+    if owner is HistoryBuffer and isinstance(name, str) and not name.startswith('_'):
+        method = vars(HistoryBuffer).get(name)
+        if callable(method):
+            return method
+    raise pickle.UnpicklingError(f'attribute {name!r} of {owner!r} is not allowed in a checkpoint')
+
+
+@contextmanager
+def _allowed_globals() -> Iterator[None]:
+    numpy_dtypes = [type(np.dtype(code)) for code in np.typecodes['All']]
+    functions = [
+        (function, f'{package}.multiarray.{function.__name__}')
+        for function in (multiarray._reconstruct, multiarray.scalar)
+        for package in ('numpy.core', 'numpy._core')
+    ]
+    with torch.serialization.safe_globals(
+        [
+            (_history_buffer_method, 'builtins.getattr'),
+            HistoryBuffer,
+            argparse.Namespace,
+            np.ndarray,
+            np.dtype,
+            *set(numpy_dtypes),
+            *functions,
+        ]
+    ):
+        yield
+
+
+# ---------------------------------------------------------------- names
+
+
+def from_published(state: Mapping[str, Tensor]) -> StateDict:
+    """Rename published keys to those of the backbone (``stem.*``, ``stages.*``, ``head.*``)."""
+    renamed = {}
+    for key, value in state.items():
+        for theirs, ours in PUBLISHED_HEADS:
+            if key.startswith(theirs):
+                key = ours + key[len(theirs) :]
+                break
+        else:
+            for theirs, ours in PUBLISHED_NAMES:
+                key = key.replace(theirs, ours)
+        renamed[key] = value
+    return renamed
+
+
+def to_published(state: Mapping[str, Tensor]) -> StateDict:
+    """The inverse of :func:`from_published`."""
+    renamed = {}
+    for key, value in state.items():
+        for theirs, ours in PUBLISHED_HEADS:
+            if key.startswith(ours):
+                key = theirs + key[len(ours) :]
+                break
+        else:
+            for theirs, ours in PUBLISHED_NAMES:
+                key = key.replace(ours, theirs)
+        renamed[key] = value
+    return renamed
+
+
+def is_published(keys: Iterable[str]) -> bool:
+    """Whether keys are those of a published CARE file."""
+    keys = set(keys)
+    return 'stem.0.weight' in keys and any(
+        key.startswith('stages.0.blocks.0.inter_layer.') for key in keys
+    )
+
+
+def as_classifier(state: Mapping[str, Tensor]) -> StateDict:
+    """Put the backbone's keys under ``backbone.``, where MM models have it."""
+    return {
+        (BACKBONE + key if key.startswith(BACKBONE_PARTS) else key): value
+        for key, value in state.items()
+    }
+
+
+def find_published_state(checkpoint: Any, use_ema: bool = False) -> tuple[StateDict | None, str]:
+    """Find the weights in a published file.
+
+    Args:
+        checkpoint: What the file holds: a timm training checkpoint, or a state dict by itself.
+        use_ema: Take ``state_dict_ema`` instead of ``state_dict``.
+
+    Returns:
+        The weights under their published names, or None if this is no published file; and a
+        sentence that says which were taken.
+
+    Raises:
+        CheckpointError: If ``use_ema`` is given and there are no such weights.
+    """
+    if not isinstance(checkpoint, Mapping):
+        return None, ''
+    found = {}
+    for name in ('state_dict', 'state_dict_ema'):
+        state = checkpoint.get(name)
+        if isinstance(state, Mapping):
+            state = {key.removeprefix('module.'): value for key, value in state.items()}
+            if is_published(state):
+                found[name] = state
+    if not found and is_published(key for key in checkpoint if isinstance(key, str)):
+        found = {'state_dict': dict(checkpoint)}
+    if use_ema and found and 'state_dict_ema' not in found:
+        raise CheckpointError('there is no state_dict_ema in the file; leave --ema out')
+    if not found:
+        return None, ''
+    taken = 'state_dict_ema' if use_ema or 'state_dict' not in found else 'state_dict'
+    left = [name for name in found if name != taken]
+    return found[taken], f'took {taken}' + (f', left {left[0]} aside' if left else '')
+
+
+# ---------------------------------------------------------------- the loader of MM toolboxes
+
+
+@CheckpointLoader.register_scheme(prefixes='', force=True)
+def load_from_local_checked(filename: str, map_location: Any = None) -> dict[str, Any]:
+    """Load a local checkpoint for mmengine, whatever the toolbox.
+
+    Reads as :func:`read_checkpoint` does. A published CARE file gets the names of an MM
+    classifier; every other file is passed on as it is.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        CheckpointError: If it is damaged, or holds what is not allowed.
+    """
+    filename = os.path.expanduser(filename)
+    checkpoint = read_checkpoint(filename, map_location)
+    published, taken = find_published_state(checkpoint)
+    if published is not None:
+        print_log(f'{filename} is a published CARE checkpoint: {taken}', logger='current')
+        checkpoint = dict(meta={}, state_dict=OrderedDict(as_classifier(from_published(published))))
+    state = checkpoint.get('state_dict') if isinstance(checkpoint, Mapping) else None
+    if isinstance(state, Mapping) and _holds_classifier_only(state):
+        if not isinstance(state, OrderedDict):
+            state = checkpoint['state_dict'] = OrderedDict(state)
+        # Travels to the backbone as local_metadata, which is where the model is known.
+        if not hasattr(state, '_metadata'):
+            state._metadata = OrderedDict()
+        state._metadata.setdefault('backbone', {})['classifier_file'] = str(filename)
+    return checkpoint
+
+
+def _holds_classifier_only(state: Mapping[str, Tensor]) -> bool:
+    heads = tuple(ours for _, ours in PUBLISHED_HEADS)
+    return any(key.startswith(heads) for key in state) and all(
+        key.startswith((BACKBONE, *heads)) for key in state
+    )
+
+
+def check_pretrained_file(init_cfg: dict | list | None) -> None:
+    """Say where the weights are if ``init_cfg`` names a local file that does not exist.
+
+    Raises:
+        FileNotFoundError: In that case.
+    """
+    for cfg in init_cfg if isinstance(init_cfg, list) else [init_cfg]:
+        if not cfg or cfg.get('type') != 'Pretrained':
+            continue
+        filename = cfg['checkpoint']
+        is_local = CheckpointLoader._get_checkpoint_loader(filename) is load_from_local_checked
+        if is_local and not Path(filename).expanduser().is_file():
+            raise FileNotFoundError(
+                f'init_cfg of CARE names the checkpoint {filename!r}, and there is no such file '
+                f'in {Path.cwd()}.\n{WHERE_TO_GET_WEIGHTS}'
+            )
+
+
+# ---------------------------------------------------------------- the backbone's side
+
+
+def prepare_backbone_state(
+    backbone: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Mapping[str, Any]
+) -> None:
+    """Make a state dict fit the backbone, in place, or raise.
+
+    A backbone by itself takes its part of a whole model's state dict. Published names are
+    renamed. Weights of stages that are not built are dropped. Norms of ``out_norm_cfg`` may be
+    missing or left over; the counters ``num_batches_tracked`` may be missing.
+
+    Args:
+        backbone: A :class:`mmcare.models.CARE`.
+        state_dict: Keys begin with ``prefix``; others are left alone.
+        prefix: Name of the backbone in the model, with a dot; empty for the backbone by itself.
+        local_metadata: Metadata of the state dict for this module.
+
+    Raises:
+        CheckpointError: If a weight is missing, left over or of another shape. It names the first
+            few keys, what the file looks like, and the arguments that disagree.
+    """
+    given = {key[len(prefix) :]: key for key in state_dict if key.startswith(prefix)}
+    if not any(key.startswith(BACKBONE_PARTS) for key in given) and any(
+        key.startswith(BACKBONE) for key in given
+    ):
+        given = _replace(
+            state_dict,
+            prefix,
+            given,
+            {
+                key[len(BACKBONE) :]: state_dict[full]
+                for key, full in given.items()
+                if key.startswith(BACKBONE)
+            },
+        )
+    if is_published(given):
+        given = _replace(
+            state_dict,
+            prefix,
+            given,
+            {
+                key: value
+                for key, value in from_published(
+                    {k: state_dict[f] for k, f in given.items()}
+                ).items()
+                if key.startswith(BACKBONE_PARTS)
+            },
+        )
+
+    expected = _expected_shapes(backbone)
+    for key in [key for key in given if _is_exempt(key, backbone) and key not in expected]:
+        del state_dict[given.pop(key)]
+    missing = [
+        key
+        for key in expected
+        if key not in given
+        and not key.startswith('out_norms.')
+        and not key.endswith('num_batches_tracked')
+    ]
+    unexpected = [key for key in given if key not in expected]
+    misshapen = [
+        key
+        for key in expected
+        if key in given and expected[key] != tuple(state_dict[given[key]].shape)
+    ]
+    if missing or unexpected or misshapen:
+        raise CheckpointError(
+            _explain(
+                backbone,
+                prefix,
+                {key: state_dict[full] for key, full in given.items()},
+                missing,
+                unexpected,
+                [
+                    f'{key} {tuple(state_dict[given[key]].shape)} instead of {expected[key]}'
+                    for key in misshapen
+                ],
+            )
+        )
+    if prefix and local_metadata.get('classifier_file'):
+        print_log(
+            f'{local_metadata["classifier_file"]} holds a backbone and ImageNet classification '
+            'heads: the backbone is loaded. Necks and heads of detectors and segmentors are not '
+            'in it and keep their initial values.',
+            logger='current',
+            level=logging.WARNING,
+        )
+
+
+def _replace(
+    state_dict: dict[str, Any], prefix: str, given: dict[str, str], values: Mapping[str, Any]
+) -> dict[str, str]:
+    """Put values in place of those given so far; return the new names by their short names."""
+    for full in given.values():
+        del state_dict[full]
+    renamed = {key: prefix + key for key in values}
+    state_dict.update({renamed[key]: value for key, value in values.items()})
+    return renamed
+
+
+def _expected_shapes(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
+    # Not state_dict(): wrappers such as FSDP communicate there. Names without those of wrappers.
+    named = [*backbone.named_parameters(), *backbone.named_buffers()]
+    return {
+        key.replace('_checkpoint_wrapped_module.', '').replace('_orig_mod.', ''): tuple(value.shape)
+        for key, value in named
+    }
+
+
+def _is_exempt(key: str, backbone: nn.Module) -> bool:
+    """Whether a key is of an output norm, or of a stage that is not built."""
+    part, *rest = key.split('.')
+    if part == 'out_norms':
+        return True
+    return part == 'stages' and rest[0].isdigit() and int(rest[0]) >= len(backbone.stages)
+
+
+def _explain(
+    backbone: nn.Module,
+    prefix: str,
+    state: Mapping[str, Tensor],
+    missing: list[str],
+    unexpected: list[str],
+    misshapen: list[str],
+) -> str:
+    lines = [f'The weights given do not fit the CARE backbone (prefix {prefix!r}).']
+    for title, keys in (
+        ('missing', missing),
+        ('not in the model', unexpected),
+        ('of another shape', misshapen),
+    ):
+        if keys:
+            more = f' and {len(keys) - 3} more' if len(keys) > 3 else ''
+            lines.append(f'  {title}: {", ".join(keys[:3])}{more}')
+    if not state:
+        lines.append(
+            f'None of the weights has the prefix {prefix!r}. A file with the weights of a backbone '
+            "alone goes in through model.backbone.init_cfg; a whole model's has keys that begin "
+            f'with {prefix!r}.'
+        )
+        return '\n'.join(lines)
+    looks = describe_backbone(state, backbone.arch_zoo)
+    if not looks:
+        lines.append('The file does not look like a CARE checkpoint at all.')
+        return '\n'.join(lines)
+    lines.append(
+        'The file looks like CARE('
+        + ', '.join(f'{name}={value!r}' for name, value in looks.items())
+        + ').'
+    )
+    model = describe_backbone(_meta_state(backbone), backbone.arch_zoo)
+    for name in looks:
+        if name in model and looks[name] != model[name]:
+            lines.append(f'  {name}: the file has {looks[name]!r}, the model {model[name]!r}')
+    return '\n'.join(lines)
+
+
+def _meta_state(backbone: nn.Module) -> dict[str, Tensor]:
+    return {
+        key: torch.empty(shape, device='meta') for key, shape in _expected_shapes(backbone).items()
+    }
+
+
+def describe_backbone(
+    state: Mapping[str, Tensor], arch_zoo: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Read the arguments of a CARE backbone off its weights.
+
+    Args:
+        state: Weights under the backbone's own names; stages behind the last one may be missing.
+        arch_zoo: Known archs by name.
+
+    Returns:
+        ``arch`` (a name, or depths, widths, memory widths and expansions as far as they can be
+        told), ``in_channels``, ``num_stages`` and ``expand_last`` (with all four stages); empty
+        if these are not a CARE's weights.
+    """
+    stem = state.get('stem.conv.weight')
+    if stem is None or stem.dim() != 4:
+        return {}
+    depths, widths, memory_widths, expansions = [], [], [], []
+    expand_last = None
+    while f'stages.{len(depths)}.blocks.0.inter2.expand.weight' in state:
+        stage = f'stages.{len(depths)}.blocks'
+        blocks = {
+            int(key.split('.')[3])
+            for key in state
+            if key.startswith(f'{stage}.') and key.split('.')[3].isdigit()
+        }
+        first1 = state.get(f'{stage}.0.inter1.expand.weight')
+        first2 = state[f'{stage}.0.inter2.expand.weight']
+        if first1 is None or first1.dim() != 4 or first2.dim() != 4:
+            break
+        depths.append(len(blocks))
+        widths.append(first1.shape[1])
+        memory_widths.append(first2.shape[1] - first1.shape[1])
+        expansions.append((first1.shape[0] // first1.shape[1], first2.shape[0] // first2.shape[1]))
+        expand_last = f'{stage}.{max(blocks)}.inter2.project.weight' not in state
+    arch = dict(
+        depths=tuple(depths),
+        widths=tuple(widths),
+        memory_widths=tuple(memory_widths),
+        expansions=tuple(expansions),
+    )
+    for name, known in arch_zoo.items():
+        if depths and all(tuple(known[key][: len(depths)]) == arch[key] for key in arch):
+            arch = name
+            break
+    looks = dict(arch=arch, in_channels=stem.shape[1], num_stages=len(depths))
+    if len(depths) == 4:
+        looks['expand_last'] = expand_last
+    return looks
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write_checkpoint(checkpoint: dict[str, Any], filename: str | os.PathLike) -> None:
+    """Write a checkpoint to a temporary name and move it into place.
+
+    Args:
+        checkpoint: With ``state_dict`` and ``meta`` (plain values).
+        filename: ``.safetensors`` stores the tensors, a checksum of them and ``meta`` as
+            strings; any other ending is written by ``torch.save``.
+    """
+    path = Path(filename)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+    try:
+        if path.suffix == '.safetensors':
+            state = {key: value.contiguous() for key, value in checkpoint['state_dict'].items()}
+            meta = {key: str(value) for key, value in checkpoint['meta'].items()}
+            save_file(state, temporary, metadata={**meta, 'mmcare_sha256': _digest(state)})
+        else:
+            torch.save(checkpoint, temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

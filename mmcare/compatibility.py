@@ -1,0 +1,47 @@
+"""What mmcare needs besides its own requirements: PyTorch and two packages of the MM family.
+
+They are no requirements of the package, since pip would then replace a PyTorch or an MMCV that was
+chosen or compiled with care.
+"""
+
+from importlib import import_module
+
+INSTALL = {
+    'torch': 'pip install "torch>=2.6"',
+    'mmengine': 'pip install "mmengine>=0.10.7,<1"',
+    'mmcv': 'pip install "mmcv-lite>=2.1.0,<3" (backbone and export), or with the compiled ops '
+    'that detectors need: MMCV_WITH_OPS=1 pip install --no-build-isolation mmcv==2.1.0',
+}
+# Name: (lowest version allowed, first version not allowed), as (major, minor, patch).
+VERSIONS = {
+    'torch': ((2, 6, 0), (3, 0, 0)),
+    'mmengine': ((0, 10, 7), (1, 0, 0)),
+    'mmcv': ((2, 1, 0), (3, 0, 0)),
+}
+
+
+def check_versions() -> None:
+    """Check that PyTorch, mmengine and mmcv are there in versions that work.
+
+    Raises:
+        ImportError: If one is missing or of another version; the message says what to install.
+    """
+    for name, (lowest, limit) in VERSIONS.items():
+        wanted = f'{name} >= {_text(lowest)}, < {_text(limit)}'
+        try:
+            version = import_module(name).__version__
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            raise ImportError(
+                f'mmcare needs {wanted}, which is not installed: {INSTALL[name]}'
+            ) from error
+        numbers = tuple(
+            int(part) for part in version.split('+')[0].split('.')[:3] if part.isdigit()
+        )
+        if not lowest <= numbers < limit:
+            raise ImportError(f'mmcare needs {wanted}, found {version}: {INSTALL[name]}')
+
+
+def _text(version: tuple[int, int, int]) -> str:
+    return '.'.join(map(str, version))

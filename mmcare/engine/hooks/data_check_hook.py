@@ -1,0 +1,164 @@
+"""Data that is missing or does not fit the model is found before training, and named."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmengine.dataset import BaseDataset
+from mmengine.dist import master_only
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS as MMENGINE_HOOKS
+from mmengine.runner import Runner
+from torch import nn
+from torch.utils.data import DataLoader
+
+from mmcare.registry import HOOKS
+
+WRAPPED = ('dataset', 'datasets')  # what dataset wrappers call the datasets inside
+
+
+@HOOKS.register_module()
+@MMENGINE_HOOKS.register_module()
+class DataCheckHook(Hook):
+    """Check annotation files, images and class numbers before any work is done.
+
+    Before datasets are built (with ``runner_type='mmcare.CheckingRunner'``): annotation files and
+    folders exist, and the evaluator reads the annotations of the data it evaluates. Before the
+    first iteration: no split is empty, every image and every label map is on disk, and no
+    category is beyond the model's ``num_classes``, which would end in an IndexError much later.
+    Only local paths are checked.
+
+    Args:
+        enabled: False switches the checks off:
+            ``--cfg-options default_hooks.data_check.enabled=False``.
+
+    Raises:
+        FileNotFoundError: If a file or folder is missing; the message names it, the argument it
+            comes from and what to set.
+        ValueError: If a split is empty, or categories and model do not fit.
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        self.enabled = enabled
+
+    def before_build(self, runner: Runner, modes: Sequence[str]) -> None:
+        """Check the paths in the configuration of the dataloaders."""
+        if not self.enabled:
+            return
+        for mode in modes:
+            loader = getattr(runner, f'_{mode}_dataloader')
+            if isinstance(loader, Mapping):
+                name = f'{mode}_dataloader.dataset'
+                for argument, dataset in _leaf_configs(name, loader['dataset']):
+                    _check_paths(argument, dataset)
+                if mode != 'train':
+                    _check_evaluator(mode, loader['dataset'], getattr(runner, f'_{mode}_evaluator'))
+
+    @master_only
+    def before_run(self, runner: Runner) -> None:
+        """Check the datasets that were built."""
+        if not self.enabled:
+            return
+        for mode in ('train', 'val', 'test'):
+            loop = getattr(runner, f'_{mode}_loop')
+            loader = getattr(loop, 'dataloader', None)
+            if isinstance(loader, DataLoader):
+                for dataset in _leaf_datasets(loader.dataset):
+                    _check_dataset(f'{mode}_dataloader.dataset', dataset, runner.model)
+
+
+def _leaf_configs(argument: str, dataset: Any) -> Iterator[tuple[str, Mapping]]:
+    """Datasets inside wrappers, with the name of the argument each comes from."""
+    if isinstance(dataset, Sequence) and not isinstance(dataset, str):
+        for index, inner in enumerate(dataset):
+            yield from _leaf_configs(f'{argument}.{index}', inner)
+    elif isinstance(dataset, Mapping):
+        wrapped = [key for key in WRAPPED if key in dataset]
+        if not wrapped:
+            yield argument, dataset
+        for key in wrapped:
+            yield from _leaf_configs(f'{argument}.{key}', dataset[key])
+
+
+def _leaf_datasets(dataset: Any) -> Iterator[BaseDataset]:
+    if isinstance(dataset, BaseDataset):
+        yield dataset
+    for key in WRAPPED:
+        inner = getattr(dataset, key, None)
+        for part in inner if isinstance(inner, list | tuple) else [inner]:
+            if part is not None:
+                yield from _leaf_datasets(part)
+
+
+def _local_path(dataset: Mapping, path: str) -> Path | None:
+    """Where mmengine will look for a file of a dataset; None if that is no local path."""
+    joined = os.path.join(dataset.get('data_root') or '', path)
+    return None if '://' in joined else Path(joined)
+
+
+def _check_paths(argument: str, dataset: Mapping) -> None:
+    wanted = {}
+    if dataset.get('ann_file'):
+        wanted['ann_file'] = dataset['ann_file']
+    for key, prefix in (dataset.get('data_prefix') or {}).items():
+        if prefix:
+            wanted[f'data_prefix.{key}'] = prefix
+    for key, value in wanted.items():
+        path = _local_path(dataset, value)
+        if path is None:
+            continue
+        if not (path.is_file() if key == 'ann_file' else path.is_dir()):
+            kind = 'file' if key == 'ann_file' else 'folder'
+            raise FileNotFoundError(
+                f'{argument}.{key}={value!r} with data_root={dataset.get("data_root")!r} names the '
+                f'{kind} {str(path)!r}, which does not exist (seen from {os.getcwd()!r}). Put the '
+                f'data there, or say where it is: --cfg-options {argument}.data_root=DIR/ (for '
+                'every dataloader, and for detection the evaluator: val_evaluator.ann_file=FILE '
+                'test_evaluator.ann_file=FILE).'
+            )
+
+
+def _check_evaluator(mode: str, dataset: Mapping, evaluator: Any) -> None:
+    """An evaluator with a stale annotation file would compare with other images' objects."""
+    metrics = evaluator if isinstance(evaluator, list | tuple) else [evaluator]
+    for metric in metrics:
+        if not isinstance(metric, Mapping) or not metric.get('ann_file'):
+            continue
+        if not isinstance(dataset, Mapping) or not dataset.get('ann_file'):
+            continue
+        evaluated = _local_path(dataset, dataset['ann_file'])
+        compared = _local_path({}, metric['ann_file'])
+        if evaluated and compared and evaluated.resolve() != compared.resolve():
+            raise ValueError(
+                f'{mode}_evaluator.ann_file={metric["ann_file"]!r} is not the annotation file of '
+                f'{mode}_dataloader, {str(evaluated)!r}; set both: --cfg-options '
+                f'{mode}_evaluator.ann_file={evaluated}'
+            )
+
+
+def _check_dataset(argument: str, dataset: BaseDataset, model: nn.Module) -> None:
+    if len(dataset) == 0:
+        raise ValueError(
+            f'{argument} ({type(dataset).__name__}, data_root={dataset.data_root!r}) '
+            'has no images: the annotation file lists none, or the filter leaves none'
+        )
+    classes = dataset.metainfo.get('classes')
+    for name, module in model.named_modules():
+        num_classes = getattr(module, 'num_classes', None)
+        if 'rpn' in name or name.startswith('backbone'):
+            continue  # proposals are class-agnostic, and a backbone may keep its classifier
+        if classes and isinstance(num_classes, int) and num_classes < len(classes):
+            raise ValueError(
+                f'{argument} has {len(classes)} categories, but {name} has '
+                f'num_classes={num_classes}; set num_classes to {len(classes)}, or '
+                f'the metainfo of the dataset to the {num_classes} classes meant'
+            )
+    for index in range(len(dataset)):
+        info = dataset.get_data_info(index)
+        for key in ('img_path', 'seg_map_path'):
+            path = info.get(key)
+            if path and '://' not in path and not os.path.isfile(path):
+                raise FileNotFoundError(
+                    f'{argument}: {key} {path!r} (entry {index} of {len(dataset)}) does not exist'
+                )

@@ -1,0 +1,3 @@
+from mmcare.models.backbones import CARE
+
+__all__ = ['CARE']

@@ -1,0 +1,3 @@
+from mmcare.models.backbones.care import CARE
+
+__all__ = ['CARE']

@@ -1,0 +1,555 @@
+"""CARE transformers, mobile-friendly backbones with decoupled dual-interactive linear attention.
+
+Zhou et al., "CARE Transformer: Mobile-Friendly Linear Visual Transformer via Decoupled Dual
+Interaction", CVPR 2025, https://arxiv.org/abs/2411.16170. Equation numbers in this package are
+the paper's. Where the paper's text and the published weights differ, the weights are followed:
+the kernel of the attention is ELU + 1 with a normaliser (``feature_map='identity'`` gives the
+text's form), q and k are projected but not v and the output, and the last block of the network
+keeps its latent channels (``expand_last=False`` gives a block like the others).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from mmcv.cnn.bricks import DropPath
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS as MMENGINE_MODELS
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mmcare.checkpoint import check_pretrained_file, prepare_backbone_state
+from mmcare.models.layers import (
+    FEATURE_MAPS,
+    DecoupledMixer,
+    ExpandingInteraction,
+    Interaction,
+    LinearAttention,
+    LocalLearner,
+    StripConv,
+    build_norm,
+    recompute,
+)
+from mmcare.registry import MODELS
+
+NUM_STAGES = 4
+STEM_STRIDE = 4
+TOTAL_STRIDE = STEM_STRIDE * 2 ** (NUM_STAGES - 1)
+NUM_STRIP_STAGES = 2  # stages 1 and 2 aggregate with strip convolutions, 3 and 4 with attention
+
+
+class DualInteraction(nn.Module):
+    """Eq. 12: local and global features interact, then both interact with the memory.
+
+    Args:
+        memory_width: Channels of the memory Z, d'; they come first in the state.
+        width: Channels of the features X, d.
+        mixer: Learns global and local information from the features.
+        inter1: Interaction of the mixed features, (B, d, H, W).
+        inter2: Interaction of memory and features, (B, d' + d, H, W).
+    """
+
+    def __init__(
+        self, memory_width: int, width: int, mixer: nn.Module, inter1: nn.Module, inter2: nn.Module
+    ) -> None:
+        super().__init__()
+        self.split_widths = (memory_width, width)
+        self.mixer = mixer
+        self.inter1 = inter1
+        self.inter2 = inter2
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Map the state (B, d' + d, H, W) to what ``inter2`` puts out."""
+        memory, features = state.split(self.split_widths, dim=1)
+        features = self.inter1(self.mixer(features))
+        return self.inter2(torch.cat([memory, features], dim=1))
+
+
+class CAREBlock(DualInteraction):
+    """A block of the network: a dual interaction, scaled per channel and added to the state.
+
+    The very last block of the published networks is a bare :class:`DualInteraction` that ends in
+    an :class:`ExpandingInteraction`; the released training script drops that whole map for a
+    sample with the drop path rate, which is left out here.
+
+    Args:
+        memory_width, width, mixer, inter1, inter2: See :class:`DualInteraction`.
+        drop_path_rate: Probability with which a sample skips the block in training.
+        layer_scale_init_value: Initial value of gamma, one factor a channel.
+    """
+
+    def __init__(
+        self,
+        memory_width: int,
+        width: int,
+        mixer: nn.Module,
+        inter1: nn.Module,
+        inter2: nn.Module,
+        drop_path_rate: float,
+        layer_scale_init_value: float,
+    ) -> None:
+        super().__init__(memory_width, width, mixer, inter1, inter2)
+        self.gamma = nn.Parameter(
+            torch.full((memory_width + width,), float(layer_scale_init_value))
+        )
+        self.drop_path = DropPath(drop_path_rate)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Map (B, d' + d, H, W) to (B, d' + d, H, W)."""
+        return state + self.drop_path(self.gamma[:, None, None] * super().forward(state))
+
+
+class Stage(nn.Module):
+    """Downsampling, then blocks.
+
+    Args:
+        downsample: Norm and strided convolution of Eq. 11; the identity in stage 1.
+        blocks: The blocks, in order.
+        with_cp: Keep only each block's input and recompute the rest in the backward pass.
+    """
+
+    def __init__(self, downsample: nn.Module, blocks: list[nn.Module], with_cp: bool) -> None:
+        super().__init__()
+        self.downsample = downsample
+        self.blocks = nn.ModuleList(blocks)
+        self.with_cp = with_cp
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Map the previous stage's state to this stage's, half as high and wide."""
+        state = self.downsample(state)
+        for block in self.blocks:
+            if self.with_cp and torch.is_grad_enabled():
+                state = recompute(block, state)
+            else:
+                state = block(state)
+        return state
+
+
+@MODELS.register_module()
+@MMENGINE_MODELS.register_module()
+class CARE(BaseModule):
+    """CARE backbone: one state [memory | features] goes through four stages.
+
+    The linear attention of stages 3 and 4 is global: every position of a map depends on the whole
+    image *as it is fed*, zero padding included. Features, and so predictions, change (a little)
+    with how much padding a batch brings: evaluate with batches of one image or of equal sizes when
+    figures must repeat, and do not expect tiles of an image to agree with the image.
+
+    An image of any size is zero-padded once, right and bottom, to a multiple of 32, and each map
+    is cropped to ceil(H / stride) x ceil(W / stride); strides are 4, 8, 16 and 32.
+
+    Args:
+        arch: ``'s0'``, ``'s1'``, ``'s2'``, or a dict with the keys below, a value for each of the
+            four stages:
+
+            - ``depths``: number of blocks;
+            - ``widths``: channels of the features, d; divisible by 3;
+            - ``memory_widths``: channels of the memory, d';
+            - ``expansions``: pairs (r1, r2), the latent widths of the two interactions in
+              multiples of their input's;
+            - ``head_channels``: channels of an attention head; divides a third of the width (used
+              in stages 3 and 4, the first two have no attention).
+        in_channels: Channels of the image.
+        out_indices: Stages whose output is returned, ascending, 0 to 3. Stages behind the last
+            one are not built.
+        drop_path_rate: Stochastic depth; rises linearly from 0 to this rate over all blocks of
+            the network.
+        layer_scale_init_value: Initial value of each block's layer scale (gamma).
+        frozen_stages: -1: none; 0: the stem is frozen (evaluation mode, no gradient); n: the stem
+            and the first n stages.
+        norm_eval: Keep all batch norms of the backbone in evaluation mode while training.
+        norm_cfg: Config of the norms.
+        act_cfg: Config of the activations. The published weights need the exact (erf) GELU.
+        with_cp: Trade compute for memory: recompute each block in the backward pass.
+        out_norm_cfg: Config of a norm on each output map; None for raw stage outputs.
+        expand_last: The published last block, whose output has the latent channels (1024, or 1536
+            for S2). False: a last block like the others, whose output is the state.
+        feature_map: Kernel of the attention: ``'elu'`` as released, ``'identity'`` as in the
+            paper's text.
+        init_cfg: Config of the initialisation. By default truncated normal, std 0.02, biases 0;
+            ``dict(type='Pretrained', checkpoint=...)`` takes published files, converted ones and
+            checkpoints of MM toolboxes, whole or not at all.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is outside of what is allowed.
+
+    Example:
+        >>> import torch
+        >>> from mmcare.models import CARE
+        >>> backbone = CARE('s1').eval()
+        >>> backbone.out_channels
+        (32, 64, 128, 1024)
+        >>> with torch.no_grad():
+        ...     maps = backbone(torch.rand(1, 3, 100, 224))
+        >>> for stage_map in maps:
+        ...     print(tuple(stage_map.shape))
+        (1, 32, 25, 56)
+        (1, 64, 13, 28)
+        (1, 128, 7, 14)
+        (1, 1024, 4, 7)
+    """
+
+    arch_zoo: ClassVar[dict[str, dict[str, tuple]]] = {
+        's0': dict(
+            depths=(2, 4, 8, 4),
+            widths=(24, 48, 96, 192),
+            memory_widths=(8, 16, 32, 64),
+            expansions=((2, 2), (2, 4), (4, 4), (4, 4)),
+            head_channels=(1, 1, 16, 32),
+        ),
+        's1': dict(
+            depths=(3, 6, 10, 6),
+            widths=(24, 48, 96, 192),
+            memory_widths=(8, 16, 32, 64),
+            expansions=((2, 4), (2, 4), (4, 4), (4, 4)),
+            head_channels=(1, 1, 16, 32),
+        ),
+        's2': dict(
+            depths=(3, 6, 10, 6),
+            widths=(24, 48, 144, 288),
+            memory_widths=(8, 16, 48, 96),
+            expansions=((4, 4), (4, 4), (4, 4), (4, 4)),
+            head_channels=(1, 1, 16, 32),
+        ),
+    }
+
+    def __init__(
+        self,
+        arch: str | Mapping[str, Sequence] = 's0',
+        in_channels: int = 3,
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        drop_path_rate: float = 0.0,
+        layer_scale_init_value: float = 1e-6,
+        frozen_stages: int = -1,
+        norm_eval: bool = False,
+        norm_cfg: dict | None = None,
+        act_cfg: dict | None = None,
+        with_cp: bool = False,
+        out_norm_cfg: dict | None = None,
+        expand_last: bool = True,
+        feature_map: str = 'elu',
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        self.arch = check_arch(arch, self.arch_zoo)
+        _check_arguments(
+            in_channels,
+            out_indices,
+            drop_path_rate,
+            layer_scale_init_value,
+            frozen_stages,
+            feature_map,
+        )
+        super().__init__(
+            init_cfg
+            or [
+                dict(type='TruncNormal', layer=['Conv2d', 'Linear'], std=0.02, bias=0.0),
+                dict(
+                    type='Constant',
+                    layer=['_BatchNorm', 'LayerNorm', 'GroupNorm'],
+                    val=1.0,
+                    bias=0.0,
+                ),
+            ]
+        )
+        self.in_channels = in_channels
+        self.out_indices = tuple(out_indices)
+        self.drop_path_rate = drop_path_rate
+        self.layer_scale_init_value = layer_scale_init_value
+        self.frozen_stages = frozen_stages
+        self.norm_eval = norm_eval
+        self.norm_cfg = norm_cfg or dict(type='BN')
+        self.act_cfg = act_cfg or dict(type='GELU')
+        self.with_cp = with_cp
+        self.expand_last = expand_last
+        self.feature_map = feature_map
+
+        stem_width = self._state_width(0)
+        self.stem = nn.Sequential()
+        self.stem.add_module('conv', nn.Conv2d(in_channels, stem_width, STEM_STRIDE, STEM_STRIDE))
+        self.stem.add_module('norm', build_norm(self.norm_cfg, stem_width))
+        self.stages = nn.ModuleList(
+            self._build_stage(index) for index in range(self.out_indices[-1] + 1)
+        )
+        self.out_norms = (
+            nn.ModuleDict()
+            if out_norm_cfg is None
+            else nn.ModuleDict(
+                {
+                    str(index): build_norm(out_norm_cfg, channels)
+                    for index, channels in zip(self.out_indices, self.out_channels, strict=True)
+                }
+            )
+        )
+
+    @property
+    def out_channels(self) -> tuple[int, ...]:
+        """Channels of each map that ``forward`` returns."""
+        return tuple(
+            self._state_width(index)
+            * (self.arch['expansions'][index][1] if self._expands(index, last_block=True) else 1)
+            for index in self.out_indices
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Compute the stage outputs of a batch of images.
+
+        Args:
+            x: (B, in_channels, H, W), of any size.
+
+        Returns:
+            For each of ``out_indices`` the state after that stage's last block,
+            (B, C, ceil(H / stride), ceil(W / stride)) with C of :attr:`out_channels`.
+
+        Raises:
+            TypeError: If ``x`` is not of floating point.
+            ValueError: If ``x`` is empty or not (B, in_channels, H, W).
+        """
+        self._check_images(x)
+        height, width = x.shape[-2:]
+        state = self.stem(F.pad(x, (0, -width % TOTAL_STRIDE, 0, -height % TOTAL_STRIDE)))
+        outputs = []
+        for index, stage in enumerate(self.stages):
+            state = stage(state)
+            if index in self.out_indices:
+                stride = STEM_STRIDE * 2**index
+                output = self.out_norms[str(index)](state) if self.out_norms else state
+                outputs.append(
+                    output[..., : math.ceil(height / stride), : math.ceil(width / stride)]
+                )
+        return tuple(outputs)
+
+    def train(self, mode: bool = True) -> 'CARE':
+        """Set training or evaluation mode; frozen stages and norms stay in evaluation mode."""
+        super().train(mode)
+        self._freeze_stages()
+        if mode and self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+    def init_weights(self) -> None:
+        """Initialise the weights as ``init_cfg`` says.
+
+        Raises:
+            FileNotFoundError: If ``init_cfg`` names a local file that does not exist.
+        """
+        check_pretrained_file(self.init_cfg)
+        super().init_weights()
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        """Return the depth of a parameter, for layer-wise learning-rate decay.
+
+        The stem is layer 0, each block a layer with the downsampling before it, and everything
+        else (output norms, necks, heads) the last layer.
+
+        Args:
+            param_name: Name of the parameter in the whole model.
+            prefix: What stands before the backbone's own names, such as ``'backbone.'``.
+
+        Returns:
+            The layer's depth and the number of layers.
+        """
+        num_layers = sum(len(stage.blocks) for stage in self.stages) + 2
+        if not param_name.startswith(prefix):
+            return num_layers - 1, num_layers
+        part, *rest = param_name[len(prefix) :].split('.')
+        if part == 'stem':
+            return 0, num_layers
+        if part != 'stages':
+            return num_layers - 1, num_layers
+        stage_index, blocks_before = int(rest[0]), 0
+        for stage in self.stages[:stage_index]:
+            blocks_before += len(stage.blocks)
+        block_index = int(rest[2]) if rest[1] == 'blocks' else 0
+        return blocks_before + block_index + 1, num_layers
+
+    def _state_width(self, index: int) -> int:
+        """Channels of the state in a stage, d' + d."""
+        return self.arch['memory_widths'][index] + self.arch['widths'][index]
+
+    def _expands(self, index: int, last_block: bool) -> bool:
+        """Whether a block of a stage is the one that keeps its latent channels."""
+        return self.expand_last and last_block and index == NUM_STAGES - 1
+
+    def _build_stage(self, index: int) -> Stage:
+        state_width = self._state_width(index)
+        downsample = nn.Sequential()
+        if index > 0:
+            previous_width = self._state_width(index - 1)
+            downsample.add_module('norm', build_norm(self.norm_cfg, previous_width))
+            downsample.add_module('conv', nn.Conv2d(previous_width, state_width, 2, 2))
+        depths = self.arch['depths']
+        drop_path_rates = torch.linspace(0, self.drop_path_rate, sum(depths)).split(depths)[index]
+        blocks = [
+            self._build_block(index, rate, last_block=position == depths[index] - 1)
+            for position, rate in enumerate(drop_path_rates.tolist())
+        ]
+        return Stage(downsample, blocks, self.with_cp)
+
+    def _build_block(self, index: int, drop_path_rate: float, last_block: bool) -> DualInteraction:
+        memory_width, width = self.arch['memory_widths'][index], self.arch['widths'][index]
+        expansions = self.arch['expansions'][index]
+        styles = self.norm_cfg, self.act_cfg
+        mixer = self._build_mixer(index)
+        inter1 = Interaction(width, expansions[0], *styles)
+        if self._expands(index, last_block):
+            inter2 = ExpandingInteraction(memory_width + width, expansions[1], *styles)
+            return DualInteraction(memory_width, width, mixer, inter1, inter2)
+        inter2 = Interaction(memory_width + width, expansions[1], *styles)
+        return CAREBlock(
+            memory_width, width, mixer, inter1, inter2, drop_path_rate, self.layer_scale_init_value
+        )
+
+    def _build_mixer(self, index: int) -> nn.Module:
+        global_channels = self.arch['widths'][index] // 3  # d1 = d2 / 2
+        local_channels = 2 * global_channels
+        if index < NUM_STRIP_STAGES:
+            global_learner = StripConv(global_channels)
+        else:
+            global_learner = LinearAttention(
+                global_channels, self.arch['head_channels'][index], self.feature_map
+            )
+        return DecoupledMixer(
+            global_learner, LocalLearner(local_channels), global_channels, local_channels
+        )
+
+    def _freeze_stages(self) -> None:
+        if self.frozen_stages < 0:
+            return
+        for part in (self.stem, *self.stages[: self.frozen_stages]):
+            part.eval()
+            part.requires_grad_(False)
+
+    def _check_images(self, x: Tensor) -> None:
+        if x.dim() != 4 or x.shape[1] != self.in_channels:
+            raise ValueError(
+                f'CARE takes images (B, {self.in_channels}, H, W), got a tensor of '
+                f'shape {tuple(x.shape)}; see the argument in_channels'
+            )
+        if 0 in x.shape:
+            raise ValueError(
+                f'CARE got an empty batch of shape {tuple(x.shape)}; batch, height '
+                'and width must be at least 1'
+            )
+        if not x.is_floating_point():
+            raise TypeError(
+                f'CARE takes images of floating point, got {x.dtype}; normalise them '
+                'first, as a data_preprocessor does'
+            )
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        """Take a state dict whole or raise, whatever ``strict`` says (the MM loaders pass False).
+
+        See :func:`mmcare.checkpoint.prepare_backbone_state` for what is accepted.
+        """
+        prepare_backbone_state(self, state_dict, prefix, local_metadata)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+ARCH_KEYS = ('depths', 'widths', 'memory_widths', 'expansions', 'head_channels')
+
+
+def check_arch(
+    arch: str | Mapping[str, Sequence], arch_zoo: Mapping[str, Mapping[str, Sequence]]
+) -> dict[str, tuple]:
+    """Return the arch as a dict of tuples, or say what is wrong with it.
+
+    Raises:
+        TypeError: If ``arch`` is neither a name nor a dict, or a value is not of integers.
+        ValueError: If the name is unknown, or the dict malformed.
+    """
+    if isinstance(arch, str):
+        if arch not in arch_zoo:
+            raise ValueError(
+                f'arch={arch!r} is unknown; choose one of {sorted(arch_zoo)} or give '
+                f'a dict with the keys {list(ARCH_KEYS)}'
+            )
+        return dict(arch_zoo[arch])
+    if not isinstance(arch, Mapping):
+        raise TypeError(
+            f'arch must be one of {sorted(arch_zoo)} or a dict with the keys '
+            f'{list(ARCH_KEYS)}, got {arch!r}'
+        )
+    missing, unknown = set(ARCH_KEYS) - set(arch), set(arch) - set(ARCH_KEYS)
+    if missing or unknown:
+        raise ValueError(
+            f'arch must have exactly the keys {list(ARCH_KEYS)}; missing: '
+            f'{sorted(missing)}, unknown: {sorted(unknown)}'
+        )
+    for key in ARCH_KEYS:
+        if not isinstance(arch[key], Sequence) or len(arch[key]) != NUM_STAGES:
+            raise ValueError(
+                f'arch[{key!r}] must hold a value for each of the {NUM_STAGES} '
+                f'stages, got {arch[key]!r}'
+            )
+    checked = {key: tuple(arch[key]) for key in ARCH_KEYS}
+    for pair in checked['expansions']:
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise ValueError(
+                "arch['expansions'] must hold a pair (r1, r2) for each stage, got "
+                f'{arch["expansions"]!r}'
+            )
+    checked['expansions'] = tuple(tuple(pair) for pair in checked['expansions'])
+    for key in ARCH_KEYS:
+        values = sum(checked[key], ()) if key == 'expansions' else checked[key]
+        if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+            raise TypeError(f'arch[{key!r}] must hold integers, got {arch[key]!r}')
+        if min(values) < 1:
+            raise ValueError(f'arch[{key!r}] must hold numbers of at least 1, got {arch[key]!r}')
+    for width, head in zip(checked['widths'], checked['head_channels'], strict=True):
+        if width % 3:
+            raise ValueError(
+                f"arch['widths'] must be divisible by 3, for the global, 3x3 and 7x7 "
+                f'groups; got {arch["widths"]!r}'
+            )
+        if width // 3 % head:
+            raise ValueError(
+                f"arch['head_channels'] must divide a third of the stage's width: "
+                f'{head} does not divide {width // 3} (widths {arch["widths"]!r}, '
+                f'head_channels {arch["head_channels"]!r})'
+            )
+    return checked
+
+
+def _check_arguments(
+    in_channels: int,
+    out_indices: Sequence[int],
+    drop_path_rate: float,
+    layer_scale_init_value: float,
+    frozen_stages: int,
+    feature_map: str,
+) -> None:
+    if not isinstance(in_channels, int) or in_channels < 1:
+        raise ValueError(f'in_channels must be an integer of at least 1, got {in_channels!r}')
+    if not isinstance(out_indices, Sequence) or isinstance(out_indices, str):
+        raise TypeError(f'out_indices must be a sequence of stage indices, got {out_indices!r}')
+    if (
+        not out_indices
+        or any(index not in range(NUM_STAGES) for index in out_indices)
+        or any(first >= second for first, second in pairwise(out_indices))
+    ):
+        raise ValueError(
+            'out_indices must name at least one of the stages 0 to '
+            f'{NUM_STAGES - 1}, in ascending order; got {out_indices!r}'
+        )
+    if not 0 <= drop_path_rate < 1:
+        raise ValueError(f'drop_path_rate must lie in [0, 1), got {drop_path_rate!r}')
+    if not 0 <= layer_scale_init_value < math.inf:
+        raise ValueError(
+            'layer_scale_init_value must be finite and not negative, got '
+            f'{layer_scale_init_value!r}'
+        )
+    if frozen_stages not in range(-1, NUM_STAGES + 1):
+        raise ValueError(
+            f'frozen_stages must lie between -1 (none) and {NUM_STAGES} (all), got '
+            f'{frozen_stages!r}'
+        )
+    if feature_map not in FEATURE_MAPS:
+        raise ValueError(f'feature_map must be one of {sorted(FEATURE_MAPS)}, got {feature_map!r}')
