@@ -1,0 +1,27 @@
+# What every training run shares, whatever the toolbox.
+custom_imports = dict(imports=['mmcare'], allow_failed_imports=False)
+runner_type = 'mmcare.CheckingRunner'
+
+default_hooks = dict(
+    timer=dict(type='IterTimerHook'),
+    logger=dict(type='LoggerHook', interval=50),
+    param_scheduler=dict(type='ParamSchedulerHook'),
+    checkpoint=dict(type='CheckpointHook', interval=1, max_keep_ckpts=3),
+    sampler_seed=dict(type='DistSamplerSeedHook'),
+    exact_resume=dict(type='mmcare.ExactResumeHook'),
+    data_check=dict(type='mmcare.DataCheckHook'),
+)
+
+randomness = dict(seed=0)
+sync_bn = 'torch'  # in distributed runs only; the backbone's norms do not train anyhow
+
+env_cfg = dict(
+    cudnn_benchmark=False,
+    mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),
+    dist_cfg=dict(backend='nccl'),
+)
+
+vis_backends = [dict(type='LocalVisBackend')]
+log_level = 'INFO'
+load_from = None
+resume = False
