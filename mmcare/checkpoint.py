@@ -28,6 +28,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from mmcare.version import __version__
+
 try:
     from numpy._core import multiarray
 except ImportError:  # numpy 1
@@ -571,3 +573,60 @@ def write_checkpoint(checkpoint: dict[str, Any], filename: str | os.PathLike) ->
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def convert_checkpoint(
+    source: str | os.PathLike, destination: str | os.PathLike, use_ema: bool = False
+) -> str:
+    """Convert between published files and those of MM toolboxes, in the direction that fits.
+
+    Args:
+        source: A published file, or a checkpoint with a CARE backbone under ``backbone.`` or by
+            itself.
+        destination: File to write; see :func:`write_checkpoint` for endings.
+        use_ema: Take ``state_dict_ema`` of a published file.
+
+    Returns:
+        A sentence that says what was taken and what was written.
+
+    Raises:
+        FileNotFoundError: If there is no source.
+        CheckpointError: If the source cannot be read or holds no whole CARE backbone.
+    """
+    from mmcare.models import CARE  # which needs this module
+
+    checkpoint = read_checkpoint(source)
+    published, taken = find_published_state(checkpoint, use_ema)
+    if published is not None:
+        state = from_published(published)
+        converted = as_classifier(state)
+        direction = 'as the checkpoint of an MM classifier'
+    else:
+        if use_ema:
+            raise CheckpointError(f'{source} is no published file: --ema does not apply')
+        state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, Mapping) else {}
+        heads = tuple(ours for _, ours in PUBLISHED_HEADS)
+        state = {
+            key.removeprefix(BACKBONE): value
+            for key, value in state.items()
+            if key.startswith((BACKBONE, *BACKBONE_PARTS, *heads))
+        }
+        converted = to_published(
+            {key: value for key, value in state.items() if not key.startswith('out_norms.')}
+        )
+        taken = 'took the backbone' + (
+            ' and the ImageNet heads' if any(key.startswith(heads) for key in state) else ''
+        )
+        direction = 'in the published format'
+    looks = describe_backbone(state, CARE.arch_zoo)
+    if not looks or not looks['num_stages']:
+        raise CheckpointError(f'{source} holds no CARE backbone')
+    described = f'CARE({", ".join(f"{name}={value!r}" for name, value in looks.items())})'
+    write_checkpoint(
+        dict(
+            meta=dict(mmcare_version=__version__, source=Path(source).name, backbone=described),
+            state_dict=OrderedDict(converted),
+        ),
+        destination,
+    )
+    return f'{source}: {taken}. Wrote {destination} {direction}: {described}.'
