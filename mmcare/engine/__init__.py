@@ -1,4 +1,4 @@
-from mmcare.engine.hooks import DataCheckHook, ExactResumeHook
+from mmcare.engine.hooks import BFloat16OpsHook, DataCheckHook, ExactResumeHook
 from mmcare.engine.runner import CheckingRunner
 
-__all__ = ['CheckingRunner', 'DataCheckHook', 'ExactResumeHook']
+__all__ = ['BFloat16OpsHook', 'CheckingRunner', 'DataCheckHook', 'ExactResumeHook']

@@ -4,6 +4,7 @@ from typing import Any
 
 from mmengine.registry import RUNNERS as MMENGINE_RUNNERS
 from mmengine.runner import Runner
+from torch.utils.data import DataLoader
 
 from mmcare.registry import RUNNERS
 
@@ -11,7 +12,7 @@ from mmcare.registry import RUNNERS
 @RUNNERS.register_module()
 @MMENGINE_RUNNERS.register_module()
 class CheckingRunner(Runner):
-    """mmengine's runner with one hook stage more, ``before_build``.
+    """mmengine's runner with one hook stage more, ``before_build``, and a word for empty data.
 
     mmengine builds datasets, and so reads annotations, before it calls its first hook: a hook
     that is to explain a missing annotation file comes too late. Hooks of this runner may define
@@ -32,3 +33,26 @@ class CheckingRunner(Runner):
         """Evaluate on the test data, after ``before_build`` for ``'test'``."""
         self.call_hook('before_build', modes=('test',))
         return super().test()
+
+    @staticmethod
+    def build_dataloader(dataloader: Any, *args: Any, **kwargs: Any) -> DataLoader:
+        """Build a dataloader as mmengine does.
+
+        Raises:
+            ValueError: If the dataset is empty, which mmengine leaves to numpy to say.
+        """
+        try:
+            return Runner.build_dataloader(dataloader, *args, **kwargs)
+        except ValueError as error:
+            if 'need at least one array to concatenate' not in str(error):
+                raise
+            dataset = dataloader['dataset']
+            where = {
+                key: dataset[key]
+                for key in ('data_root', 'ann_file', 'data_prefix', 'filter_cfg')
+                if dataset.get(key)
+            }
+            raise ValueError(
+                f'the dataset {dataset.get("type")} with {where} has no images: none is listed, '
+                'or the filter leaves none'
+            ) from error

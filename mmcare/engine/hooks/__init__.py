@@ -1,4 +1,5 @@
+from mmcare.engine.hooks.bfloat16_ops_hook import BFloat16OpsHook
 from mmcare.engine.hooks.data_check_hook import DataCheckHook
 from mmcare.engine.hooks.exact_resume_hook import ExactResumeHook
 
-__all__ = ['DataCheckHook', 'ExactResumeHook']
+__all__ = ['BFloat16OpsHook', 'DataCheckHook', 'ExactResumeHook']
