@@ -310,7 +310,8 @@ class CARE(BaseModule):
         """
         self._check_images(x)
         height, width = x.shape[-2:]
-        state = self.stem(F.pad(x, (0, -width % TOTAL_STRIDE, 0, -height % TOTAL_STRIDE)))
+        right, bottom = -width % TOTAL_STRIDE, -height % TOTAL_STRIDE
+        state = self.stem(F.pad(x, (0, right, 0, bottom)) if right or bottom else x)
         outputs = []
         for index, stage in enumerate(self.stages):
             state = stage(state)
