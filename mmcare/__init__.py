@@ -5,6 +5,6 @@ from mmcare.version import __version__
 
 check_versions()
 
-from mmcare import engine, models  # noqa: E402 (they need what was just checked)
+from mmcare import datasets, engine, models  # noqa: E402 (they need what was just checked)
 
-__all__ = ['__version__', 'engine', 'models']
+__all__ = ['__version__', 'datasets', 'engine', 'models']

@@ -7,6 +7,7 @@ both build from any MM codebase after ``custom_imports=dict(imports=['mmcare'])`
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from mmengine.registry import RUNNERS as MMENGINE_RUNNERS
+from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
 from mmengine.registry import Registry, build_runner_from_cfg
 
 MODELS = Registry('model', parent=MMENGINE_MODELS, scope='mmcare', locations=['mmcare.models'])
@@ -17,4 +18,7 @@ RUNNERS = Registry(
     parent=MMENGINE_RUNNERS,
     scope='mmcare',
     locations=['mmcare.engine'],
+)
+TRANSFORMS = Registry(
+    'transform', parent=MMENGINE_TRANSFORMS, scope='mmcare', locations=['mmcare.datasets']
 )

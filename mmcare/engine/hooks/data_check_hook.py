@@ -13,6 +13,7 @@ from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
+from mmcare.datasets import CheckLabels
 from mmcare.registry import HOOKS
 
 WRAPPED = ('dataset', 'datasets')  # what dataset wrappers call the datasets inside
@@ -146,13 +147,26 @@ def _check_dataset(argument: str, dataset: BaseDataset, model: nn.Module) -> Non
     classes = dataset.metainfo.get('classes')
     for name, module in model.named_modules():
         num_classes = getattr(module, 'num_classes', None)
-        if 'rpn' in name or name.startswith('backbone'):
-            continue  # proposals are class-agnostic, and a backbone may keep its classifier
+        if not name or 'rpn' in name or name.startswith('backbone'):
+            # A segmentor as a whole repeats its head's number, proposals are class-agnostic, and a
+            # backbone may keep its classifier.
+            continue
         if classes and isinstance(num_classes, int) and num_classes < len(classes):
             raise ValueError(
                 f'{argument} has {len(classes)} categories, but {name} has '
                 f'num_classes={num_classes}; set num_classes to {len(classes)}, or '
                 f'the metainfo of the dataset to the {num_classes} classes meant'
+            )
+    for transform in dataset.pipeline.transforms:
+        if (
+            isinstance(transform, CheckLabels)
+            and classes
+            and transform.enabled
+            and transform.num_classes != len(classes)
+        ):
+            raise ValueError(
+                f'{argument} has {len(classes)} categories, but CheckLabels in its pipeline has '
+                f'num_classes={transform.num_classes}; set that to {len(classes)}'
             )
     for index in range(len(dataset)):
         info = dataset.get_data_info(index)

@@ -1,0 +1,3 @@
+from mmcare.datasets.check_labels import CheckLabels
+
+__all__ = ['CheckLabels']
