@@ -106,9 +106,10 @@ def files(source, tmp_path_factory):
         folder / 'published_with_ema.pth.tar',
     )
     torch.save(
-        dict(training, state_dict=published), folder / 'legacy.pth',
+        dict(training, state_dict=published),
+        folder / 'legacy.pth',
         _use_new_zipfile_serialization=False,
-    )  # fmt: skip
+    )
     write_checkpoint(dict(meta={}, state_dict=published), folder / 'published.safetensors')
     for ending in ('.pth', '.safetensors'):
         convert_checkpoint(folder / 'published.pth.tar', folder / f'converted{ending}')
@@ -120,9 +121,15 @@ def files(source, tmp_path_factory):
 
 
 NAMES = [
-    'published.pth.tar', 'published_alone.pth', 'published_with_ema.pth.tar', 'legacy.pth',
-    'published.safetensors', 'converted.pth', 'converted.safetensors', 'trained.pth',
-]  # fmt: skip
+    'published.pth.tar',
+    'published_alone.pth',
+    'published_with_ema.pth.tar',
+    'legacy.pth',
+    'published.safetensors',
+    'converted.pth',
+    'converted.safetensors',
+    'trained.pth',
+]
 
 
 def run(work_dir, model, train_batches=0, load_from=None, resume=False, source=None):
@@ -183,8 +190,11 @@ def test_load_checkpoint(files, source, name):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_load_from(files, source, name, tmp_path):
-    runner = run(tmp_path, dict(type='LoadingModel', backbone=dict(type='CARE', arch=TINY)),
-                 load_from=files / name)  # fmt: skip
+    runner = run(
+        tmp_path,
+        dict(type='LoadingModel', backbone=dict(type='CARE', arch=TINY)),
+        load_from=files / name,
+    )
     runner.load_or_resume()
     assert equal_backbones(runner.model.backbone, source)
 
@@ -208,8 +218,11 @@ def messages(monkeypatch):
 
 
 def test_published_file_in_a_detector_warns(files, messages):
-    for name, expected in (('published.pth.tar', True), ('converted.pth', True),
-                           ('trained.pth', False)):  # fmt: skip
+    for name, expected in (
+        ('published.pth.tar', True),
+        ('converted.pth', True),
+        ('trained.pth', False),
+    ):
         load_checkpoint(LoadingModel(dict(type='CARE', arch=TINY)), str(files / name))
         output = '\n'.join(messages)
         messages.clear()
@@ -249,8 +262,11 @@ def test_names_of_the_published_files(variant):
     backbone = CARE(variant).state_dict()
     heads = {key for key in ours if key.startswith('head.')}
     assert ours.keys() - heads == backbone.keys()
-    assert heads == {f'head.{head}.{name}' for head in ('cls_head', 'distill_head')
-                     for name in ('norm.weight', 'norm.bias', 'fc.weight', 'fc.bias')}  # fmt: skip
+    assert heads == {
+        f'head.{head}.{name}'
+        for head in ('cls_head', 'distill_head')
+        for name in ('norm.weight', 'norm.bias', 'fc.weight', 'fc.bias')
+    }
     assert list(to_published(ours)) == list(KEYS[variant])
     assert describe_backbone(ours, CARE.arch_zoo) == dict(
         arch=variant, in_channels=3, num_stages=4, expand_last=True
@@ -294,16 +310,32 @@ def test_convert_refuses(files, tmp_path):
 # ------------------------------------------------------------ files that do not fit
 
 
-@pytest.mark.parametrize(('given', 'wanted', 'words'), [
-    (dict(arch='s1'), dict(arch='s0'), [r"arch: the file has 's1', the model 's0'",
-                                        r'stages\.0\.blocks\.2\.']),
-    (dict(arch='s0'), dict(arch='s2'), [r"arch: the file has 's0', the model 's2'", 'and .* more']),
-    (dict(), dict(expand_last=False), ['expand_last: the file has True, the model False']),
-    (dict(expand_last=False), dict(), ['expand_last: the file has False, the model True']),
-    (dict(in_channels=4), dict(), ['in_channels: the file has 4, the model 3',
-                                   r'stem\.conv\.weight \(16, 4, 4, 4\) instead of']),
-    (dict(out_indices=(0, 1)), dict(), ['num_stages: the file has 2, the model 4']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('given', 'wanted', 'words'),
+    [
+        (
+            dict(arch='s1'),
+            dict(arch='s0'),
+            [r"arch: the file has 's1', the model 's0'", r'stages\.0\.blocks\.2\.'],
+        ),
+        (
+            dict(arch='s0'),
+            dict(arch='s2'),
+            [r"arch: the file has 's0', the model 's2'", 'and .* more'],
+        ),
+        (dict(), dict(expand_last=False), ['expand_last: the file has True, the model False']),
+        (dict(expand_last=False), dict(), ['expand_last: the file has False, the model True']),
+        (
+            dict(in_channels=4),
+            dict(),
+            [
+                'in_channels: the file has 4, the model 3',
+                r'stem\.conv\.weight \(16, 4, 4, 4\) instead of',
+            ],
+        ),
+        (dict(out_indices=(0, 1)), dict(), ['num_stages: the file has 2, the model 4']),
+    ],
+)
 def test_wrong_variant(given, wanted, words, tmp_path):
     file = tmp_path / 'wrong.pth'
     backbone = random_backbone(**given)
@@ -313,10 +345,11 @@ def test_wrong_variant(given, wanted, words, tmp_path):
         torch.save(dict(state_dict=state), file)
         for load in (
             lambda: load_checkpoint(CARE(**wanted), str(file)),
-            lambda: CARE(**wanted, init_cfg=dict(
-                type='Pretrained', checkpoint=str(file))).init_weights(),
+            lambda: CARE(
+                **wanted, init_cfg=dict(type='Pretrained', checkpoint=str(file))
+            ).init_weights(),
             lambda: CARE(**wanted).load_state_dict(read_checkpoint(file)['state_dict'], False),
-        ):  # fmt: skip
+        ):
             with pytest.raises(CheckpointError) as error:
                 load()
             for word in words:
@@ -327,8 +360,10 @@ def test_backbone_without_any_of_its_keys(source, tmp_path):
     """mmengine would hand the backbone nothing and go on with random weights."""
     torch.save(dict(state_dict=source.state_dict()), tmp_path / 'alone.pth')
     torch.save(dict(state_dict={'backbone.conv1.weight': torch.rand(3)}), tmp_path / 'resnet.pth')
-    for name, words in (('alone.pth', "None of the weights has the prefix 'backbone.'"),
-                        ('resnet.pth', 'does not look like a CARE checkpoint')):  # fmt: skip
+    for name, words in (
+        ('alone.pth', "None of the weights has the prefix 'backbone.'"),
+        ('resnet.pth', 'does not look like a CARE checkpoint'),
+    ):
         with pytest.raises(CheckpointError, match=words):
             load_checkpoint(
                 LoadingModel(dict(type='CARE', arch=TINY)), str(tmp_path / name), strict=False
@@ -345,8 +380,11 @@ def test_exempt_from_completeness(source, tmp_path):
     plain = CARE(TINY)
     plain.load_state_dict(normed.state_dict())
     assert equal_backbones(plain, source)
-    uncounted = {key: value for key, value in source.state_dict().items()
-                 if not key.endswith('num_batches_tracked')}  # fmt: skip
+    uncounted = {
+        key: value
+        for key, value in source.state_dict().items()
+        if not key.endswith('num_batches_tracked')
+    }
     load_checkpoint(plain, save(uncounted, tmp_path / 'uncounted.pth'))
 
 
@@ -365,9 +403,12 @@ def test_missing_pretrained_file(tmp_path):
     )
     with pytest.raises(FileNotFoundError) as error:
         model.init_weights()
-    for words in ('checkpoints/care_s1_in1k.pth', 'zhouyuan888888/CARE-Transformer',
-                  'convert_checkpoint.py',
-                  'model.backbone.init_cfg=None model.backbone.norm_eval=False'):  # fmt: skip
+    for words in (
+        'checkpoints/care_s1_in1k.pth',
+        'zhouyuan888888/CARE-Transformer',
+        'convert_checkpoint.py',
+        'model.backbone.init_cfg=None model.backbone.norm_eval=False',
+    ):
         assert words in str(error.value)
 
 
@@ -381,8 +422,12 @@ def test_damaged_files(files, tmp_path, name, damage):
     if damage == 'flipped bit':
         # In the middle of the file is tensor data.
         content[len(content) // 2] ^= 4
-    content = {'empty': b'', 'truncated': content[: len(content) // 2],
-               'flipped bit': content, 'text': b'<html>not found</html>' * 50}[damage]  # fmt: skip
+    content = {
+        'empty': b'',
+        'truncated': content[: len(content) // 2],
+        'flipped bit': content,
+        'text': b'<html>not found</html>' * 50,
+    }[damage]
     file = tmp_path / name
     file.write_bytes(content)
     for load in (
@@ -426,8 +471,10 @@ def test_foreign_and_hostile_objects(tmp_path):
         with pytest.raises(CheckpointError, match='cannot be read as a checkpoint'):
             CheckpointLoader.load_checkpoint(str(file))
         assert not flag.exists(), name
-    for code in (b'cbuiltins\ngetattr\n(cbuiltins\ndict\nVupdate\ntR.',
-                 b'cbuiltins\nexec\n(Vopen("executed", "w")\ntR.'):  # fmt: skip
+    for code in (
+        b'cbuiltins\ngetattr\n(cbuiltins\ndict\nVupdate\ntR.',
+        b'cbuiltins\nexec\n(Vopen("executed", "w")\ntR.',
+    ):
         (tmp_path / 'crafted.pth').write_bytes(code)
         with pytest.raises(CheckpointError):
             read_checkpoint(tmp_path / 'crafted.pth')

@@ -48,11 +48,15 @@ def overrides(data, size=64, iterations=4):
     """What a toy run changes in a shipped config, as --cfg-options take it."""
     return {
         **{f'{mode}_dataloader.dataset.data_root': str(data) for mode in MODES},
-        **{f'{mode}_dataloader.num_workers': workers
-           for mode, workers in (('train', 2), ('val', 0), ('test', 0))},
+        **{
+            f'{mode}_dataloader.num_workers': workers
+            for mode, workers in (('train', 2), ('val', 0), ('test', 0))
+        },
         **{f'{mode}_dataloader.persistent_workers': False for mode in ('val', 'test')},
-        **{f'{mode}_dataloader.dataset.pipeline.{index}.scale': (4 * size, size)
-           for mode, index in (('train', 3), ('val', 1), ('test', 1))},
+        **{
+            f'{mode}_dataloader.dataset.pipeline.{index}.scale': (4 * size, size)
+            for mode, index in (('train', 3), ('val', 1), ('test', 1))
+        },
         'train_dataloader.dataset.pipeline.4.crop_size': (size, size),
         'train_dataloader.batch_size': 2,
         'train_cfg.max_iters': iterations,
@@ -60,7 +64,7 @@ def overrides(data, size=64, iterations=4):
         'default_hooks.checkpoint.interval': 2,
         'model.data_preprocessor.size': (size, size),
         'model.backbone.init_cfg': None,
-    }  # fmt: skip
+    }
 
 
 def load_config(name, data=None, **changes):
@@ -119,10 +123,13 @@ def test_parameters(head, variant):
     assert norms and all(type(module) is torch.nn.BatchNorm2d for module in norms)
 
 
-@pytest.mark.parametrize(('head', 'batch', 'iterations', 'rate', 'decay', 'power', 'warm_up'), [
-    ('fpn', 48, 40_000, 2e-4, 1e-4, 0.9, 0),
-    ('upernet', 16, 160_000, 6e-5, 0.01, 1.0, 1500),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('head', 'batch', 'iterations', 'rate', 'decay', 'power', 'warm_up'),
+    [
+        ('fpn', 48, 40_000, 2e-4, 1e-4, 0.9, 0),
+        ('upernet', 16, 160_000, 6e-5, 0.01, 1.0, 1500),
+    ],
+)
 @pytest.mark.parametrize('variant', BACKBONES)
 def test_recipe(head, variant, batch, iterations, rate, decay, power, warm_up):
     config = load_config(f'{head}/care_{variant}_ade20k')

@@ -35,8 +35,10 @@ def overrides(data, size=96, epochs=2):
     return {
         **{f'{mode}_dataloader.dataset.data_root': f'{data}/' for mode in ('train', 'val', 'test')},
         **{f'{mode}_evaluator.ann_file': annotations for mode in ('val', 'test')},
-        **{f'{mode}_dataloader.dataset.pipeline.{index}.scale': (size, size)
-           for mode, index in (('train', 2), ('val', 1), ('test', 1))},
+        **{
+            f'{mode}_dataloader.dataset.pipeline.{index}.scale': (size, size)
+            for mode, index in (('train', 2), ('val', 1), ('test', 1))
+        },
         'train_dataloader.batch_size': 2,
         'train_cfg.max_epochs': epochs,
         'model.backbone.init_cfg': None,
@@ -46,7 +48,7 @@ def overrides(data, size=96, epochs=2):
         'model.test_cfg.rpn.max_per_img': 20,
         'model.test_cfg.rcnn.score_thr': 0.0,  # an untrained model detects something, too
         'param_scheduler.0.end': 6,
-    }  # fmt: skip
+    }
 
 
 def build_runner(data, work_dir, **changes):
@@ -94,8 +96,12 @@ def test_no_weight_decay_on_norms_and_layer_scales():
         if group['weight_decay'] == 0
         for parameter in group['params']
     }
-    norms = {f'{name}.{part}' for name, module in model.named_modules()
-             if isinstance(module, torch.nn.BatchNorm2d) for part in ('weight', 'bias')}  # fmt: skip
+    norms = {
+        f'{name}.{part}'
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.BatchNorm2d)
+        for part in ('weight', 'bias')
+    }
     scales = {name for name in names.values() if name.endswith('.gamma')}
     assert len(scales) == 17 and norms and free == norms | scales
 
@@ -156,21 +162,25 @@ def test_the_documented_commands(data, tmp_path):
     config = 'configs/mask_rcnn/care_s1_coco.py'
     changes = overrides(data)
     pretrained = dict(type='Pretrained', checkpoint=str(tmp_path / 'CARETrans_S1.pth.tar'))
-    changes.update({
-        'model.backbone.init_cfg.checkpoint': pretrained['checkpoint'],
-        'model.backbone.norm_eval': True})  # fmt: skip
+    changes.update(
+        {
+            'model.backbone.init_cfg.checkpoint': pretrained['checkpoint'],
+            'model.backbone.norm_eval': True,
+        }
+    )
     del changes['model.backbone.init_cfg']
     output = mim('train', 'mmdet', config, '--auto-scale-lr', changes=changes)
     assert 'is a published CARE checkpoint: took state_dict' in output
     assert 'Epoch(val) [2][2/2]' in output
-    output = mim('test', 'mmdet', config, '--checkpoint', str(tmp_path / 'epoch_2.pth'),
-                 changes=changes)  # fmt: skip
+    output = mim(
+        'test', 'mmdet', config, '--checkpoint', str(tmp_path / 'epoch_2.pth'), changes=changes
+    )
     assert 'coco/bbox_mAP' in output
-    output = mim('train', 'mmdet', config, '--resume',
-                 changes={**changes, 'train_cfg.max_epochs': 3})  # fmt: skip
+    output = mim(
+        'train', 'mmdet', config, '--resume', changes={**changes, 'train_cfg.max_epochs': 3}
+    )
     assert 'resumed epoch: 2, iter: 8' in output
-    output = mim('test', 'mmdet', config, '--checkpoint', pretrained['checkpoint'],
-                 changes=changes)  # fmt: skip
+    output = mim('test', 'mmdet', config, '--checkpoint', pretrained['checkpoint'], changes=changes)
     assert 'not in it and keep their initial values' in output
 
 

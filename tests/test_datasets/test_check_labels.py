@@ -39,10 +39,16 @@ def test_everything_ignored():
     assert CheckLabels(150)(loaded(np.full((6, 8), 255, np.uint8)))
 
 
-@pytest.mark.parametrize(('reduce_zero_label', 'words'), [
-    (True, r"'annotations/a\.png' has the label 150 \(151 in the file, before reduce_zero_label\)"),
-    (False, r"'annotations/a\.png' has the label 150; allowed are 0 to 149, and 255"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('reduce_zero_label', 'words'),
+    [
+        (
+            True,
+            r"'annotations/a\.png' has the label 150 \(151 in the file, before reduce_zero_label\)",
+        ),
+        (False, r"'annotations/a\.png' has the label 150; allowed are 0 to 149, and 255"),
+    ],
+)
 def test_label_beyond_the_classes(reduce_zero_label, words):
     with pytest.raises(ValueError, match=words):
         CheckLabels(150)(loaded(label_map(150), reduce_zero_label=reduce_zero_label))

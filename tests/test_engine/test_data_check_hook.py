@@ -22,29 +22,51 @@ def data(tmp_path_factory):
 def build(data, work_dir, **changes):
     """The runner of the shipped config on some data."""
     config = Config.fromfile(CONFIG)
-    config.merge_from_dict({
-        'work_dir': str(work_dir),
-        'experiment_name': str(work_dir),
-        'model.backbone.init_cfg': None,
-        **{f'{mode}_dataloader.dataset.data_root': f'{data}/' for mode in ('train', 'val', 'test')},
-        **{f'{mode}_dataloader.num_workers': 0 for mode in ('train', 'val', 'test')},
-        **{f'{mode}_dataloader.persistent_workers': False for mode in ('val', 'test')},
-        **{f'{mode}_evaluator.ann_file': f'{data}/annotations/instances_val2017.json'
-           for mode in ('val', 'test')},
-        **changes,
-    })  # fmt: skip
+    config.merge_from_dict(
+        {
+            'work_dir': str(work_dir),
+            'experiment_name': str(work_dir),
+            'model.backbone.init_cfg': None,
+            **{
+                f'{mode}_dataloader.dataset.data_root': f'{data}/'
+                for mode in ('train', 'val', 'test')
+            },
+            **{f'{mode}_dataloader.num_workers': 0 for mode in ('train', 'val', 'test')},
+            **{f'{mode}_dataloader.persistent_workers': False for mode in ('val', 'test')},
+            **{
+                f'{mode}_evaluator.ann_file': f'{data}/annotations/instances_val2017.json'
+                for mode in ('val', 'test')
+            },
+            **changes,
+        }
+    )
     return RUNNERS.build(config)
 
 
-@pytest.mark.parametrize(('changes', 'mode', 'words'), [
-    ({'train_dataloader.dataset.data_root': 'nowhere/'}, 'train',
-     ['train_dataloader.dataset.ann_file', 'nowhere/annotations/instances_train2017.json',
-      '--cfg-options']),
-    ({'val_dataloader.dataset.ann_file': 'annotations/other.json'}, 'train',
-     ["val_dataloader.dataset.ann_file='annotations/other.json'"]),
-    ({'test_dataloader.dataset.data_prefix.img': 'test2017/'}, 'test',
-     ["test_dataloader.dataset.data_prefix.img='test2017/'", 'folder']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('changes', 'mode', 'words'),
+    [
+        (
+            {'train_dataloader.dataset.data_root': 'nowhere/'},
+            'train',
+            [
+                'train_dataloader.dataset.ann_file',
+                'nowhere/annotations/instances_train2017.json',
+                '--cfg-options',
+            ],
+        ),
+        (
+            {'val_dataloader.dataset.ann_file': 'annotations/other.json'},
+            'train',
+            ["val_dataloader.dataset.ann_file='annotations/other.json'"],
+        ),
+        (
+            {'test_dataloader.dataset.data_prefix.img': 'test2017/'},
+            'test',
+            ["test_dataloader.dataset.data_prefix.img='test2017/'", 'folder'],
+        ),
+    ],
+)
 def test_missing_paths(data, tmp_path, changes, mode, words):
     runner = build(data, tmp_path, **changes)
     with pytest.raises(FileNotFoundError) as error:
@@ -73,21 +95,30 @@ def test_missing_image(data, tmp_path):
     with pytest.raises(FileNotFoundError, match=name):
         runner.train()
     # Switched off, the run goes on to the reading of the image.
-    runner = build(data, tmp_path, **{'train_dataloader.dataset.data_root': f'{tmp_path}/',
-                                      'default_hooks.data_check.enabled': False,
-                                      'experiment_name': 'unchecked'})  # fmt: skip
+    runner = build(
+        data,
+        tmp_path,
+        **{
+            'train_dataloader.dataset.data_root': f'{tmp_path}/',
+            'default_hooks.data_check.enabled': False,
+            'experiment_name': 'unchecked',
+        },
+    )
     runner.call_hook('before_build', modes=('train', 'val'))
     runner.call_hook('before_run')
 
 
 def test_empty_split(data, tmp_path):
     runner = build(data, tmp_path, **{'train_dataloader.dataset.filter_cfg.min_size': 1000})
-    with pytest.raises(ValueError, match='CocoDataset with .*filter_cfg.* has no images'):
+    with pytest.raises(ValueError, match=r'CocoDataset with .*filter_cfg.* has no images'):
         runner.train()
 
 
 def test_more_categories_than_the_model_has(data, tmp_path):
-    runner = build(data, tmp_path, **{'model.roi_head.bbox_head.num_classes': 3,
-                                      'model.roi_head.mask_head.num_classes': 3})  # fmt: skip
+    runner = build(
+        data,
+        tmp_path,
+        **{'model.roi_head.bbox_head.num_classes': 3, 'model.roi_head.mask_head.num_classes': 3},
+    )
     with pytest.raises(ValueError, match=r'80 categories, but roi_head\.bbox_head .*=3'):
         runner.train()

@@ -32,39 +32,46 @@ def data(shared_data, tmp_path):
 def build(data, head='fpn', **changes):
     """The runner of a shipped config on some data, on small images."""
     config = Config.fromfile(CONFIGS / head / 'care_s0_ade20k.py')
-    config.merge_from_dict({
-        'work_dir': str(data.parent / 'work'),
-        'experiment_name': f'{data.parent.name}_{len(changes)}',
-        'model.backbone.init_cfg': None,
-        'model.data_preprocessor.size': (64, 64),
-        'train_dataloader.dataset.pipeline.3.scale': (256, 64),
-        'train_dataloader.dataset.pipeline.4.crop_size': (64, 64),
-        'train_cfg.max_iters': 1,
-        **{f'{mode}_dataloader.dataset.data_root': str(data) for mode in MODES},
-        **{f'{mode}_dataloader.num_workers': 0 for mode in MODES},
-        **{f'{mode}_dataloader.persistent_workers': False for mode in ('val', 'test')},
-        **changes,
-    })  # fmt: skip
+    config.merge_from_dict(
+        {
+            'work_dir': str(data.parent / 'work'),
+            'experiment_name': f'{data.parent.name}_{len(changes)}',
+            'model.backbone.init_cfg': None,
+            'model.data_preprocessor.size': (64, 64),
+            'train_dataloader.dataset.pipeline.3.scale': (256, 64),
+            'train_dataloader.dataset.pipeline.4.crop_size': (64, 64),
+            'train_cfg.max_iters': 1,
+            **{f'{mode}_dataloader.dataset.data_root': str(data) for mode in MODES},
+            **{f'{mode}_dataloader.num_workers': 0 for mode in MODES},
+            **{f'{mode}_dataloader.persistent_workers': False for mode in ('val', 'test')},
+            **changes,
+        }
+    )
     return RUNNERS.build(config)
 
 
 @pytest.mark.parametrize('mode', MODES)
-@pytest.mark.parametrize(('folder', 'argument'), [
-    ('annotations', 'seg_map_path'), ('images', 'img_path')])  # fmt: skip
+@pytest.mark.parametrize(
+    ('folder', 'argument'), [('annotations', 'seg_map_path'), ('images', 'img_path')]
+)
 def test_missing_folder(data, mode, folder, argument):
     shutil.rmtree(data / folder)
     runner = build(data)
     with pytest.raises(FileNotFoundError) as error:
         getattr(runner, mode)()
     split = 'training' if mode == 'train' else 'validation'
-    for words in (f'{mode}_dataloader.dataset.data_prefix.{argument}', str(data / folder / split),
-                  f'--cfg-options {mode}_dataloader.dataset.data_root'):  # fmt: skip
+    for words in (
+        f'{mode}_dataloader.dataset.data_prefix.{argument}',
+        str(data / folder / split),
+        f'--cfg-options {mode}_dataloader.dataset.data_root',
+    ):
         assert words in str(error.value)
     assert isinstance(getattr(runner, f'_{mode}_loop'), dict)  # nothing was built
 
 
-@pytest.mark.parametrize(('split', 'mode'), [
-    ('training', 'train'), ('validation', 'train'), ('validation', 'test')])  # fmt: skip
+@pytest.mark.parametrize(
+    ('split', 'mode'), [('training', 'train'), ('validation', 'train'), ('validation', 'test')]
+)
 def test_missing_label_file(data, split, mode):
     missing = sorted((data / 'annotations' / split).iterdir())[-1]
     missing.unlink()
@@ -106,24 +113,31 @@ def test_more_classes_than_a_head_has(data, head):
 
 def test_fewer_classes(data):
     """A selection of ADE20K's classes: heads and CheckLabels must know."""
-    changes = {f'{mode}_dataloader.dataset.metainfo': dict(classes=('sky', 'floor', 'ball'))
-               for mode in MODES}  # fmt: skip
+    changes = {
+        f'{mode}_dataloader.dataset.metainfo': dict(classes=('sky', 'floor', 'ball'))
+        for mode in MODES
+    }
     head = {'model.decode_head.num_classes': 3}
     with pytest.raises(ValueError, match=r'3 categories, but CheckLabels .* num_classes=150'):
         build(data, **changes, **head).train()
-    checks = {f'{mode}_dataloader.dataset.pipeline.{index}.num_classes': 3
-              for mode, index in (('train', 2), ('val', 3), ('test', 3))}  # fmt: skip
+    checks = {
+        f'{mode}_dataloader.dataset.pipeline.{index}.num_classes': 3
+        for mode, index in (('train', 2), ('val', 3), ('test', 3))
+    }
     runner = build(data, **changes, **head, **checks)
     runner.train()
     assert runner.iter == 1
 
 
 @pytest.mark.parametrize('workers', [0, 1])
-@pytest.mark.parametrize(('labels', 'words'), [
-    (np.full((96, 97), 4, np.uint8), 'is 97 x 96, its image'),
-    (np.full((96, 96), 151, np.uint8), r'has the label 150 \(151 in the file'),
-    (np.full((96, 96), 260, np.uint16), 'has the label 260'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('labels', 'words'),
+    [
+        (np.full((96, 97), 4, np.uint8), 'is 97 x 96, its image'),
+        (np.full((96, 96), 151, np.uint8), r'has the label 150 \(151 in the file'),
+        (np.full((96, 96), 260, np.uint16), 'has the label 260'),
+    ],
+)
 def test_annotation_that_does_not_fit(data, labels, words, workers):
     for number in (1, 2):
         path = data / LABELS.with_name(f'ADE_train_0000000{number}.png')

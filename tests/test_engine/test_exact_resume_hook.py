@@ -66,34 +66,43 @@ class Silent(ValLoop):
             self.runner.model.val_step(batch)
 
 
-def train(work_dir, by_epoch, workers=2, stop=None, resume=False, hook='mmcare.ExactResumeHook',
-          **loader):  # fmt: skip
+def train(
+    work_dir, by_epoch, workers=2, stop=None, resume=False, hook='mmcare.ExactResumeHook', **loader
+):
     """Train 4 epochs or 16 iterations with checkpoints between; return the weights."""
     torch.manual_seed(0)
     dataloader = dict(
-        dataset=NoisyDataset(), batch_size=2, num_workers=workers, collate_fn=collate,
+        dataset=NoisyDataset(),
+        batch_size=2,
+        num_workers=workers,
+        collate_fn=collate,
         sampler=dict(type='DefaultSampler' if by_epoch else 'InfiniteSampler', shuffle=True),
-        **loader)  # fmt: skip
+        **loader,
+    )
     interval = dict(by_epoch=by_epoch, interval=1 if by_epoch else 2)
     runner = Runner(
         model=NoisyModel(),
         work_dir=str(work_dir),
         experiment_name=f'{work_dir.name}_{stop}_{resume}_{workers}',
         train_dataloader=dataloader,
-        train_cfg=dict(by_epoch=True, max_epochs=4, val_interval=1) if by_epoch
+        train_cfg=dict(by_epoch=True, max_epochs=4, val_interval=1)
+        if by_epoch
         else dict(by_epoch=False, max_iters=16, val_interval=2),
         optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.05)),
         param_scheduler=dict(type='LinearLR', start_factor=0.1, end=12, by_epoch=False),
         val_dataloader=dict(
-            dataset=NoisyDataset(), batch_size=2, collate_fn=collate,
-            sampler=dict(type='DefaultSampler', shuffle=False)),
+            dataset=NoisyDataset(),
+            batch_size=2,
+            collate_fn=collate,
+            sampler=dict(type='DefaultSampler', shuffle=False),
+        ),
         val_cfg=dict(type=Silent),
         val_evaluator=[],
         randomness=dict(seed=3),
         resume=resume,
         default_hooks=dict(checkpoint=dict(type='CheckpointHook', **interval)),
         custom_hooks=[dict(type=hook)] * bool(hook) + [dict(type='StopAfter', stop=stop)],
-    )  # fmt: skip
+    )
     try:
         runner.train()
     except KeyboardInterrupt:
@@ -142,13 +151,21 @@ def test_a_checkpoint_to_start_from_sets_no_states(tmp_path):
                 seen.append(data_batch['inputs'].clone())
 
         runner = Runner(
-            model=NoisyModel(), work_dir=str(tmp_path / 'second'),
-            experiment_name=f'second_{load_from is None}', load_from=load_from,
-            train_dataloader=dict(dataset=NoisyDataset(), batch_size=2, collate_fn=collate,
-                                  sampler=dict(type='DefaultSampler', shuffle=True)),
-            train_cfg=dict(by_epoch=True, max_epochs=1), randomness=dict(seed=3),
+            model=NoisyModel(),
+            work_dir=str(tmp_path / 'second'),
+            experiment_name=f'second_{load_from is None}',
+            load_from=load_from,
+            train_dataloader=dict(
+                dataset=NoisyDataset(),
+                batch_size=2,
+                collate_fn=collate,
+                sampler=dict(type='DefaultSampler', shuffle=True),
+            ),
+            train_cfg=dict(by_epoch=True, max_epochs=1),
+            randomness=dict(seed=3),
             optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.05)),
-            custom_hooks=[dict(type='mmcare.ExactResumeHook'), Record()])  # fmt: skip
+            custom_hooks=[dict(type='mmcare.ExactResumeHook'), Record()],
+        )
         runner.train()
         runs.append(seen)
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
@@ -163,20 +180,29 @@ def test_workers_draw_anew_in_each_epoch(tmp_path):
             drawn.append(data_batch['inputs'] % 1)
 
     runner = Runner(
-        model=NoisyModel(), work_dir=str(tmp_path), randomness=dict(seed=3),
+        model=NoisyModel(),
+        work_dir=str(tmp_path),
+        randomness=dict(seed=3),
         experiment_name='drawn',
-        train_dataloader=dict(dataset=NoisyDataset(), batch_size=8, num_workers=1,
-                              collate_fn=collate,
-                              sampler=dict(type='DefaultSampler', shuffle=False)),
+        train_dataloader=dict(
+            dataset=NoisyDataset(),
+            batch_size=8,
+            num_workers=1,
+            collate_fn=collate,
+            sampler=dict(type='DefaultSampler', shuffle=False),
+        ),
         train_cfg=dict(by_epoch=True, max_epochs=2),
         optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.05)),
-        custom_hooks=[dict(type='mmcare.ExactResumeHook'), Record()])  # fmt: skip
+        custom_hooks=[dict(type='mmcare.ExactResumeHook'), Record()],
+    )
     runner.train()
     assert not torch.equal(*drawn)
 
 
-@pytest.mark.parametrize(('by_epoch', 'workers', 'words'), [
-    (True, 1, 'persistent_workers'), (False, 0, 'num_workers is 0')])  # fmt: skip
+@pytest.mark.parametrize(
+    ('by_epoch', 'workers', 'words'),
+    [(True, 1, 'persistent_workers'), (False, 0, 'num_workers is 0')],
+)
 def test_warns_where_it_cannot_be_exact(tmp_path, monkeypatch, by_epoch, workers, words):
     messages = []
     monkeypatch.setattr(

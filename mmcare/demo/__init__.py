@@ -1,0 +1,1 @@
+"""The main jobs, shown on sample data that the package makes itself."""
