@@ -145,7 +145,7 @@ def _read_safetensors(path: Path, map_location: Any) -> dict[str, Any]:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f'{path} is damaged or not a safetensors file: {error}') from error
     # The format has no checksums; write_checkpoint adds one, other writers may not.
-    if meta.get('mmcare_sha256', _digest(state)) != _digest(state):
+    if 'mmcare_sha256' in meta and meta['mmcare_sha256'] != _digest(state):
         raise CheckpointError(f'{path} is damaged: the checksum of its tensors is wrong')
     return dict(meta=meta, state_dict=state)
 
@@ -260,15 +260,14 @@ def find_published_state(checkpoint: Any, use_ema: bool = False) -> tuple[StateD
     """
     if not isinstance(checkpoint, Mapping):
         return None, ''
-    found = {}
-    for name in ('state_dict', 'state_dict_ema'):
-        state = checkpoint.get(name)
-        if isinstance(state, Mapping):
-            state = {key.removeprefix('module.'): value for key, value in state.items()}
-            if is_published(state):
-                found[name] = state
-    if not found and is_published(key for key in checkpoint if isinstance(key, str)):
-        found = {'state_dict': dict(checkpoint)}
+    states = {
+        name: _without_wrapper(checkpoint[name])
+        for name in ('state_dict', 'state_dict_ema')
+        if isinstance(checkpoint.get(name), Mapping)
+    }
+    if not states:
+        states = {'state_dict': _without_wrapper(checkpoint)}
+    found = {name: state for name, state in states.items() if is_published(state)}
     if use_ema and found and 'state_dict_ema' not in found:
         raise CheckpointError('there is no state_dict_ema in the file; leave --ema out')
     if not found:
@@ -276,6 +275,11 @@ def find_published_state(checkpoint: Any, use_ema: bool = False) -> tuple[StateD
     taken = 'state_dict_ema' if use_ema or 'state_dict' not in found else 'state_dict'
     left = [name for name in found if name != taken]
     return found[taken], f'took {taken}' + (f', left {left[0]} aside' if left else '')
+
+
+def _without_wrapper(state: Mapping[Any, Any]) -> dict[str, Any]:
+    """Names without the ``module.`` that distributed wrappers put in front."""
+    return {str(key).removeprefix('module.'): value for key, value in state.items()}
 
 
 # ---------------------------------------------------------------- the loader of MM toolboxes
@@ -321,10 +325,15 @@ def check_pretrained_file(init_cfg: dict | list | None) -> None:
 
     Raises:
         FileNotFoundError: In that case.
+        ValueError: If it names none.
     """
     for cfg in init_cfg if isinstance(init_cfg, list) else [init_cfg]:
         if not cfg or cfg.get('type') != 'Pretrained':
             continue
+        if 'checkpoint' not in cfg:
+            raise ValueError(
+                "init_cfg of CARE has type='Pretrained' but names no file; set init_cfg.checkpoint"
+            )
         filename = cfg['checkpoint']
         is_local = CheckpointLoader._get_checkpoint_loader(filename) is load_from_local_checked
         if is_local and not Path(filename).expanduser().is_file():
@@ -605,6 +614,7 @@ def convert_checkpoint(
         if use_ema:
             raise CheckpointError(f'{source} is no published file: --ema does not apply')
         state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, Mapping) else {}
+        state = _without_wrapper(state)
         heads = tuple(ours for _, ours in PUBLISHED_HEADS)
         state = {
             key.removeprefix(BACKBONE): value
@@ -621,6 +631,7 @@ def convert_checkpoint(
     looks = describe_backbone(state, CARE.arch_zoo)
     if not looks or not looks['num_stages']:
         raise CheckpointError(f'{source} holds no CARE backbone')
+    _check_whole(CARE, looks, state, source)
     described = f'CARE({", ".join(f"{name}={value!r}" for name, value in looks.items())})'
     write_checkpoint(
         dict(
@@ -630,3 +641,28 @@ def convert_checkpoint(
         destination,
     )
     return f'{source}: {taken}. Wrote {destination} {direction}: {described}.'
+
+
+def _check_whole(
+    backbone_class: type[nn.Module],
+    looks: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+    source: str | os.PathLike,
+) -> None:
+    """Raise unless the weights fill the backbone that they look like."""
+    arch, num_stages = looks['arch'], looks['num_stages']
+    if not isinstance(arch, str):
+        # Values for stages that are not there; the width of heads shows in no weight.
+        arch = {key: values + values[-1:] * (4 - num_stages) for key, values in arch.items()}
+        arch['head_channels'] = (1, 1, 1, 1)
+    backbone = backbone_class(
+        arch,
+        in_channels=looks['in_channels'],
+        out_indices=(num_stages - 1,),
+        expand_last=looks.get('expand_last', True),
+    )
+    weights = {key: value for key, value in state.items() if key.startswith(BACKBONE_PARTS)}
+    try:
+        prepare_backbone_state(backbone, weights, '', {})
+    except CheckpointError as error:
+        raise CheckpointError(f'{source} holds no whole CARE backbone. {error}') from error

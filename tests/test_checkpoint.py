@@ -295,6 +295,33 @@ def test_convert_a_whole_model(files, source, tmp_path):
     assert state.keys() == to_published(source.state_dict()).keys()
 
 
+@pytest.mark.parametrize('to_convert', ['published.pth.tar', 'converted.pth'])
+def test_convert_refuses_a_part(files, tmp_path, to_convert):
+    checkpoint = read_checkpoint(files / to_convert)
+    state = checkpoint['state_dict']
+    del state[next(key for key in state if key.endswith('stages.2.blocks.0.gamma'))]
+    torch.save(dict(state_dict=state), tmp_path / 'part.pth')
+    with pytest.raises(CheckpointError, match=r'no whole CARE backbone[\s\S]*blocks\.0\.gamma'):
+        convert_checkpoint(tmp_path / 'part.pth', tmp_path / 'out.pth')
+    assert not (tmp_path / 'out.pth').exists()
+
+
+def test_names_of_distributed_wrappers(files, source, tmp_path):
+    published = read_checkpoint(files / 'published.pth.tar')['state_dict']
+    wrapped = {f'module.{key}': value for key, value in published.items()}
+    torch.save(wrapped, tmp_path / 'wrapped.pth')
+    for prefix in PREFIXES:
+        init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'wrapped.pth'), **prefix)
+        backbone = CARE(TINY, init_cfg=init_cfg)
+        backbone.init_weights()
+        assert equal_backbones(backbone, source)
+
+
+def test_pretrained_without_a_file():
+    with pytest.raises(ValueError, match=r'init_cfg\.checkpoint'):
+        CARE(TINY, init_cfg=dict(type='Pretrained')).init_weights()
+
+
 def test_convert_refuses(files, tmp_path):
     torch.save(dict(state_dict={'conv1.weight': torch.rand(3)}), tmp_path / 'resnet.pth')
     with pytest.raises(CheckpointError, match='no CARE backbone'):

@@ -285,6 +285,8 @@ def test_checkpointing_keeps_gradients_and_statistics():
 @pytest.mark.parametrize('frozen_stages', [-1, 0, 1, 3, 4])
 def test_freezing(frozen_stages):
     model = CARE(TINY, frozen_stages=frozen_stages)
+    # Before train() is called, too: distributed wrappers ask once which parameters train.
+    assert model.stem.conv.weight.requires_grad is (frozen_stages < 0)
     assert model.train() is model
     parts = [model.stem, *model.stages]
     for index, part in enumerate(parts):
@@ -387,6 +389,7 @@ def test_layer_depth():
         (dict(drop_path_rate=1.0), ValueError, 'drop_path_rate'),
         (dict(layer_scale_init_value=-1.0), ValueError, 'layer_scale_init_value'),
         (dict(frozen_stages=5), ValueError, 'frozen_stages.*-1.*4'),
+        (dict(frozen_stages=1.0), ValueError, 'frozen_stages.*-1.*4'),
         (dict(feature_map='relu'), ValueError, "feature_map.*'elu', 'identity'"),
     ],
 )
@@ -430,6 +433,14 @@ for type_name in ('CARE', 'mmcare.CARE'):
 def test_builds_in_mmengine():
     for type_name in ('CARE', 'mmcare.CARE'):
         assert isinstance(ROOT_MODELS.build(dict(type=type_name, arch=TINY)), CARE)
+
+
+def test_meta_device():
+    """Shapes without memory or arithmetic, as tools that count parameters ask for them."""
+    with torch.device('meta'):
+        model = CARE('s1')
+        outputs = model(torch.empty(1, 3, 64, 96))
+    assert [output.shape[1] for output in outputs] == list(model.out_channels)
 
 
 def test_docstring_example():

@@ -284,6 +284,7 @@ class CARE(BaseModule):
                 }
             )
         )
+        self._freeze_stages()  # now, since distributed wrappers ask once which parameters train
 
     @property
     def out_channels(self) -> tuple[int, ...]:
@@ -385,7 +386,9 @@ class CARE(BaseModule):
             downsample.add_module('norm', build_norm(self.norm_cfg, previous_width))
             downsample.add_module('conv', nn.Conv2d(previous_width, state_width, 2, 2))
         depths = self.arch['depths']
-        drop_path_rates = torch.linspace(0, self.drop_path_rate, sum(depths)).split(depths)[index]
+        drop_path_rates = torch.linspace(0, self.drop_path_rate, sum(depths), device='cpu').split(
+            depths
+        )[index]
         blocks = [
             self._build_block(index, rate, last_block=position == depths[index] - 1)
             for position, rate in enumerate(drop_path_rates.tolist())
@@ -547,7 +550,7 @@ def _check_arguments(
             'layer_scale_init_value must be finite and not negative, got '
             f'{layer_scale_init_value!r}'
         )
-    if frozen_stages not in range(-1, NUM_STAGES + 1):
+    if not isinstance(frozen_stages, int) or frozen_stages not in range(-1, NUM_STAGES + 1):
         raise ValueError(
             f'frozen_stages must lie between -1 (none) and {NUM_STAGES} (all), got '
             f'{frozen_stages!r}'

@@ -71,6 +71,7 @@ class LinearAttention(nn.Module):
 
 def _autocast_off(x: Tensor) -> nullcontext | torch.autocast:
     """Suspend autocast where it is on; elsewhere leave the graph alone (some devices have none)."""
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
     return nullcontext()
