@@ -13,7 +13,7 @@ default_hooks = dict(
 )
 
 randomness = dict(seed=0)
-sync_bn = 'torch'  # in distributed runs only; the backbone's norms do not train anyhow
+sync_bn = 'torch'  # in distributed runs on GPUs only
 
 env_cfg = dict(
     cudnn_benchmark=False,

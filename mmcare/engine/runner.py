@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import torch
 from mmengine.registry import RUNNERS as MMENGINE_RUNNERS
 from mmengine.runner import Runner
+from torch import nn
 from torch.utils.data import DataLoader
 
 from mmcare.registry import RUNNERS
@@ -12,12 +14,21 @@ from mmcare.registry import RUNNERS
 @RUNNERS.register_module()
 @MMENGINE_RUNNERS.register_module()
 class CheckingRunner(Runner):
-    """mmengine's runner with one hook stage more, ``before_build``, and a word for empty data.
+    """mmengine's runner with one hook stage more, ``before_build``, and two traps closed.
 
     mmengine builds datasets, and so reads annotations, before it calls its first hook: a hook
     that is to explain a missing annotation file comes too late. Hooks of this runner may define
     ``before_build(runner, modes)``; it is called before the loops of ``modes`` are built.
+
+    An empty data set is named as such. ``sync_bn`` is left aside where there is no GPU, since
+    PyTorch's SyncBN refuses the CPU.
     """
+
+    def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
+        """Wrap the model as mmengine does, with SyncBN only where there are GPUs."""
+        if not torch.cuda.is_available():
+            self.cfg.sync_bn = None
+        return super().wrap_model(model_wrapper_cfg, model)
 
     def train(self) -> Any:
         """Train, after ``before_build`` for ``'train'`` and ``'val'``."""

@@ -7,6 +7,7 @@ import pytest
 from mmengine.config import Config
 from mmengine.registry import RUNNERS
 
+from mmcare.engine.hooks.data_check_hook import _check_paths
 from mmcare.sample_data import make_coco
 
 CONFIG = Path(__file__).parents[2] / 'configs' / 'mask_rcnn' / 'care_s0_coco.py'
@@ -122,3 +123,20 @@ def test_more_categories_than_the_model_has(data, tmp_path):
     )
     with pytest.raises(ValueError, match=r'80 categories, but roi_head\.bbox_head .*=3'):
         runner.train()
+
+
+@pytest.mark.parametrize(
+    ('dataset', 'missing'),
+    [
+        (dict(data_root='.', data_prefix='nowhere'), 'data_prefix'),
+        (dict(data_root='.', ann_file=['a.json', 'b.json']), None),
+        (dict(data_root='nowhere', ann_file='a', backend_args=dict(backend='petrel')), None),
+    ],
+)
+def test_other_forms_of_paths(dataset, missing):
+    """mmpretrain's one folder as text, lists of annotation files, remote storage."""
+    if missing:
+        with pytest.raises(FileNotFoundError, match=f'train_dataloader.dataset.{missing}='):
+            _check_paths('train_dataloader.dataset', dataset)
+    else:
+        assert _check_paths('train_dataloader.dataset', dataset) is None

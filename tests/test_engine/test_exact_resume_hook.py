@@ -211,3 +211,90 @@ def test_warns_where_it_cannot_be_exact(tmp_path, monkeypatch, by_epoch, workers
     loader = dict(persistent_workers=True) if workers else {}
     train(tmp_path, by_epoch, workers, stop=0, **loader)
     assert len(messages) == 1 and words in messages[0]
+
+
+@pytest.mark.parametrize('case', ['no states', 'mid-epoch', 'accumulated'])
+def test_warns_of_checkpoints_that_cannot_be_exact(tmp_path, monkeypatch, case):
+    messages = []
+    monkeypatch.setattr(
+        'mmcare.engine.hooks.exact_resume_hook.print_log', lambda text, **_: messages.append(text)
+    )
+    loader = dict(
+        dataset=NoisyDataset(),
+        batch_size=2,
+        collate_fn=collate,
+        sampler=dict(type='DefaultSampler', shuffle=True),
+    )
+
+    def build(hooks, epochs, resume=False):
+        optimizer = dict(type='AdamW', lr=0.05)
+        return Runner(
+            model=NoisyModel(),
+            work_dir=str(tmp_path),
+            experiment_name=f'{case}_{epochs}',
+            train_dataloader=loader,
+            train_cfg=dict(by_epoch=True, max_epochs=epochs),
+            optim_wrapper=dict(
+                optimizer=optimizer, accumulative_counts=3 if case == 'accumulated' else 1
+            ),
+            default_hooks=dict(
+                checkpoint=dict(type='CheckpointHook', interval=1, by_epoch=case != 'mid-epoch')
+            ),
+            custom_hooks=hooks,
+            resume=resume,
+        )
+
+    hooks = [dict(type='mmcare.ExactResumeHook')]
+    if case == 'no states':
+        build([], 1).train()
+        build(hooks, 2, resume=True).train()
+    else:
+        build(hooks, 1).train()
+    words = dict(
+        zip(
+            ['no states', 'mid-epoch', 'accumulated'],
+            ['no generator states', 'middle of epochs', 'over 3 iterations'],
+            strict=True,
+        )
+    )
+    assert len(messages) == 1 and words[case] in messages[0]
+
+
+def test_best_checkpoint_of_validation_holds_states(tmp_path):
+    """In an iteration-based loop the best checkpoint is written between the regular ones."""
+    states = []
+
+    class SaveAfterValidation(Hook):
+        priority = 'LOWEST'
+
+        def before_val(self, runner):
+            runner.save_checkpoint(str(tmp_path), f'best_{runner.iter}.pth', by_epoch=False)
+            states.append(read_checkpoint(tmp_path / f'best_{runner.iter}.pth'))
+
+    class ValidateSilently(ValLoop):
+        def run(self):
+            self.runner.call_hook('before_val')
+
+    runner = Runner(
+        model=NoisyModel(),
+        work_dir=str(tmp_path),
+        experiment_name='best',
+        train_dataloader=dict(
+            dataset=NoisyDataset(),
+            batch_size=2,
+            num_workers=1,
+            collate_fn=collate,
+            sampler=dict(type='InfiniteSampler', shuffle=True),
+        ),
+        train_cfg=dict(by_epoch=False, max_iters=4, val_interval=3),
+        optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.05)),
+        val_dataloader=dict(
+            dataset=NoisyDataset(), batch_size=2, sampler=dict(type='DefaultSampler', shuffle=False)
+        ),
+        val_cfg=dict(type=ValidateSilently),
+        val_evaluator=[],
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=4, by_epoch=False)),
+        custom_hooks=[dict(type='mmcare.ExactResumeHook'), SaveAfterValidation()],
+    )
+    runner.train()
+    assert states and all('generator_states' in state for state in states)

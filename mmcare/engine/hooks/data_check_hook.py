@@ -1,6 +1,7 @@
 """Data that is missing or does not fit the model is found before training, and named."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from mmengine.dataset import BaseDataset
 from mmengine.dist import master_only
 from mmengine.hooks import Hook
+from mmengine.logging import print_log
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
 from mmengine.runner import Runner
 from torch import nn
@@ -16,6 +18,8 @@ from torch.utils.data import DataLoader
 from mmcare.datasets import CheckLabels
 from mmcare.registry import HOOKS
 
+# Proposals are class-agnostic, and some auxiliary heads learn borders or edges.
+UNLIKE_DATA = re.compile('rpn|auxiliary_head')
 WRAPPED = ('dataset', 'datasets')  # what dataset wrappers call the datasets inside
 
 
@@ -100,11 +104,16 @@ def _local_path(dataset: Mapping, path: str) -> Path | None:
 
 def _check_paths(argument: str, dataset: Mapping) -> None:
     wanted = {}
-    if dataset.get('ann_file'):
+    backend = (dataset.get('backend_args') or {}).get('backend', 'local')
+    if backend != 'local':
+        return
+    if isinstance(dataset.get('ann_file'), str) and dataset['ann_file']:
         wanted['ann_file'] = dataset['ann_file']
-    for key, prefix in (dataset.get('data_prefix') or {}).items():
-        if prefix:
-            wanted[f'data_prefix.{key}'] = prefix
+    prefixes = dataset.get('data_prefix') or {}
+    if isinstance(prefixes, str):  # mmpretrain takes the one folder of images so
+        wanted['data_prefix'] = prefixes
+    else:
+        wanted.update({f'data_prefix.{key}': value for key, value in prefixes.items() if value})
     for key, value in wanted.items():
         path = _local_path(dataset, value)
         if path is None:
@@ -145,11 +154,13 @@ def _check_dataset(argument: str, dataset: BaseDataset, model: nn.Module) -> Non
             'has no images: the annotation file lists none, or the filter leaves none'
         )
     classes = dataset.metainfo.get('classes')
-    for name, module in model.named_modules():
+    modules = dict(model.named_modules())
+    panoptic = any(hasattr(module, 'num_stuff_classes') for module in modules.values())
+    for name, module in modules.items():
         num_classes = getattr(module, 'num_classes', None)
-        if not name or 'rpn' in name or name.startswith('backbone'):
-            # A segmentor as a whole repeats its head's number, proposals are class-agnostic, and a
-            # backbone may keep its classifier.
+        if panoptic or not name or name.startswith('backbone') or UNLIKE_DATA.search(name):
+            # A segmentor as a whole repeats its head's number, a backbone may keep its classifier,
+            # and the heads of a panoptic detector share the classes out.
             continue
         if classes and isinstance(num_classes, int) and num_classes < len(classes):
             raise ValueError(
@@ -168,6 +179,11 @@ def _check_dataset(argument: str, dataset: BaseDataset, model: nn.Module) -> Non
                 f'{argument} has {len(classes)} categories, but CheckLabels in its pipeline has '
                 f'num_classes={transform.num_classes}; set that to {len(classes)}'
             )
+    print_log(
+        f'{argument}: looking for the files of {len(dataset)} entries '
+        '(default_hooks.data_check.enabled=False switches this off)',
+        logger='current',
+    )
     for index in range(len(dataset)):
         info = dataset.get_data_info(index)
         for key in ('img_path', 'seg_map_path'):

@@ -34,9 +34,13 @@ class ExactResumeHook(Hook):
     iteration-based loop) and set again when training goes on, in the uninterrupted run as well.
 
     Worker processes of the training dataloader start each epoch with seeds that depend on the
-    epoch. (mmengine's own are the same in every epoch, and the generators of persistent workers
-    are out of reach: with ``persistent_workers=True`` the hook warns.) What remains is the
-    hardware's: on GPUs set ``randomness=dict(seed=0, deterministic=True)``.
+    epoch; mmengine's own are the same in every epoch.
+
+    A run cannot be resumed exactly, and the hook warns, with persistent workers, whose generators
+    are out of reach; with ``num_workers=0`` in an iteration-based loop; from a checkpoint written
+    in the middle of an epoch, of accumulated gradients, by another number of processes or without
+    this hook. What remains is the hardware's: on GPUs set
+    ``randomness=dict(seed=0, deterministic=True)``.
     """
 
     priority = 'VERY_HIGH'
@@ -47,8 +51,26 @@ class ExactResumeHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         """Warn about settings with which a run cannot be resumed exactly."""
-        if runner.iter == 0:
-            self._to_restore = None  # a checkpoint to start from, not one to go on from
+        if runner.iter == 0:  # any checkpoint is one to start from, not one to go on from
+            self._to_restore = self._states = None
+        else:
+            self._check_loaded_states()
+        savers = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
+        if _by_epoch(runner) and not all(hook.by_epoch for hook in savers):
+            self._warn(
+                'checkpoints are written in the middle of epochs',
+                'set by_epoch=True in the CheckpointHook',
+            )
+        accumulated = getattr(runner.optim_wrapper, '_accumulative_counts', 1)
+        lengths = [
+            len(runner.train_dataloader) if _by_epoch(runner) else hook.interval for hook in savers
+        ]
+        if any(length % accumulated for length in lengths):
+            self._warn(
+                f'gradients are accumulated over {accumulated} iterations, and checkpoints are '
+                'written between',
+                'choose an interval that is a multiple of accumulative_counts',
+            )
         loader = runner.train_dataloader
         if _by_epoch(runner) and loader.persistent_workers:
             self._warn('train_dataloader.persistent_workers is True', 'set it to False')
@@ -72,8 +94,12 @@ class ExactResumeHook(Hook):
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        """Take the states if a checkpoint is written after this iteration."""
-        if any(self._is_due(runner, hook) for hook in runner.hooks):
+        """Take the states if a checkpoint may be written after this iteration."""
+        if not _by_epoch(runner) and (
+            self.every_n_train_iters(runner, runner.val_interval) or self.is_last_train_iter(runner)
+        ):
+            self._take()  # the best checkpoint is written by validation
+        elif any(self._is_due(runner, hook) for hook in runner.hooks):
             self._take()
 
     def after_train_epoch(self, runner: Any, metrics: Any = None) -> None:
@@ -88,15 +114,22 @@ class ExactResumeHook(Hook):
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Remember the states of a checkpoint; they are set when training goes on from it."""
-        states = checkpoint.get(CHECKPOINT_KEY)
-        if states is not None and len(states) != get_world_size():
+        self._to_restore = self._states = checkpoint.get(CHECKPOINT_KEY)
+
+    def _check_loaded_states(self) -> None:
+        states = self._to_restore
+        if states is None:
+            self._warn(
+                'the checkpoint holds no generator states',
+                'use the hook from the first iteration on',
+            )
+        elif len(states) != get_world_size():
             self._warn(
                 f'the checkpoint was written by {len(states)} processes and '
                 f'{get_world_size()} resume from it',
                 'use as many as before',
             )
-            states = None
-        self._to_restore = self._states = states
+            self._to_restore = self._states = None
 
     @staticmethod
     def _is_due(runner: Any, hook: Hook) -> bool:
