@@ -7,18 +7,16 @@ import numpy as np
 import pytest
 
 from mmcare.demo import detection, report, segmentation
-from mmcare.sample_data import make_ade20k, make_coco
 
 
 @pytest.mark.parametrize('demo', [detection, segmentation])
 def test_leaves_figures_and_pictures(demo, tmp_path, monkeypatch):
     work_dir = tmp_path / 'demo'
     if demo is detection:
-        make_coco(work_dir / 'data', train=4, val=2, size=96)
         monkeypatch.setattr(demo, 'EPOCHS', 2)
     else:
-        make_ade20k(work_dir / 'data', train=8, val=2, size=96)
         monkeypatch.setattr(demo, 'ITERATIONS', 36)
+    monkeypatch.setattr(demo, 'SCENES', (4, 2))
     monkeypatch.setattr(demo, 'IMAGE_SIZE', 96)
     monkeypatch.setattr(demo, 'BATCH_SIZE', 2)
     if demo is segmentation:

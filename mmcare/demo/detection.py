@@ -1,5 +1,6 @@
 """Mask R-CNN CARE-S0, trained from scratch on sample scenes with the shipped config."""
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,16 @@ import cv2
 from mmengine.config import Config
 from mmengine.registry import RUNNERS
 
+from mmcare.demo import QUICK_START
 from mmcare.demo.report import plot_curves, read_scalars, write_grid, write_results
 from mmcare.sample_data import make_coco
 from mmcare.shipped import shipped_config
 
 GOAL = 0.5  # box AP50 on held-out scenes
+SCENES = (300, 60)  # to learn from, and held out
 IMAGE_SIZE = 160  # twice the largest object
-EPOCHS = 8
-BATCH_SIZE = 2  # small steps, many of them
+EPOCHS = 6
+BATCH_SIZE = 4
 METRICS = {
     'coco/bbox_mAP_50': 'box AP50',
     'coco/bbox_mAP': 'box AP',
@@ -45,14 +48,11 @@ def demo_config(data_dir: Path, work_dir: Path) -> Config:
             'work_dir': str(work_dir),
             'train_dataloader.batch_size': BATCH_SIZE,
             'train_cfg.max_epochs': EPOCHS,
-            'train_cfg.val_interval': 4,
+            'train_cfg.val_interval': 3,
             'optim_wrapper.optimizer.lr': 1e-3,
             'optim_wrapper.optimizer.fused': True,
-            'optim_wrapper.clip_grad': dict(max_norm=5.0),
-            # With 12,544 inputs a step of AdamW moves an output of the first layer a long way.
-            'optim_wrapper.paramwise_cfg.custom_keys.shared_fcs': dict(lr_mult=0.1),
             'param_scheduler': [
-                dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=30),
+                dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
                 dict(
                     type='CosineAnnealingLR',
                     by_epoch=True,
@@ -64,14 +64,15 @@ def demo_config(data_dir: Path, work_dir: Path) -> Config:
                 ),
             ],
             'default_hooks.logger.interval': 10,
-            # From scratch: no file of weights, and the norms learn.
-            'model.backbone.init_cfg': None,
+            # From scratch: no file of weights, and the norms learn. The published initialisation
+            # (std 0.02), layer scale (1e-6) and drop path are meant for hundreds of epochs: with
+            # them the blocks pass hardly any signal for as long as this run takes.
+            'model.backbone.init_cfg': QUICK_START,
             'model.backbone.norm_eval': False,
-            # A layer scale of 1e-6 and drop path are meant for hundreds of epochs.
             'model.backbone.layer_scale_init_value': 0.1,
             'model.backbone.drop_path_rate': 0.0,
             # Fewer proposals and RoIs: scenes are small and hold six objects at most.
-            'model.train_cfg.rcnn.sampler.num': 32,
+            'model.train_cfg.rcnn.sampler.num': 48,
             'model.train_cfg.rpn_proposal.max_per_img': 200,
             'model.test_cfg.rpn.max_per_img': 100,
         }
@@ -90,8 +91,8 @@ def run(work_dir: Path) -> dict[str, Any]:
         Box and mask AP untrained and trained, and the minutes of training.
     """
     data_dir = work_dir / 'data'
-    if not data_dir.exists():
-        make_coco(data_dir, size=IMAGE_SIZE)
+    shutil.rmtree(data_dir, ignore_errors=True)
+    make_coco(data_dir, train=SCENES[0], val=SCENES[1], size=IMAGE_SIZE)
     runner = RUNNERS.build(demo_config(data_dir, work_dir))
     runner.model.init_weights()
     before = runner.test()

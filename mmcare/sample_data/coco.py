@@ -31,10 +31,11 @@ MIN_IMAGE_SIZE = 64
 # A scene in which less of an object can be seen is arranged anew.
 MIN_VISIBLE_SHARE = 0.5
 MIN_PART_AREA = 6
-CROWD_EVERY = 8
+# Detectors learn members of a crowd as ground, so that crowds have to be rare.
+CROWD_EVERY = 25
 CROWD_MEMBERS = (10, 18)
 CROWD_MEMBER_SIZES = (10, 16)
-TEXTURE_CONTRAST = (15, 70)
+TEXTURE_CONTRAST = (15, 50)
 
 _IDS = {category['name']: category['id'] for category in COCO_CATEGORIES}
 _NAMES = {number: name for name, number in _IDS.items()}
@@ -206,7 +207,7 @@ def make_coco(
     Each scene shows 2 to 6 overlapping objects of 12 to 80 pixels (and of at most half the image)
     on a textured ground: airplanes (crosses), sports balls (discs) and kites. Only the shape tells
     the category; colours and textures of objects and grounds come from one distribution. Polygons,
-    boxes and areas describe the visible part of each object. One scene in eight also has a
+    boxes and areas describe the visible part of each object. One scene in 25 also has a
     crowd region. A scene depends on the seed, its split and its number only, so a larger data set
     begins with the scenes of a smaller one.
 
