@@ -127,13 +127,6 @@ def run(work_dir: Path) -> dict[str, Any]:
     minutes = (time.monotonic() - started) / 60
     after = runner.test()
 
-    plot_curves(
-        [_as_shares(row) for row in read_scalars(Path(runner.log_dir))],
-        ['loss'],
-        METRICS,
-        work_dir / 'curves.png',
-    )
-    _draw_predictions(runner, work_dir / 'predictions.png')
     results = dict(
         goal=dict(metric='mIoU_occurring', above=GOAL),
         training_minutes=round(minutes, 1),
@@ -141,6 +134,13 @@ def run(work_dir: Path) -> dict[str, Any]:
         trained={name: _as_shares(after)[name] for name in METRICS},
     )
     write_results(results, work_dir / 'results.json')
+    plot_curves(
+        [_as_shares(row) for row in read_scalars(Path(runner.log_dir))],
+        ['loss'],
+        METRICS,
+        work_dir / 'curves.png',
+    )
+    _draw_predictions(runner, work_dir / 'predictions.png')
     return results
 
 
