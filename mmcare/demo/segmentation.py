@@ -147,7 +147,8 @@ def run(work_dir: Path) -> dict[str, Any]:
 def _as_shares(metrics: dict[str, Any]) -> dict[str, Any]:
     """What mmseg gives in per cent, from 0 to 1."""
     return {
-        name: value / 100 if name in ('mIoU', 'aAcc') else value for name, value in metrics.items()
+        name: float(value) / 100 if name in ('mIoU', 'aAcc') else value
+        for name, value in metrics.items()
     }
 
 

@@ -1,7 +1,6 @@
 """Data that is missing or does not fit the model is found before training, and named."""
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from torch.utils.data import DataLoader
 from mmcare.datasets import CheckLabels
 from mmcare.registry import HOOKS
 
-# Proposals are class-agnostic, and some auxiliary heads learn borders or edges.
-UNLIKE_DATA = re.compile('rpn|auxiliary_head')
 WRAPPED = ('dataset', 'datasets')  # what dataset wrappers call the datasets inside
 
 
@@ -158,9 +155,11 @@ def _check_dataset(argument: str, dataset: BaseDataset, model: nn.Module) -> Non
     panoptic = any(hasattr(module, 'num_stuff_classes') for module in modules.values())
     for name, module in modules.items():
         num_classes = getattr(module, 'num_classes', None)
-        if panoptic or not name or name.startswith('backbone') or UNLIKE_DATA.search(name):
+        if panoptic or not name or name.startswith('backbone') or 'rpn' in name:
             # A segmentor as a whole repeats its head's number, a backbone may keep its classifier,
-            # and the heads of a panoptic detector share the classes out.
+            # proposals are class-agnostic, and panoptic detectors share the classes out.
+            continue
+        if hasattr(module, 'boundary_threshold'):  # STDC's head for borders: two classes
             continue
         if classes and isinstance(num_classes, int) and num_classes < len(classes):
             raise ValueError(
