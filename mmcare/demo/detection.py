@@ -46,6 +46,8 @@ def demo_config(data_dir: Path, work_dir: Path) -> Config:
     config.merge_from_dict(
         {
             'work_dir': str(work_dir),
+            # mmengine hands a visualizer of the same name, and its folder, from run to run.
+            'visualizer.name': str(work_dir),
             'train_dataloader.batch_size': BATCH_SIZE,
             'train_cfg.max_epochs': EPOCHS,
             'train_cfg.val_interval': 5,
