@@ -61,6 +61,16 @@ PUBLISHED_NAMES = (
 )
 PUBLISHED_HEADS = (('head.', 'head.cls_head.'), ('dist_head.', 'head.distill_head.'))
 BACKBONE = 'backbone.'
+NUM_STAGES = 4
+# Arguments of the backbone that leave a part out or change it, and the published networks' values.
+ABLATION_DEFAULTS = dict(
+    decoupling='asymmetric',
+    inter1=True,
+    inter2=True,
+    memory=True,
+    early_conv=True,
+    multi_scale=True,
+)
 BACKBONE_PARTS = ('stem.', 'stages.', 'out_norms.')
 
 WHERE_TO_GET_WEIGHTS = """\
@@ -232,7 +242,8 @@ def is_published(keys: Iterable[str]) -> bool:
     """Whether keys are those of a published CARE file."""
     keys = set(keys)
     return 'stem.0.weight' in keys and any(
-        key.startswith('stages.0.blocks.0.inter_layer.') for key in keys
+        key.startswith(('stages.0.blocks.0.inter_layer.', 'stages.0.blocks.0.token_mixer.'))
+        for key in keys
     )
 
 
@@ -306,10 +317,11 @@ def load_from_local_checked(filename: str, map_location: Any = None) -> dict[str
     if isinstance(state, Mapping) and _holds_classifier_only(state):
         if not isinstance(state, OrderedDict):
             state = checkpoint['state_dict'] = OrderedDict(state)
-        # Travels to the backbone as local_metadata, which is where the model is known.
+        # Travels to backbone and head as local_metadata, which is where the model is known.
         if not hasattr(state, '_metadata'):
             state._metadata = OrderedDict()
-        state._metadata.setdefault('backbone', {})['classifier_file'] = str(filename)
+        for part in ('backbone', 'head'):
+            state._metadata.setdefault(part, {})['classifier_file'] = str(filename)
     return checkpoint
 
 
@@ -489,11 +501,7 @@ def _explain(
     if not looks:
         lines.append('The file does not look like a CARE checkpoint at all.')
         return '\n'.join(lines)
-    lines.append(
-        'The file looks like CARE('
-        + ', '.join(f'{name}={value!r}' for name, value in looks.items())
-        + ').'
-    )
+    lines.append(f'The file looks like {_format_looks(looks)}.')
     model = describe_backbone(_meta_state(backbone), backbone.arch_zoo)
     for name in looks:
         if name in model and looks[name] != model[name]:
@@ -518,44 +526,108 @@ def describe_backbone(
 
     Returns:
         ``arch`` (a name, or depths, widths, memory widths and expansions as far as they can be
-        told), ``in_channels``, ``num_stages`` and ``expand_last`` (with all four stages); empty
-        if these are not a CARE's weights.
+        told, None for an expansion that cannot), ``in_channels``, ``num_stages``, ``expand_last``
+        (with all four stages) and the arguments of :data:`ABLATION_DEFAULTS`; empty if these are
+        not a CARE's weights.
     """
     stem = state.get('stem.conv.weight')
     if stem is None or stem.dim() != 4:
         return {}
-    depths, widths, memory_widths, expansions = [], [], [], []
-    expand_last = None
-    while f'stages.{len(depths)}.blocks.0.inter2.expand.weight' in state:
-        stage = f'stages.{len(depths)}.blocks'
-        blocks = {
-            int(key.split('.')[3])
-            for key in state
-            if key.startswith(f'{stage}.') and key.split('.')[3].isdigit()
-        }
-        first1 = state.get(f'{stage}.0.inter1.expand.weight')
-        first2 = state[f'{stage}.0.inter2.expand.weight']
-        if first1 is None or first1.dim() != 4 or first2.dim() != 4:
-            break
-        depths.append(len(blocks))
-        widths.append(first1.shape[1])
-        memory_widths.append(first2.shape[1] - first1.shape[1])
-        expansions.append((first1.shape[0] // first1.shape[1], first2.shape[0] // first2.shape[1]))
-        expand_last = f'{stage}.{max(blocks)}.inter2.project.weight' not in state
-    arch = dict(
-        depths=tuple(depths),
-        widths=tuple(widths),
-        memory_widths=tuple(memory_widths),
-        expansions=tuple(expansions),
-    )
+    stages = []
+    while (stage := _describe_stage(state, len(stages))) is not None:
+        stages.append(stage)
+    arch = {
+        key: tuple(stage[key] for stage in stages)
+        for key in ('depths', 'widths', 'memory_widths', 'expansions')
+    }
+    looks = dict(arch=arch, in_channels=stem.shape[1], num_stages=len(stages))
+    if not stages:
+        return looks
     for name, known in arch_zoo.items():
-        if depths and all(tuple(known[key][: len(depths)]) == arch[key] for key in arch):
-            arch = name
+        if all(_agrees(values, known[key]) for key, values in arch.items()):
+            looks['arch'] = name
             break
-    looks = dict(arch=arch, in_channels=stem.shape[1], num_stages=len(depths))
-    if len(depths) == 4:
-        looks['expand_last'] = expand_last
-    return looks
+    if len(stages) == NUM_STAGES:
+        looks['expand_last'] = stages[-1]['bare_end']
+    return looks | {name: stages[0][name] for name in ABLATION_DEFAULTS}
+
+
+def _describe_stage(state: Mapping[str, Tensor], index: int) -> dict[str, Any] | None:
+    """Read one stage's share of :func:`describe_backbone` off the weights; None if it is none."""
+    prefix = f'stages.{index}.blocks.'
+    blocks = {
+        int(key.split('.')[3])
+        for key in state
+        if key.startswith(prefix) and key.split('.')[3].isdigit()
+    }
+    entry = 'stem.conv.weight' if index == 0 else f'stages.{index}.downsample.conv.weight'
+    if not blocks or entry not in state:
+        return None
+    # Channels of every weight of the first block by its name, such as 'inter1.expand'.
+    first = {
+        key.removeprefix(f'{prefix}0.').removesuffix('.weight'): value.shape
+        for key, value in state.items()
+        if key.startswith(f'{prefix}0.') and key.endswith('.weight') and value.dim() == 4
+    }
+    mixer = {key.removeprefix('mixer.'): shape for key, shape in first.items()}
+    attends = 'global_learner.query_key' in mixer
+    if attends:
+        global_channels = mixer['global_learner.query_key'][1]
+    elif 'global_learner.vertical' in mixer:
+        global_channels = mixer['global_learner.vertical'][0]
+    else:
+        return None
+    local_channels = sum(
+        shape[0] for key, shape in mixer.items() if key.startswith('local_learner.')
+    )
+    if 'local_learner1.conv3x3' in mixer:
+        decoupling, width = 'stacked', global_channels
+    elif local_channels == 0:
+        decoupling, width = 'global_only', global_channels
+    else:
+        decoupling = 'symmetric' if local_channels == global_channels else 'asymmetric'
+        width = global_channels + local_channels
+    state_width = state[entry].shape[0]
+    memory_width = state_width - width
+
+    def expansion(name: str, channels: int) -> int | None:
+        latent = first.get(f'{name}.expand')
+        return None if latent is None else latent[0] // channels
+
+    return dict(
+        depths=len(blocks),
+        widths=width,
+        memory_widths=memory_width,
+        expansions=(expansion('inter1', width), expansion('inter2', state_width)),
+        bare_end=f'{prefix}{max(blocks)}.gamma' not in state,
+        decoupling=decoupling,
+        inter1='inter1.expand' in first,
+        inter2='inter2.expand' in first,
+        memory=memory_width > 0,
+        early_conv=not attends,
+        multi_scale=decoupling == 'global_only' or any(key.endswith('.conv7x7') for key in mixer),
+    )
+
+
+def _agrees(found: tuple, known: tuple) -> bool:
+    """Whether values per stage are those of a known arch, as far as an ablation leaves them."""
+    for value, expected in zip(found, known, strict=False):
+        if isinstance(value, tuple):
+            if not _agrees(value, expected):
+                return False
+        elif value not in (None, 0, expected):
+            return False
+    return True
+
+
+def _format_looks(looks: Mapping[str, Any]) -> str:
+    """Write a backbone's arguments as a call; ablations only where they are not the default."""
+    shown = {
+        name: value
+        for name, value in looks.items()
+        if name not in ABLATION_DEFAULTS or value != ABLATION_DEFAULTS[name]
+    }
+    return f'CARE({", ".join(f"{name}={value!r}" for name, value in shown.items())})'
 
 
 # ---------------------------------------------------------------- writing
@@ -632,7 +704,7 @@ def convert_checkpoint(
     if not looks or not looks['num_stages']:
         raise CheckpointError(f'{source} holds no CARE backbone')
     _check_whole(CARE, looks, state, source)
-    described = f'CARE({", ".join(f"{name}={value!r}" for name, value in looks.items())})'
+    described = _format_looks(looks)
     write_checkpoint(
         dict(
             meta=dict(mmcare_version=__version__, source=Path(source).name, backbone=described),
@@ -652,17 +724,23 @@ def _check_whole(
     """Raise unless the weights fill the backbone that they look like."""
     arch, num_stages = looks['arch'], looks['num_stages']
     if not isinstance(arch, str):
-        # Values for stages that are not there; the width of heads shows in no weight.
-        arch = {key: values + values[-1:] * (4 - num_stages) for key, values in arch.items()}
-        arch['head_channels'] = (1, 1, 1, 1)
-    backbone = backbone_class(
-        arch,
-        in_channels=looks['in_channels'],
-        out_indices=(num_stages - 1,),
-        expand_last=looks.get('expand_last', True),
-    )
+        # Values for stages that are not there, and for what shows in no weight: the width of
+        # heads, and what an ablation leaves out.
+        arch = {
+            key: values + values[-1:] * (NUM_STAGES - num_stages) for key, values in arch.items()
+        }
+        arch['memory_widths'] = tuple(width or 1 for width in arch['memory_widths'])
+        arch['expansions'] = tuple((r1 or 1, r2 or 1) for r1, r2 in arch['expansions'])
+        arch['head_channels'] = tuple(max(width // 3, 1) for width in arch['widths'])
     weights = {key: value for key, value in state.items() if key.startswith(BACKBONE_PARTS)}
     try:
+        backbone = backbone_class(
+            arch,
+            in_channels=looks['in_channels'],
+            out_indices=(num_stages - 1,),
+            expand_last=looks.get('expand_last', True),
+            **{name: looks[name] for name in ABLATION_DEFAULTS},
+        )
         prepare_backbone_state(backbone, weights, '', {})
-    except CheckpointError as error:
+    except (CheckpointError, ValueError) as error:
         raise CheckpointError(f'{source} holds no whole CARE backbone. {error}') from error

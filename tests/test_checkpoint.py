@@ -18,6 +18,7 @@ from published_reference import KEYS, published_weights
 from torch import nn
 
 from mmcare.checkpoint import (
+    ABLATION_DEFAULTS,
     CheckpointError,
     as_classifier,
     convert_checkpoint,
@@ -269,7 +270,7 @@ def test_names_of_the_published_files(variant):
     }
     assert list(to_published(ours)) == list(KEYS[variant])
     assert describe_backbone(ours, CARE.arch_zoo) == dict(
-        arch=variant, in_channels=3, num_stages=4, expand_last=True
+        arch=variant, in_channels=3, num_stages=4, expand_last=True, **ABLATION_DEFAULTS
     )
 
 
@@ -361,6 +362,26 @@ def test_convert_refuses(files, tmp_path):
             ],
         ),
         (dict(out_indices=(0, 1)), dict(), ['num_stages: the file has 2, the model 4']),
+        *(
+            (
+                {name: value},
+                dict(),
+                [
+                    rf'CARE\(.*{name}={value!r}\)',
+                    f'{name}: the file has {value!r}, the model {ABLATION_DEFAULTS[name]!r}',
+                ],
+            )
+            for name, value in (
+                ('decoupling', 'symmetric'),
+                ('decoupling', 'stacked'),
+                ('decoupling', 'global_only'),
+                ('inter1', False),
+                ('inter2', False),
+                ('memory', False),
+                ('early_conv', False),
+                ('multi_scale', False),
+            )
+        ),
     ],
 )
 def test_wrong_variant(given, wanted, words, tmp_path):

@@ -26,9 +26,12 @@ from mmcare.models.layers import (
     FEATURE_MAPS,
     DecoupledMixer,
     ExpandingInteraction,
+    GlobalMixer,
     Interaction,
     LinearAttention,
     LocalLearner,
+    SingleScaleLearner,
+    StackedMixer,
     StripConv,
     build_norm,
     recompute,
@@ -38,6 +41,7 @@ from mmcare.registry import MODELS
 NUM_STAGES = 4
 STEM_STRIDE = 4
 TOTAL_STRIDE = STEM_STRIDE * 2 ** (NUM_STAGES - 1)
+DECOUPLINGS = ('asymmetric', 'symmetric', 'stacked', 'global_only')
 NUM_STRIP_STAGES = 2  # stages 1 and 2 aggregate with strip convolutions, 3 and 4 with attention
 
 
@@ -45,7 +49,7 @@ class DualInteraction(nn.Module):
     """Eq. 12: local and global features interact, then both interact with the memory.
 
     Args:
-        memory_width: Channels of the memory Z, d'; they come first in the state.
+        memory_width: Channels of the memory Z, d'; they come first in the state. 0: no memory.
         width: Channels of the features X, d.
         mixer: Learns global and local information from the features.
         inter1: Interaction of the mixed features, (B, d, H, W).
@@ -56,24 +60,24 @@ class DualInteraction(nn.Module):
         self, memory_width: int, width: int, mixer: nn.Module, inter1: nn.Module, inter2: nn.Module
     ) -> None:
         super().__init__()
-        self.split_widths = (memory_width, width)
+        self.split_widths = (memory_width, width) if memory_width else (width,)
         self.mixer = mixer
         self.inter1 = inter1
         self.inter2 = inter2
 
     def forward(self, state: Tensor) -> Tensor:
         """Map the state (B, d' + d, H, W) to what ``inter2`` puts out."""
-        memory, features = state.split(self.split_widths, dim=1)
+        *memory, features = state.split(self.split_widths, dim=1)
         features = self.inter1(self.mixer(features))
-        return self.inter2(torch.cat([memory, features], dim=1))
+        return self.inter2(torch.cat([*memory, features], dim=1))
 
 
 class CAREBlock(DualInteraction):
     """A block of the network: a dual interaction, scaled per channel and added to the state.
 
     The very last block of the published networks is a bare :class:`DualInteraction` that ends in
-    an :class:`ExpandingInteraction`; the released training script drops that whole map for a
-    sample with the drop path rate, which is left out here.
+    an :class:`ExpandingInteraction` (or in nothing, with ``inter2=False``). The released training
+    script drops that whole map for a sample with the drop path rate, which is left out here.
 
     Args:
         memory_width, width, mixer, inter1, inter2: See :class:`DualInteraction`.
@@ -169,13 +173,35 @@ class CARE(BaseModule):
             for S2). False: a last block like the others, whose output is the state.
         feature_map: Kernel of the attention: ``'elu'`` as released, ``'identity'`` as in the
             paper's text.
+        decoupling: How features are shared out between global and local learners (Table 3):
+
+            - ``'asymmetric'``: a third of the channels is global, two thirds are local;
+            - ``'symmetric'``: half and half, with as many attention heads as before, so that heads
+              are wider; widths must be divisible by 4 (by 2 without ``multi_scale``), and the
+              number of heads must divide half the width;
+            - ``'stacked'``: no split; local, global and again local learner on all channels;
+              widths must be even (not without ``multi_scale``);
+            - ``'global_only'``: no split, no local learner.
+        inter1: Interaction of local and global features, Eq. 13 (Table 4).
+        inter2: Interaction of memory and features (Table 4). Without it ``expand_last`` has
+            nothing to expand: the last block's output is the concatenation itself, without layer
+            scale or shortcut.
+        memory: The memory Z (Table 4); False is d' = 0, whatever ``arch`` says.
+        early_conv: Strip convolutions in stages 1 and 2 (Table 5); False: linear attention there
+            too.
+        multi_scale: Local learner of 3x3 and 7x7 (Table 5); False: 3x3 on all of its channels.
+            Not with ``decoupling='global_only'``, which has no local learner.
         init_cfg: Config of the initialisation. By default truncated normal, std 0.02, biases 0;
             ``dict(type='Pretrained', checkpoint=...)`` takes published files, converted ones and
             checkpoints of MM toolboxes, whole or not at all.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is outside of what is allowed.
+        ValueError: If an argument is outside of what is allowed. The arguments from
+            ``decoupling`` on, ablations of the paper, combine freely; a combination that is not
+            well defined is named: symmetric decoupling of widths or heads that do not divide
+            (which is so for the three published archs with ``early_conv=False``), stacked
+            decoupling of odd widths, and ``'global_only'`` with ``multi_scale=False``.
 
     Example:
         >>> import torch
@@ -232,6 +258,12 @@ class CARE(BaseModule):
         out_norm_cfg: dict | None = None,
         expand_last: bool = True,
         feature_map: str = 'elu',
+        decoupling: str = 'asymmetric',
+        inter1: bool = True,
+        inter2: bool = True,
+        memory: bool = True,
+        early_conv: bool = True,
+        multi_scale: bool = True,
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         self.arch = check_arch(arch, self.arch_zoo)
@@ -243,6 +275,7 @@ class CARE(BaseModule):
             frozen_stages,
             feature_map,
         )
+        _check_ablation(self.arch, decoupling, early_conv, multi_scale)
         super().__init__(
             init_cfg
             or [
@@ -266,6 +299,12 @@ class CARE(BaseModule):
         self.with_cp = with_cp
         self.expand_last = expand_last
         self.feature_map = feature_map
+        self.decoupling = decoupling
+        self.inter1 = inter1
+        self.inter2 = inter2
+        self.memory = memory
+        self.early_conv = early_conv
+        self.multi_scale = multi_scale
 
         stem_width = self._state_width(0)
         self.stem = nn.Sequential()
@@ -291,7 +330,11 @@ class CARE(BaseModule):
         """Channels of each map that ``forward`` returns."""
         return tuple(
             self._state_width(index)
-            * (self.arch['expansions'][index][1] if self._expands(index, last_block=True) else 1)
+            * (
+                self.arch['expansions'][index][1]
+                if self.inter2 and self._expands(index, last_block=True)
+                else 1
+            )
             for index in self.out_indices
         )
 
@@ -370,9 +413,13 @@ class CARE(BaseModule):
         block_index = int(rest[2]) if rest[1] == 'blocks' else 0
         return blocks_before + block_index + 1, num_layers
 
+    def _memory_width(self, index: int) -> int:
+        """Channels of the memory in a stage, d'."""
+        return self.arch['memory_widths'][index] if self.memory else 0
+
     def _state_width(self, index: int) -> int:
         """Channels of the state in a stage, d' + d."""
-        return self.arch['memory_widths'][index] + self.arch['widths'][index]
+        return self._memory_width(index) + self.arch['widths'][index]
 
     def _expands(self, index: int, last_block: bool) -> bool:
         """Whether a block of a stage is the one that keeps its latent channels."""
@@ -396,31 +443,50 @@ class CARE(BaseModule):
         return Stage(downsample, blocks, self.with_cp)
 
     def _build_block(self, index: int, drop_path_rate: float, last_block: bool) -> DualInteraction:
-        memory_width, width = self.arch['memory_widths'][index], self.arch['widths'][index]
+        memory_width, width = self._memory_width(index), self.arch['widths'][index]
         expansions = self.arch['expansions'][index]
         styles = self.norm_cfg, self.act_cfg
+        bare = self._expands(index, last_block)
         mixer = self._build_mixer(index)
-        inter1 = Interaction(width, expansions[0], *styles)
-        if self._expands(index, last_block):
-            inter2 = ExpandingInteraction(memory_width + width, expansions[1], *styles)
+        inter1 = Interaction(width, expansions[0], *styles) if self.inter1 else nn.Identity()
+        inter2 = nn.Identity()
+        if self.inter2:
+            interaction = ExpandingInteraction if bare else Interaction
+            inter2 = interaction(memory_width + width, expansions[1], *styles)
+        if bare:
             return DualInteraction(memory_width, width, mixer, inter1, inter2)
-        inter2 = Interaction(memory_width + width, expansions[1], *styles)
         return CAREBlock(
             memory_width, width, mixer, inter1, inter2, drop_path_rate, self.layer_scale_init_value
         )
 
     def _build_mixer(self, index: int) -> nn.Module:
-        global_channels = self.arch['widths'][index] // 3  # d1 = d2 / 2
-        local_channels = 2 * global_channels
-        if index < NUM_STRIP_STAGES:
-            global_learner = StripConv(global_channels)
-        else:
-            global_learner = LinearAttention(
-                global_channels, self.arch['head_channels'][index], self.feature_map
+        width = self.arch['widths'][index]
+        if self.decoupling == 'stacked':
+            return StackedMixer(
+                self._build_local_learner(width),
+                self._build_global_learner(index, width),
+                self._build_local_learner(width),
             )
+        if self.decoupling == 'global_only':
+            return GlobalMixer(self._build_global_learner(index, width))
+        global_channels = width // 3 if self.decoupling == 'asymmetric' else width // 2  # d1
+        local_channels = width - global_channels  # d2
         return DecoupledMixer(
-            global_learner, LocalLearner(local_channels), global_channels, local_channels
+            self._build_global_learner(index, global_channels),
+            self._build_local_learner(local_channels),
+            global_channels,
+            local_channels,
         )
+
+    def _build_global_learner(self, index: int, channels: int) -> nn.Module:
+        if self.early_conv and index < NUM_STRIP_STAGES:
+            return StripConv(channels)
+        return LinearAttention(
+            channels, _head_channels(self.arch, index, self.decoupling), self.feature_map
+        )
+
+    def _build_local_learner(self, channels: int) -> nn.Module:
+        return LocalLearner(channels) if self.multi_scale else SingleScaleLearner(channels)
 
     def _freeze_stages(self) -> None:
         if self.frozen_stages < 0:
@@ -557,3 +623,51 @@ def _check_arguments(
         )
     if feature_map not in FEATURE_MAPS:
         raise ValueError(f'feature_map must be one of {sorted(FEATURE_MAPS)}, got {feature_map!r}')
+
+
+def _head_channels(arch: Mapping[str, Sequence], index: int, decoupling: str) -> int:
+    """Channels of an attention head in a stage.
+
+    Symmetric decoupling widens the heads and keeps their number; everything else has the arch's
+    heads, more of them where more channels are global.
+    """
+    head_channels = arch['head_channels'][index]
+    if decoupling != 'symmetric':
+        return head_channels
+    num_heads = arch['widths'][index] // 3 // head_channels
+    return arch['widths'][index] // 2 // num_heads
+
+
+def _check_ablation(
+    arch: Mapping[str, Sequence], decoupling: str, early_conv: bool, multi_scale: bool
+) -> None:
+    if decoupling not in DECOUPLINGS:
+        raise ValueError(f'decoupling must be one of {list(DECOUPLINGS)}, got {decoupling!r}')
+    if decoupling == 'global_only' and not multi_scale:
+        raise ValueError(
+            "decoupling='global_only' has no local learner that multi_scale=False could change; "
+            'leave multi_scale out'
+        )
+    divisor = dict(symmetric=2, stacked=1).get(decoupling, 1)
+    if multi_scale and decoupling in ('symmetric', 'stacked'):
+        divisor *= 2  # 3x3 and 7x7 take half each
+    for index, width in enumerate(arch['widths']):
+        if width % divisor:
+            raise ValueError(
+                f'decoupling={decoupling!r} with multi_scale={multi_scale} needs widths divisible '
+                f"by {divisor}, got arch['widths'] {arch['widths']!r}"
+            )
+        if decoupling == 'symmetric' and (index >= NUM_STRIP_STAGES or not early_conv):
+            num_heads = width // 3 // arch['head_channels'][index]
+            if width // 2 % num_heads:
+                raise ValueError(
+                    "decoupling='symmetric' keeps the number of attention heads, and the "
+                    f'{num_heads} heads of stage {index + 1} do not divide half of its width, '
+                    f'{width // 2}; '
+                    + (
+                        "choose other arch['head_channels']"
+                        if index >= NUM_STRIP_STAGES
+                        else 'early_conv=True has no heads there, or choose other '
+                        "arch['head_channels']"
+                    )
+                )

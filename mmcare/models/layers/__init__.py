@@ -1,7 +1,7 @@
 from mmcare.models.layers.interaction import ExpandingInteraction, Interaction
 from mmcare.models.layers.linear_attention import FEATURE_MAPS, LinearAttention
-from mmcare.models.layers.local_learner import LocalLearner
-from mmcare.models.layers.mixer import DecoupledMixer
+from mmcare.models.layers.local_learner import LocalLearner, SingleScaleLearner
+from mmcare.models.layers.mixer import DecoupledMixer, GlobalMixer, StackedMixer
 from mmcare.models.layers.norm import build_norm
 from mmcare.models.layers.recompute import recompute
 from mmcare.models.layers.strip_conv import StripConv
@@ -10,9 +10,12 @@ __all__ = [
     'FEATURE_MAPS',
     'DecoupledMixer',
     'ExpandingInteraction',
+    'GlobalMixer',
     'Interaction',
     'LinearAttention',
     'LocalLearner',
+    'SingleScaleLearner',
+    'StackedMixer',
     'StripConv',
     'build_norm',
     'recompute',

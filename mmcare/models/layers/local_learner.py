@@ -31,3 +31,19 @@ class LocalLearner(nn.Module):
         """Map (B, C, H, W) to (B, C, H, W)."""
         near, far = x.chunk(2, dim=1)
         return torch.cat([self.conv3x3(near), self.conv7x7(far)], dim=1)
+
+
+class SingleScaleLearner(nn.Module):
+    """Depth-wise 3x3 on all channels: the local learner without its second scale (Table 5).
+
+    Args:
+        channels: Width of the local features, d2.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv3x3 = depthwise_conv(channels, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, C, H, W) to (B, C, H, W)."""
+        return self.conv3x3(x)

@@ -1,4 +1,4 @@
-"""Asymmetrical feature decoupling: Eq. 5-7 of the CARE paper."""
+"""Token mixers: decoupled features, Eq. 5-7 of the CARE paper, and the variants of Table 3."""
 
 import torch
 from torch import Tensor, nn
@@ -30,3 +30,39 @@ class DecoupledMixer(nn.Module):
         return torch.cat(
             [self.global_learner(global_features), self.local_learner(local_features)], dim=1
         )
+
+
+class StackedMixer(nn.Module):
+    """Local, global and again local information, one after the other on all channels: Eq. 3.
+
+    Args:
+        local_learner1, global_learner, local_learner2: Keep the shape (B, C, H, W).
+    """
+
+    def __init__(
+        self, local_learner1: nn.Module, global_learner: nn.Module, local_learner2: nn.Module
+    ) -> None:
+        super().__init__()
+        self.local_learner1 = local_learner1
+        self.global_learner = global_learner
+        self.local_learner2 = local_learner2
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map (B, C, H, W) to (B, C, H, W)."""
+        return self.local_learner2(self.global_learner(self.local_learner1(features)))
+
+
+class GlobalMixer(nn.Module):
+    """Long-range information alone.
+
+    Args:
+        global_learner: Keeps the shape (B, C, H, W).
+    """
+
+    def __init__(self, global_learner: nn.Module) -> None:
+        super().__init__()
+        self.global_learner = global_learner
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map (B, C, H, W) to (B, C, H, W)."""
+        return self.global_learner(features)
