@@ -438,8 +438,8 @@ def prepare_backbone_state(
     if prefix and local_metadata.get('classifier_file'):
         print_log(
             f'{local_metadata["classifier_file"]} holds a backbone and ImageNet classification '
-            'heads: the backbone is loaded. Necks and heads of detectors and segmentors are not '
-            'in it and keep their initial values.',
+            'heads, which a CAREClsHead loads too: the backbone is loaded. Necks and heads of '
+            'detectors and segmentors are not in it and keep their initial values.',
             logger='current',
             level=logging.WARNING,
         )

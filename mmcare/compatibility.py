@@ -1,9 +1,10 @@
-"""What mmcare needs besides its own requirements: PyTorch and two packages of the MM family.
+"""What mmcare needs besides its own requirements: PyTorch and packages of the MM family.
 
 They are no requirements of the package, since pip would then replace a PyTorch or an MMCV that was
 chosen or compiled with care.
 """
 
+from collections.abc import Iterable
 from importlib import import_module
 
 INSTALL = {
@@ -11,22 +12,29 @@ INSTALL = {
     'mmengine': 'pip install "mmengine>=0.10.7,<1"',
     'mmcv': 'pip install "mmcv-lite>=2.1.0,<3" (backbone and export), or with the compiled ops '
     'that detectors need: MMCV_WITH_OPS=1 pip install --no-build-isolation mmcv==2.1.0',
+    'mmpretrain': 'pip install "mmpretrain>=1.2.0,<2"',
 }
 # Name: (lowest version allowed, first version not allowed), as (major, minor, patch).
 VERSIONS = {
     'torch': ((2, 6, 0), (3, 0, 0)),
     'mmengine': ((0, 10, 7), (1, 0, 0)),
     'mmcv': ((2, 1, 0), (3, 0, 0)),
+    'mmpretrain': ((1, 2, 0), (2, 0, 0)),
 }
+REQUIRED = ('torch', 'mmengine', 'mmcv')  # mmpretrain is for mmcare.classification only
 
 
-def check_versions() -> None:
-    """Check that PyTorch, mmengine and mmcv are there in versions that work.
+def check_versions(names: Iterable[str] = REQUIRED) -> None:
+    """Check that packages are there in versions that work.
+
+    Args:
+        names: Keys of ``VERSIONS``; by default those that all of mmcare needs.
 
     Raises:
         ImportError: If one is missing or of another version; the message says what to install.
     """
-    for name, (lowest, limit) in VERSIONS.items():
+    for name in names:
+        lowest, limit = VERSIONS[name]
         wanted = f'{name} >= {_text(lowest)}, < {_text(limit)}'
         try:
             version = import_module(name).__version__

@@ -4,9 +4,9 @@ import argparse
 import inspect
 from pathlib import Path
 
-from mmcare.sample_data import make_ade20k, make_coco
+from mmcare.sample_data import make_ade20k, make_coco, make_imagenet
 
-KINDS = {'coco': make_coco, 'ade20k': make_ade20k}
+KINDS = {'coco': make_coco, 'ade20k': make_ade20k, 'imagenet': make_imagenet}
 FLAGS = {
     'seed': 'equal seeds give equal files',
     'train': 'number of training images',

@@ -103,7 +103,11 @@ def test_parameters(config):
 @pytest.mark.parametrize('arch', ['s0', 's1', 's2'])
 def test_gmacs_of_backbones(arch):
     counted = f'{count_gmacs(CARE(arch)):.2f}'
-    configs = [config for config in CONFIGS if f'care_{arch}_' in config]
+    configs = [
+        config
+        for config in CONFIGS
+        if f'care_{arch}_' in config and 'Backbone GMACs' in row(config)
+    ]
     assert configs
     for config in configs:
         assert f'{MODELS_LISTED[config]["Metadata"]["Backbone GMACs"]:.2f}' == counted

@@ -17,6 +17,7 @@ def run(monkeypatch, *arguments):
     [
         ('coco', 'val2017/000000000003.jpg'),
         ('ade20k', 'images/validation/ADE_val_00000001.jpg'),
+        ('imagenet', 'val/n01608432/ILSVRC2012_val_00000001.JPEG'),
     ],
 )
 def test_says_what_was_written(kind, image, tmp_path, monkeypatch, capsys):

@@ -1,9 +1,9 @@
 import pytest
 
-from mmcare.sample_data import coco, make_ade20k, make_coco
+from mmcare.sample_data import coco, make_ade20k, make_coco, make_imagenet
 from mmcare.sample_data.output import new_directory
 
-MAKERS = [make_coco, make_ade20k]
+MAKERS = [make_coco, make_ade20k, make_imagenet]
 
 
 @pytest.mark.parametrize('make', MAKERS)

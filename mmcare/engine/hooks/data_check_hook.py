@@ -29,7 +29,8 @@ class DataCheckHook(Hook):
     folders exist, and the evaluator reads the annotations of the data it evaluates. Before the
     first iteration: no split is empty, every image and every label map is on disk, and no
     category is beyond the model's ``num_classes``, which would end in an IndexError much later.
-    Only local paths are checked.
+    Where folders are the classes (mmpretrain's), none is empty and all splits have the same:
+    labels are numbers of folders in alphabetical order. Only local paths are checked.
 
     Args:
         enabled: False switches the checks off:
@@ -62,12 +63,17 @@ class DataCheckHook(Hook):
         """Check the datasets that were built."""
         if not self.enabled:
             return
+        class_folders = {}
         for mode in ('train', 'val', 'test'):
             loop = getattr(runner, f'_{mode}_loop')
             loader = getattr(loop, 'dataloader', None)
             if isinstance(loader, DataLoader):
                 for dataset in _leaf_datasets(loader.dataset):
-                    _check_dataset(f'{mode}_dataloader.dataset', dataset, runner.model)
+                    argument = f'{mode}_dataloader.dataset'
+                    _check_dataset(argument, dataset, runner.model)
+                    if getattr(dataset, 'folder_to_idx', None):
+                        class_folders[argument] = dataset
+        _check_equal_folders(class_folders)
 
 
 def _leaf_configs(argument: str, dataset: Any) -> Iterator[tuple[str, Mapping]]:
@@ -178,6 +184,9 @@ def _check_dataset(argument: str, dataset: BaseDataset, model: nn.Module) -> Non
                 f'{argument} has {len(classes)} categories, but CheckLabels in its pipeline has '
                 f'num_classes={transform.num_classes}; set that to {len(classes)}'
             )
+    if getattr(dataset, 'folder_to_idx', None):
+        _check_class_folders(argument, dataset)
+        return  # its files were found by looking into the folders
     print_log(
         f'{argument}: looking for the files of {len(dataset)} entries '
         '(default_hooks.data_check.enabled=False switches this off)',
@@ -191,3 +200,33 @@ def _check_dataset(argument: str, dataset: BaseDataset, model: nn.Module) -> Non
                 raise FileNotFoundError(
                     f'{argument}: {key} {path!r} (entry {index} of {len(dataset)}) does not exist'
                 )
+
+
+def _check_class_folders(argument: str, dataset: BaseDataset) -> None:
+    """A class without images is never learnt, or never asked for; mmpretrain logs it at most."""
+    if getattr(dataset, '_indices', None) is not None:
+        return  # a part of the data was asked for
+    labels = {dataset.get_data_info(index)['gt_label'] for index in range(len(dataset))}
+    empty = [name for name, label in dataset.folder_to_idx.items() if label not in labels]
+    if empty:
+        paths = [os.path.join(dataset.img_prefix, name) for name in empty]
+        more = f' and {len(paths) - 3} more' if len(paths) > 3 else ''
+        raise ValueError(
+            f'{argument}: the class folder {", ".join(map(repr, paths[:3]))}{more} holds no image '
+            f'(of {", ".join(sorted(dataset.extensions))}); put images there, or remove the folder '
+            'in every split and set num_classes to the number of folders'
+        )
+
+
+def _check_equal_folders(datasets: Mapping[str, BaseDataset]) -> None:
+    """Labels are numbers of folders: one missing in a split would shift those behind it."""
+    arguments = list(datasets)
+    for argument in arguments[1:]:
+        first, other = datasets[arguments[0]], datasets[argument]
+        names = set(first.folder_to_idx) ^ set(other.folder_to_idx)
+        if names:
+            raise ValueError(
+                f'{arguments[0]} ({first.img_prefix!r}) and {argument} ({other.img_prefix!r}) do '
+                f'not have the same class folders: {", ".join(sorted(names)[:3])} is in one of '
+                'them only, so equal labels would mean different classes'
+            )

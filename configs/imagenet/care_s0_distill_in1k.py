@@ -1,0 +1,9 @@
+_base_ = './care_s0_in1k.py'
+
+# Hard distillation as in the released script. The teacher is timm's: requirements/distill.txt.
+model = dict(
+    type='mmcare.DistillationClassifier',
+    teacher=dict(type='TimmClassifier', model_name='regnety_160', pretrained=False),
+    teacher_checkpoint='checkpoints/regnety_160-a5fe301d.pth',
+    alpha=0.5,
+)

@@ -1,0 +1,3 @@
+_base_ = './care_s0_in1k.py'
+
+model = dict(backbone=dict(arch='s2'), head=dict(in_channels=1536))

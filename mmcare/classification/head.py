@@ -1,0 +1,227 @@
+"""The two classification heads of the published networks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from mmengine.logging import print_log
+from mmengine.registry import MODELS as MMENGINE_MODELS
+from mmpretrain.evaluation import Accuracy
+from mmpretrain.models.heads import ClsHead
+from mmpretrain.structures import DataSample
+from torch import Tensor, nn
+
+from mmcare.checkpoint import CheckpointError
+from mmcare.registry import MODELS
+
+NORM_EPS = 1e-6
+
+
+class NormedLinear(nn.Module):
+    """LayerNorm, then a linear classifier.
+
+    Args:
+        in_channels: Channels of the features, C.
+        num_classes: Number of classes, K.
+    """
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(in_channels, eps=NORM_EPS)
+        self.fc = nn.Linear(in_channels, num_classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features (B, C) to logits (B, K)."""
+        return self.fc(self.norm(features))
+
+
+@MODELS.register_module()
+@MMENGINE_MODELS.register_module()
+class CAREClsHead(ClsHead):
+    """Class head and distillation head on globally pooled features.
+
+    Each is GELU, LayerNorm and a linear classifier. Predictions come from the mean of their
+    logits. In training both learn the labels, with the mean of their losses; with a teacher, in
+    :class:`mmcare.DistillationClassifier`, the distillation head learns from it instead.
+
+    The head takes a map (B, C, H, W) and pools it, or what a ``GlobalAveragePooling`` neck has
+    pooled (B, C). It takes its weights whole or raises, whatever ``strict`` says.
+
+    Args:
+        num_classes: Number of classes, K.
+        in_channels: Channels of the last feature map, C: 1024 for S0 and S1, 1536 for S2.
+        loss: Config of the loss of either head; mixed (soft) labels need one that takes them, as
+            mmpretrain's ``CrossEntropyLoss`` and ``LabelSmoothLoss`` do.
+        topk: Accuracies to log in training.
+        cal_acc: Log the accuracy of the mean logits in training; not with mixed labels.
+        init_cfg: By default truncated normal, std 0.02, biases 0.
+
+    Raises:
+        ValueError: If ``num_classes`` or ``in_channels`` is not an integer of at least 1.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int,
+        loss: dict | None = None,
+        topk: int | Sequence[int] = (1,),
+        cal_acc: bool = False,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        for name, value in (('num_classes', num_classes), ('in_channels', in_channels)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(
+                    f'{name} of CAREClsHead must be an integer of at least 1, got {value!r}'
+                )
+        super().__init__(
+            loss=loss or dict(type='CrossEntropyLoss', loss_weight=1.0),
+            topk=topk,
+            cal_acc=cal_acc,
+            init_cfg=init_cfg or dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.0),
+        )
+        self.num_classes = num_classes
+        self.in_channels = in_channels
+        self.cls_head = NormedLinear(in_channels, num_classes)
+        self.distill_head = NormedLinear(in_channels, num_classes)
+
+    def pre_logits(self, feats: tuple[Tensor, ...]) -> Tensor:
+        """Pool and activate what both heads start from.
+
+        Args:
+            feats: The last one counts: (B, C, H, W), or (B, C) if a neck has pooled it.
+
+        Returns:
+            Features (B, C).
+
+        Raises:
+            ValueError: If the features have another number of channels than ``in_channels``.
+        """
+        features = feats[-1]
+        if features.dim() not in (2, 4) or features.shape[1] != self.in_channels:
+            raise ValueError(
+                f'CAREClsHead has in_channels={self.in_channels} and takes features (B, '
+                f'{self.in_channels}) or (B, {self.in_channels}, H, W), got a tensor of shape '
+                f'{tuple(features.shape)}; set model.head.in_channels to the channels of the '
+                "backbone's last output"
+            )
+        if features.dim() == 4:
+            features = features.mean((2, 3))
+        return F.gelu(features)
+
+    def head_logits(self, feats: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Compute the logits (B, K) of the class head and of the distillation head."""
+        features = self.pre_logits(feats)
+        return self.cls_head(features), self.distill_head(features)
+
+    def forward(self, feats: tuple[Tensor, ...]) -> Tensor:
+        """Compute the mean of both heads' logits, (B, K)."""
+        cls_logits, distill_logits = self.head_logits(feats)
+        return (cls_logits + distill_logits) / 2
+
+    def loss(
+        self, feats: tuple[Tensor, ...], data_samples: list[DataSample], **kwargs: Any
+    ) -> dict[str, Tensor]:
+        """Compute the losses of both heads against the labels, each with weight 1/2.
+
+        Args:
+            feats: See :meth:`pre_logits`.
+            data_samples: With ``gt_label``, or ``gt_score`` for mixed labels.
+            **kwargs: Passed to the loss module.
+
+        Returns:
+            ``loss_cls`` and ``loss_distill``, whose sum is the loss; accuracies if asked for.
+        """
+        cls_logits, distill_logits = self.head_logits(feats)
+        return {
+            'loss_cls': self.label_loss(cls_logits, data_samples, **kwargs) / 2,
+            'loss_distill': self.label_loss(distill_logits, data_samples, **kwargs) / 2,
+            **self.accuracies((cls_logits + distill_logits) / 2, data_samples),
+        }
+
+    def label_loss(self, logits: Tensor, data_samples: list[DataSample], **kwargs: Any) -> Tensor:
+        """Compute the mean loss of logits (B, K) against the labels."""
+        return self.loss_module(
+            logits, _stack_labels(data_samples), avg_factor=len(logits), **kwargs
+        )
+
+    def accuracies(self, logits: Tensor, data_samples: list[DataSample]) -> dict[str, Tensor]:
+        """Compute the accuracies of logits (B, K) in percent; nothing unless ``cal_acc``.
+
+        Raises:
+            ValueError: If labels are mixed, so that no class is the right one.
+        """
+        if not self.cal_acc:
+            return {}
+        labels = _stack_labels(data_samples)
+        if labels.dim() != 1:
+            raise ValueError(
+                'model.head.cal_acc=True has no meaning with the mixed labels of Mixup and '
+                'CutMix; set it to False, or model.train_cfg.augments=None'
+            )
+        topk = [self.topk] if isinstance(self.topk, int) else self.topk
+        shares = Accuracy.calculate(logits, labels, topk=topk)
+        return {f'accuracy_top-{k}': share for k, (share,) in zip(topk, shares, strict=True)}
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Mapping[str, Any], *args: Any
+    ) -> None:
+        """Take a state dict whole or raise, whatever ``strict`` says (the MM loaders pass False).
+
+        Raises:
+            CheckpointError: If a weight is missing or of another shape. It names the first few,
+                and the argument that disagrees.
+        """
+        self._check_state(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        if local_metadata.get('classifier_file'):
+            print_log(
+                f'{local_metadata["classifier_file"]}: class and distillation head are loaded, '
+                'too; this is the whole classifier.',
+                logger='current',
+            )
+
+    def _check_state(self, state_dict: Mapping[str, Tensor], prefix: str) -> None:
+        # Names without those of wrappers such as torch.compile's.
+        expected = {
+            name.replace('_orig_mod.', ''): tuple(parameter.shape)
+            for name, parameter in self.named_parameters()
+            if name.startswith(('cls_head.', 'distill_head.'))
+        }
+        given = {
+            name: tuple(state_dict[prefix + name].shape)
+            for name in expected
+            if prefix + name in state_dict
+        }
+        missing = [name for name in expected if name not in given]
+        misshapen = [name for name in given if given[name] != expected[name]]
+        if not missing and not misshapen:
+            return
+        lines = [f'The weights given do not fit the classification heads (prefix {prefix!r}).']
+        if missing:
+            more = f' and {len(missing) - 3} more' if len(missing) > 3 else ''
+            lines.append(f'  missing: {", ".join(missing[:3])}{more}')
+        if misshapen:
+            name = misshapen[0]
+            lines.append(f'  of another shape: {name} {given[name]} instead of {expected[name]}')
+        for argument, axis in (('num_classes', 0), ('in_channels', 1)):
+            shape = next((given[name] for name in given if name.endswith('fc.weight')), None)
+            if shape is not None and len(shape) == 2 and shape[axis] != getattr(self, argument):
+                lines.append(
+                    f'  {argument}: the file has {shape[axis]}, the head {getattr(self, argument)} '
+                    f'(model.head.{argument})'
+                )
+        lines.append(
+            'A classifier is loaded whole. To begin from the backbone alone and train new heads, '
+            'give the file to the backbone: --cfg-options model.backbone.init_cfg.type=Pretrained '
+            'model.backbone.init_cfg.checkpoint=FILE model.backbone.init_cfg.prefix=backbone.'
+        )
+        raise CheckpointError('\n'.join(lines))
+
+
+def _stack_labels(data_samples: list[DataSample]) -> Tensor:
+    """Labels (B,), or scores (B, K) where the batch was mixed."""
+    if 'gt_score' in data_samples[0]:
+        return torch.stack([sample.gt_score for sample in data_samples])
+    return torch.cat([sample.gt_label for sample in data_samples])
