@@ -35,6 +35,7 @@ OBJECT_SIZES = (0.2, 0.4)
 OTHER_SIZES = (0.2, 0.35)
 MAX_OVERLAP = 0.2
 GROUND_CONTRAST = (70, 140)
+GROUND_CHROMA = 0.3  # textures are mostly light and dark, as those of real surfaces
 OBJECT_CONTRAST = (0, 30)
 IRREGULAR_EVERY = 4
 
@@ -56,7 +57,7 @@ def _draw_scene(rng: np.random.Generator, height: int, width: int) -> tuple[np.n
     names = rng.permutation(list(TEXTURE_CLASSES))
     for region, name in enumerate(names[: regions.max() + 1]):
         pattern = PATTERNS[name](rng, height, width)
-        texture = colour_pattern(pattern, draw_colours(rng, GROUND_CONTRAST))
+        texture = colour_pattern(pattern, draw_colours(rng, GROUND_CONTRAST, GROUND_CHROMA))
         picture[regions == region] = texture[regions == region]
         labels[regions == region] = TEXTURE_CLASSES[name][0]
 

@@ -29,13 +29,14 @@ OBJECTS = (2, 6)
 OBJECT_SIZES = (12, 80)
 MIN_IMAGE_SIZE = 64
 # A scene in which less of an object can be seen is arranged anew.
-MIN_VISIBLE_SHARE = 0.5
+MIN_VISIBLE_SHARE = 0.75
 MIN_PART_AREA = 6
 # Detectors learn members of a crowd as ground, so that crowds have to be rare.
 CROWD_EVERY = 25
 CROWD_MEMBERS = (10, 18)
 CROWD_MEMBER_SIZES = (10, 16)
-TEXTURE_CONTRAST = (15, 50)
+TEXTURE_CONTRAST = (15, 35)
+TILT = np.pi / 8  # things in photographs have an upright side, too
 
 _IDS = {category['name']: category['id'] for category in COCO_CATEGORIES}
 _NAMES = {number: name for name, number in _IDS.items()}
@@ -101,7 +102,11 @@ def _draw_crowd(rng: np.random.Generator, size: int) -> Layer:
         offset = rng.uniform(-1, 1, size=2) * min(26, 0.2 * size)
         outlines.append(
             draw_outline(
-                rng, CATEGORY_SHAPES[category], rng.uniform(*CROWD_MEMBER_SIZES), centre + offset
+                rng,
+                CATEGORY_SHAPES[category],
+                rng.uniform(*CROWD_MEMBER_SIZES),
+                centre + offset,
+                TILT,
             )
         )
     region = np.zeros((size * SUBPIXELS, size * SUBPIXELS), np.uint8)
@@ -116,7 +121,8 @@ def _draw_crowd(rng: np.random.Generator, size: int) -> Layer:
 
 def _draw_object(rng: np.random.Generator, size: int, below: list[Layer]) -> Layer:
     category = rng.choice(list(CATEGORY_SHAPES))
-    object_size = rng.uniform(OBJECT_SIZES[0], min(OBJECT_SIZES[1], size / 2))
+    # Larger ones are more frequent, as many shapes cover little of their box.
+    object_size = rng.triangular(OBJECT_SIZES[0], *[min(OBJECT_SIZES[1], size / 2)] * 2)
     centre = rng.uniform(0.05 * size, 0.95 * size, size=2)
     if below and rng.uniform() < 0.6:
         # Beside an earlier object and partly over it.
@@ -125,7 +131,7 @@ def _draw_object(rng: np.random.Generator, size: int, below: list[Layer]) -> Lay
         reach = rng.uniform(0.3, 0.5) * (object_size + (high - low).max())
         angle = rng.uniform(0, 2 * np.pi)
         centre = (low + high) / 2 + reach * np.array([np.cos(angle), np.sin(angle)])
-    outline = draw_outline(rng, CATEGORY_SHAPES[category], object_size, centre)
+    outline = draw_outline(rng, CATEGORY_SHAPES[category], object_size, centre, TILT)
     full_area = cv2.contourArea(outline.astype(np.float32))
     return Layer(category, [outline], full_area, fill_outline(outline, size, size), is_crowd=False)
 
@@ -206,10 +212,11 @@ def make_coco(
 
     Each scene shows 2 to 6 overlapping objects of 12 to 80 pixels (and of at most half the image)
     on a textured ground: airplanes (crosses), sports balls (discs) and kites. Only the shape tells
-    the category; colours and textures of objects and grounds come from one distribution. Polygons,
-    boxes and areas describe the visible part of each object. One scene in 25 also has a
-    crowd region. A scene depends on the seed, its split and its number only, so a larger data set
-    begins with the scenes of a smaller one.
+    the category; colours and textures of objects and grounds come from one distribution. Objects
+    are tilted by 22.5 degrees at most, and three quarters of each can be seen. Polygons, boxes and
+    areas describe the visible part. One scene in 25 also has a crowd region. A scene depends on
+    the seed, its split and its number only, so a larger data set begins with the scenes of a
+    smaller one.
 
     Args:
         directory (str or Path): The directory to make: ``train2017/``, ``val2017/``,

@@ -8,7 +8,7 @@ from .textures import PATTERNS, colour_pattern, draw_colours
 
 RIM_WIDTH = 2
 # Least colour distance (grey levels) from what is behind, over nine tenths of the rim.
-RIM_CONTRAST = 70
+RIM_CONTRAST = 90
 
 
 def paint(

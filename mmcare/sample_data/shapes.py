@@ -62,7 +62,11 @@ SHAPES: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
 
 
 def draw_outline(
-    rng: np.random.Generator, shape: str, size: float, centre: np.ndarray
+    rng: np.random.Generator,
+    shape: str,
+    size: float,
+    centre: np.ndarray,
+    tilt: float = np.pi,
 ) -> np.ndarray:
     """Draw a shape at a random rotation.
 
@@ -71,12 +75,13 @@ def draw_outline(
         shape (str): A key of ``SHAPES``.
         size (float): Longer side of the upright box around the rotated shape, in pixels.
         centre (np.ndarray): Centre (x, y) of that box, in pixels.
+        tilt (float): Largest rotation to either side, in radians.
 
     Returns:
         np.ndarray: Corners (N, 2) as (x, y), in pixels; (0, 0) is the image's top left corner.
     """
     points = SHAPES[shape](rng)
-    angle = rng.uniform(0, 2 * np.pi)
+    angle = rng.uniform(-tilt, tilt)
     cosine, sine = np.cos(angle), np.sin(angle)
     points = points @ np.array([[cosine, sine], [-sine, cosine]])
     low, high = points.min(axis=0), points.max(axis=0)

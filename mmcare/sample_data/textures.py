@@ -60,18 +60,24 @@ PATTERNS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
 }
 
 
-def draw_colours(rng: np.random.Generator, contrast: tuple[float, float]) -> np.ndarray:
+def draw_colours(
+    rng: np.random.Generator, contrast: tuple[float, float], chroma: float | None = None
+) -> np.ndarray:
     """Draw the two colours of a texture.
 
     Args:
         rng (np.random.Generator): Source of the colours.
         contrast (tuple[float, float]): Range of their distance, in grey levels.
+        chroma (float | None): How much they differ in colour, compared with brightness; by default
+            no direction in colour space is preferred.
 
     Returns:
         np.ndarray: Float32 (2, 3), values between 0 and 255.
     """
     middle = rng.uniform(30, 225, size=3)
     direction = rng.standard_normal(3)
+    if chroma is not None:
+        direction = rng.choice([-1, 1]) + chroma * direction
     step = rng.uniform(*contrast) * direction / np.linalg.norm(direction)
     return np.clip([middle - step / 2, middle + step / 2], 0, 255).astype(np.float32)
 

@@ -72,7 +72,8 @@ def test_only_three_categories_occur_about_equally_often(coco_train):
     names = {category['id']: category['name'] for category in COCO_CATEGORIES}
     counts = {names[number]: used.count(number) for number in set(used)}
     assert counts.keys() == CATEGORY_SHAPES.keys()
-    assert min(counts.values()) > 0.7 * max(counts.values())
+    # Shapes that cover more are rejected a little more often.
+    assert min(counts.values()) > 0.6 * max(counts.values())
 
 
 def test_same_seed_gives_the_same_bytes(tmp_path, read_all_files):
@@ -114,7 +115,7 @@ def test_sizes_and_visible_shares(size, largest):
                 sizes.append(np.ptp(layer.outlines[0], axis=0).max())
     assert 12 <= min(sizes) < 16
     assert largest - 4 < max(sizes) <= largest
-    assert 0.5 <= min(shares) < 0.6
+    assert 0.75 <= min(shares) < 0.85
 
 
 def test_polygons_boxes_and_areas_agree(coco, coco_train):
