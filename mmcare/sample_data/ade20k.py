@@ -35,7 +35,8 @@ OBJECT_SIZES = (0.2, 0.4)
 OTHER_SIZES = (0.2, 0.35)
 MAX_OVERLAP = 0.2
 GROUND_CONTRAST = (70, 140)
-GROUND_CHROMA = 0.3  # textures are mostly light and dark, as those of real surfaces
+COARSENESS = 2  # of grounds: networks that begin with a stride of 4 need to see single stripes
+GROUND_CHROMA = 0.3  # muted and, as on real surfaces, mostly light and dark
 OBJECT_CONTRAST = (0, 30)
 IRREGULAR_EVERY = 4
 
@@ -56,7 +57,8 @@ def _draw_scene(rng: np.random.Generator, height: int, width: int) -> tuple[np.n
     labels = np.empty((height, width), np.uint8)
     names = rng.permutation(list(TEXTURE_CLASSES))
     for region, name in enumerate(names[: regions.max() + 1]):
-        pattern = PATTERNS[name](rng, height, width)
+        pattern = PATTERNS[name](rng, -(-height // COARSENESS), -(-width // COARSENESS))
+        pattern = cv2.resize(pattern, None, fx=COARSENESS, fy=COARSENESS)[:height, :width]
         texture = colour_pattern(pattern, draw_colours(rng, GROUND_CONTRAST, GROUND_CHROMA))
         picture[regions == region] = texture[regions == region]
         labels[regions == region] = TEXTURE_CLASSES[name][0]
@@ -110,11 +112,11 @@ def make_ade20k(
 ) -> dict[str, dict[str, int]]:
     """Make a small data set in the layout of the ADE20K challenge (ADEChallengeData2016).
 
-    Smooth regions of sky, floor, grass, curtain and rug are told by their texture; flowers,
-    airplanes and balls on them by their shape; colours tell nothing. Every image has unlabelled
-    pixels (0). Every fourth validation image is not square, with odd sides. A scene depends on the
-    seed, its split and its number only, so a larger data set begins with the scenes of a smaller
-    one.
+    Smooth, muted regions of sky, floor, grass, curtain and rug are told by their texture; flowers,
+    airplanes and balls on them by their shape; colours do not tell them apart. Every image has
+    unlabelled pixels (0). Every fourth validation image is not square, with odd sides. A scene
+    depends on the seed, its split and its number only, so a larger data set begins with the scenes
+    of a smaller one.
 
     Args:
         directory (str or Path): The directory to make: ``images/{training,validation}/*.jpg``,

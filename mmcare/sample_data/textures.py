@@ -68,8 +68,8 @@ def draw_colours(
     Args:
         rng (np.random.Generator): Source of the colours.
         contrast (tuple[float, float]): Range of their distance, in grey levels.
-        chroma (float | None): How much they differ in colour, compared with brightness; by default
-            no direction in colour space is preferred.
+        chroma (float | None): How colourful they are, 0 for greys; by default they are drawn from
+            the whole colour space.
 
     Returns:
         np.ndarray: Float32 (2, 3), values between 0 and 255.
@@ -77,6 +77,7 @@ def draw_colours(
     middle = rng.uniform(30, 225, size=3)
     direction = rng.standard_normal(3)
     if chroma is not None:
+        middle = rng.uniform(80, 175) + chroma * (middle - 127.5)
         direction = rng.choice([-1, 1]) + chroma * direction
     step = rng.uniform(*contrast) * direction / np.linalg.norm(direction)
     return np.clip([middle - step / 2, middle + step / 2], 0, 255).astype(np.float32)
