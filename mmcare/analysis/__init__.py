@@ -1,6 +1,6 @@
 """What CARE costs: the paper's complexity model, and the network's parameters and multiply-adds.
 
-``omega`` has the model's equations, ``mixer`` compares it with the network, ``proposition`` says
+``equations`` has those of the model, ``mixer`` compares it with the network, ``proposition`` says
 where the paper's proposition holds, ``counting`` counts with mmengine.analysis, and ``paper`` puts
 the paper's figures beside the counts. ``report`` and ``plots`` write all of it down.
 """
@@ -12,8 +12,7 @@ from mmcare.analysis.counting import (
     build_network,
     count_complexity,
 )
-from mmcare.analysis.mixer import count_mixer, mixer_terms
-from mmcare.analysis.omega import (
+from mmcare.analysis.equations import (
     delta_limit,
     omega,
     omega_decoupled,
@@ -22,6 +21,7 @@ from mmcare.analysis.omega import (
     proposition_holds,
     smallest_width,
 )
+from mmcare.analysis.mixer import count_mixer, mixer_terms
 from mmcare.analysis.paper import compare_with_paper
 from mmcare.analysis.proposition import network_stages
 

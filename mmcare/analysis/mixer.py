@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from mmcare.analysis.counting import check_shape, macs_by_module
-from mmcare.analysis.omega import omega_decoupled
+from mmcare.analysis.equations import omega_decoupled
 from mmcare.models import CARE
 from mmcare.models.backbones.care import (
     NUM_STAGES,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mmcare.analysis.counting import PARTS, Complexity
-from mmcare.analysis.omega import delta_limit, omega
+from mmcare.analysis.equations import delta_limit, omega
 from mmcare.analysis.paper import Comparison
 from mmcare.analysis.proposition import network_stages
 from mmcare.analysis.report import parts_of, stages_of, write_atomically

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmcare.analysis.omega import Number, delta_limit, proposition_holds
+from mmcare.analysis.equations import Number, delta_limit, proposition_holds
 from mmcare.models import CARE
 from mmcare.models.backbones.care import NUM_STRIP_STAGES
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mmcare.analysis.counting import HEAD_STAGE, PARTS, STAGES, Complexity
+from mmcare.analysis.equations import smallest_width
 from mmcare.analysis.mixer import MixerTerms
-from mmcare.analysis.omega import smallest_width
 from mmcare.analysis.paper import Comparison
 from mmcare.analysis.proposition import StageOfNetwork
 

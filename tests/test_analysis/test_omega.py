@@ -6,8 +6,8 @@ from fractions import Fraction
 import pytest
 import sympy
 
-from mmcare.analysis import omega as module
-from mmcare.analysis.omega import (
+from mmcare.analysis import equations
+from mmcare.analysis.equations import (
     delta_limit,
     omega,
     omega_decoupled,
@@ -182,5 +182,5 @@ def test_bad_arguments(call, error, words):
 
 
 def test_examples_of_the_docstrings():
-    assert doctest.testmod(module).attempted >= 2
-    assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(equations).attempted >= 2
+    assert doctest.testmod(equations).failed == 0
