@@ -72,6 +72,8 @@ ABLATION_DEFAULTS = dict(
     multi_scale=True,
 )
 BACKBONE_PARTS = ('stem.', 'stages.', 'out_norms.')
+# The stem's convolution: as it is trained; folded with its batch norm; folded beside another norm.
+STEM_CONVS = ('stem.conv.weight', 'stem.folded_conv.weight', 'stem.folded_conv.0.weight')
 
 WHERE_TO_GET_WEIGHTS = """\
 The ImageNet weights (CARETrans_S0.pth.tar, _S1, _S2; MIT licence) are linked from the authors'
@@ -245,6 +247,11 @@ def is_published(keys: Iterable[str]) -> bool:
         key.startswith(('stages.0.blocks.0.inter_layer.', 'stages.0.blocks.0.token_mixer.'))
         for key in keys
     )
+
+
+def is_folded(keys: Iterable[str]) -> bool:
+    """Whether a backbone's keys are those of a folded one (``CARE.switch_to_deploy``)."""
+    return any(key.startswith('stem.folded_conv.') for key in keys)
 
 
 def as_classifier(state: Mapping[str, Tensor]) -> StateDict:
@@ -501,7 +508,20 @@ def _explain(
     if not looks:
         lines.append('The file does not look like a CARE checkpoint at all.')
         return '\n'.join(lines)
-    lines.append(f'The file looks like {_format_looks(looks)}.')
+    lines.append(
+        f'The file looks like {"folded weights of " * is_folded(state)}{_format_looks(looks)}.'
+    )
+    if is_folded(state) and not backbone.deploy:
+        lines.append(
+            '  The weights are folded (tools/reparameterize_model.py), the model is not: build it '
+            'with deploy=True (--cfg-options model.backbone.deploy=True) to evaluate, or give the '
+            'weights from before folding to train'
+        )
+    elif backbone.deploy and not is_folded(state):
+        lines.append(
+            '  The model is folded (deploy=True), the weights are not: fold them first (python '
+            'tools/reparameterize_model.py CONFIG CHECKPOINT OUT), or leave deploy out'
+        )
     model = describe_backbone(_meta_state(backbone), backbone.arch_zoo)
     for name in looks:
         if name in model and looks[name] != model[name]:
@@ -521,7 +541,8 @@ def describe_backbone(
     """Read the arguments of a CARE backbone off its weights.
 
     Args:
-        state: Weights under the backbone's own names; stages behind the last one may be missing.
+        state: Weights under the backbone's own names, folded or not; stages behind the last one
+            may be missing.
         arch_zoo: Known archs by name.
 
     Returns:
@@ -530,7 +551,7 @@ def describe_backbone(
         (with all four stages) and the arguments of :data:`ABLATION_DEFAULTS`; empty if these are
         not a CARE's weights.
     """
-    stem = state.get('stem.conv.weight')
+    stem = next((state[key] for key in STEM_CONVS if key in state), None)
     if stem is None or stem.dim() != 4:
         return {}
     stages = []
@@ -560,8 +581,9 @@ def _describe_stage(state: Mapping[str, Tensor], index: int) -> dict[str, Any] |
         for key in state
         if key.startswith(prefix) and key.split('.')[3].isdigit()
     }
-    entry = 'stem.conv.weight' if index == 0 else f'stages.{index}.downsample.conv.weight'
-    if not blocks or entry not in state:
+    entries = STEM_CONVS if index == 0 else (f'stages.{index}.downsample.conv.weight',)
+    entry = next((key for key in entries if key in state), None)
+    if not blocks or entry is None:
         return None
     # Channels of every weight of the first block by its name, such as 'inter1.expand'.
     first = {
@@ -703,6 +725,11 @@ def convert_checkpoint(
     looks = describe_backbone(state, CARE.arch_zoo)
     if not looks or not looks['num_stages']:
         raise CheckpointError(f'{source} holds no CARE backbone')
+    if is_folded(state):
+        raise CheckpointError(
+            f'{source} holds folded weights, which have no published form; convert the checkpoint '
+            'from before folding'
+        )
     _check_whole(CARE, looks, state, source)
     described = _format_looks(looks)
     write_checkpoint(

@@ -13,6 +13,7 @@ from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
 from mmcare.checkpoint import CheckpointError
+from mmcare.models.layers import Foldable
 from mmcare.registry import MODELS
 
 NORM_EPS = 1e-6
@@ -36,9 +37,27 @@ class NormedLinear(nn.Module):
         return self.fc(self.norm(features))
 
 
+def average(heads: Sequence[NormedLinear]) -> NormedLinear:
+    """Return one head that puts out the mean of several heads' logits.
+
+    All normalise the same features alike. What differs, scale, shift and classifier, is affine,
+    and so is its mean: W = mean(W_i diag(scale_i)), b = mean(W_i shift_i + b_i).
+    """
+    weights = [head.fc.weight.double() * head.norm.weight.double() for head in heads]
+    biases = [
+        head.fc.weight.double() @ head.norm.bias.double() + head.fc.bias.double() for head in heads
+    ]
+    fc = heads[0].fc
+    averaged = NormedLinear(fc.in_features, fc.out_features)
+    averaged.norm = nn.LayerNorm(fc.in_features, eps=NORM_EPS, elementwise_affine=False)
+    averaged.fc.weight = nn.Parameter((sum(weights) / len(heads)).to(fc.weight))
+    averaged.fc.bias = nn.Parameter((sum(biases) / len(heads)).to(fc.weight))
+    return averaged
+
+
 @MODELS.register_module()
 @MMENGINE_MODELS.register_module()
-class CAREClsHead(ClsHead):
+class CAREClsHead(Foldable, ClsHead):
     """Class head and distillation head on globally pooled features.
 
     Each is GELU, LayerNorm and a linear classifier. Predictions come from the mean of their
@@ -55,6 +74,8 @@ class CAREClsHead(ClsHead):
             mmpretrain's ``CrossEntropyLoss`` and ``LabelSmoothLoss`` do.
         topk: Accuracies to log in training.
         cal_acc: Log the accuracy of the mean logits in training; not with mixed labels.
+        deploy: Build the folded head, for evaluation only, which takes the weights of a folded
+            one, see :meth:`switch_to_deploy`.
         init_cfg: By default truncated normal, std 0.02, biases 0.
 
     Raises:
@@ -68,6 +89,7 @@ class CAREClsHead(ClsHead):
         loss: dict | None = None,
         topk: int | Sequence[int] = (1,),
         cal_acc: bool = False,
+        deploy: bool = False,
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         for name, value in (('num_classes', num_classes), ('in_channels', in_channels)):
@@ -85,6 +107,14 @@ class CAREClsHead(ClsHead):
         self.in_channels = in_channels
         self.cls_head = NormedLinear(in_channels, num_classes)
         self.distill_head = NormedLinear(in_channels, num_classes)
+        if deploy:
+            self.eval()
+            self.switch_to_deploy()
+
+    def _fold(self) -> None:
+        """Fold both heads into one that puts out the mean of their logits."""
+        self.folded_head = average([self.cls_head, self.distill_head])
+        del self.cls_head, self.distill_head
 
     def pre_logits(self, feats: tuple[Tensor, ...]) -> Tensor:
         """Pool and activate what both heads start from.
@@ -111,12 +141,23 @@ class CAREClsHead(ClsHead):
         return F.gelu(features)
 
     def head_logits(self, feats: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Compute the logits (B, K) of the class head and of the distillation head."""
+        """Compute the logits (B, K) of the class head and of the distillation head.
+
+        Raises:
+            RuntimeError: If the head is folded, so that there is one left.
+        """
+        if self.deploy:
+            raise RuntimeError(
+                'this CAREClsHead is folded: it puts out the mean of both heads alone, which is '
+                'what forward() and predict() return, and has no losses'
+            )
         features = self.pre_logits(feats)
         return self.cls_head(features), self.distill_head(features)
 
     def forward(self, feats: tuple[Tensor, ...]) -> Tensor:
         """Compute the mean of both heads' logits, (B, K)."""
+        if self.deploy:
+            return self.folded_head(self.pre_logits(feats))
         cls_logits, distill_logits = self.head_logits(feats)
         return (cls_logits + distill_logits) / 2
 
@@ -187,7 +228,7 @@ class CAREClsHead(ClsHead):
         expected = {
             name.replace('_orig_mod.', ''): tuple(parameter.shape)
             for name, parameter in self.named_parameters()
-            if name.startswith(('cls_head.', 'distill_head.'))
+            if name.startswith(('cls_head.', 'distill_head.', 'folded_head.'))
         }
         given = {
             name: tuple(state_dict[prefix + name].shape)
@@ -205,6 +246,18 @@ class CAREClsHead(ClsHead):
         if misshapen:
             name = misshapen[0]
             lines.append(f'  of another shape: {name} {given[name]} instead of {expected[name]}')
+        if f'{prefix}folded_head.fc.weight' in state_dict and not self.deploy:
+            lines.append(
+                '  The weights are folded (tools/reparameterize_model.py), the head is not: build '
+                'it with deploy=True (--cfg-options model.head.deploy=True '
+                'model.backbone.deploy=True) to evaluate, or give the weights from before folding '
+                'to train'
+            )
+        elif f'{prefix}cls_head.fc.weight' in state_dict and self.deploy:
+            lines.append(
+                '  The head is folded (deploy=True), the weights are not: fold them first (python '
+                'tools/reparameterize_model.py CONFIG CHECKPOINT OUT), or leave deploy out'
+            )
         for argument, axis in (('num_classes', 0), ('in_channels', 1)):
             shape = next((given[name] for name in given if name.endswith('fc.weight')), None)
             if shape is not None and len(shape) == 2 and shape[axis] != getattr(self, argument):

@@ -1,5 +1,6 @@
 from mmcare.engine.hooks.bfloat16_ops_hook import BFloat16OpsHook
 from mmcare.engine.hooks.data_check_hook import DataCheckHook
 from mmcare.engine.hooks.exact_resume_hook import ExactResumeHook
+from mmcare.engine.hooks.fold_before_test_hook import FoldBeforeTestHook
 
-__all__ = ['BFloat16OpsHook', 'DataCheckHook', 'ExactResumeHook']
+__all__ = ['BFloat16OpsHook', 'DataCheckHook', 'ExactResumeHook', 'FoldBeforeTestHook']

@@ -9,6 +9,7 @@ keeps its latent channels (``expand_last=False`` gives a block like the others).
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -26,6 +27,8 @@ from mmcare.models.layers import (
     FEATURE_MAPS,
     DecoupledMixer,
     ExpandingInteraction,
+    Foldable,
+    FoldedBlock,
     GlobalMixer,
     Interaction,
     LinearAttention,
@@ -34,6 +37,8 @@ from mmcare.models.layers import (
     StackedMixer,
     StripConv,
     build_norm,
+    fold_conv_norm,
+    fold_norm_conv,
     recompute,
 )
 from mmcare.registry import MODELS
@@ -134,7 +139,7 @@ class Stage(nn.Module):
 
 @MODELS.register_module()
 @MMENGINE_MODELS.register_module()
-class CARE(BaseModule):
+class CARE(Foldable, BaseModule):
     """CARE backbone: one state [memory | features] goes through four stages.
 
     The linear attention of stages 3 and 4 is global: every position of a map depends on the whole
@@ -191,6 +196,8 @@ class CARE(BaseModule):
             too.
         multi_scale: Local learner of 3x3 and 7x7 (Table 5); False: 3x3 on all of its channels.
             Not with ``decoupling='global_only'``, which has no local learner.
+        deploy: Build the folded network, for evaluation only, which takes the weights of a folded
+            one, see :meth:`switch_to_deploy`.
         init_cfg: Config of the initialisation. By default truncated normal, std 0.02, biases 0;
             ``dict(type='Pretrained', checkpoint=...)`` takes published files, converted ones and
             checkpoints of MM toolboxes, whole or not at all.
@@ -264,6 +271,7 @@ class CARE(BaseModule):
         memory: bool = True,
         early_conv: bool = True,
         multi_scale: bool = True,
+        deploy: bool = False,
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         self.arch = check_arch(arch, self.arch_zoo)
@@ -324,6 +332,9 @@ class CARE(BaseModule):
             )
         )
         self._freeze_stages()  # now, since distributed wrappers ask once which parameters train
+        if deploy:
+            self.eval()
+            self.switch_to_deploy()
 
     @property
     def out_channels(self) -> tuple[int, ...]:
@@ -368,7 +379,11 @@ class CARE(BaseModule):
         return tuple(outputs)
 
     def train(self, mode: bool = True) -> 'CARE':
-        """Set training or evaluation mode; frozen stages and norms stay in evaluation mode."""
+        """Set training or evaluation mode; frozen stages and norms stay in evaluation mode.
+
+        Raises:
+            RuntimeError: If a folded network is to train.
+        """
         super().train(mode)
         self._freeze_stages()
         if mode and self.norm_eval:
@@ -412,6 +427,19 @@ class CARE(BaseModule):
             blocks_before += len(stage.blocks)
         block_index = int(rest[2]) if rest[1] == 'blocks' else 0
         return blocks_before + block_index + 1, num_layers
+
+    def _fold(self) -> None:
+        """Fold batch norms and gamma into convolutions, and attention into two matrix products.
+
+        Norms of another kind stay, and so do those of ``out_norm_cfg``.
+        """
+        folded_conv = fold_conv_norm(self.stem.conv, self.stem.norm)
+        self.stem = nn.Sequential(OrderedDict(folded_conv=folded_conv))
+        for stage in self.stages:
+            down = stage.downsample
+            if len(down):
+                down.norm, down.conv = fold_norm_conv(down.norm, down.conv)
+            stage.blocks = nn.ModuleList(FoldedBlock(block) for block in stage.blocks)
 
     def _memory_width(self, index: int) -> int:
         """Channels of the memory in a stage, d'."""

@@ -1,3 +1,11 @@
+from mmcare.models.layers.folding import (
+    Foldable,
+    FoldedBlock,
+    FoldedLinearAttention,
+    fold_conv_norm,
+    fold_norm_conv,
+    merge_local_kernels,
+)
 from mmcare.models.layers.interaction import ExpandingInteraction, Interaction
 from mmcare.models.layers.linear_attention import FEATURE_MAPS, LinearAttention
 from mmcare.models.layers.local_learner import LocalLearner, SingleScaleLearner
@@ -10,6 +18,9 @@ __all__ = [
     'FEATURE_MAPS',
     'DecoupledMixer',
     'ExpandingInteraction',
+    'Foldable',
+    'FoldedBlock',
+    'FoldedLinearAttention',
     'GlobalMixer',
     'Interaction',
     'LinearAttention',
@@ -18,5 +29,8 @@ __all__ = [
     'StackedMixer',
     'StripConv',
     'build_norm',
+    'fold_conv_norm',
+    'fold_norm_conv',
+    'merge_local_kernels',
     'recompute',
 ]

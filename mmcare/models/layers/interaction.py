@@ -48,4 +48,8 @@ class Interaction(ExpandingInteraction):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W)."""
-        return x + self.project(super().forward(x))
+        return x + self.branch(x)
+
+    def branch(self, x: Tensor) -> Tensor:
+        """Compute what is added to the input, (B, C, H, W)."""
+        return self.project(super().forward(x))

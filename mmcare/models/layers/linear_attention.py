@@ -59,7 +59,7 @@ class LinearAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W)."""
         queries, keys = self.query_key(x).chunk(2, dim=1)
-        with _autocast_off(x):
+        with autocast_off(x):
             attended = self.attend(*map(self._split_heads, (queries, keys, x)))
         return attended.reshape(x.shape).to(x.dtype)
 
@@ -69,7 +69,7 @@ class LinearAttention(nn.Module):
         return x.reshape(x.shape[0], -1, self.head_channels, x.shape[2] * x.shape[3])
 
 
-def _autocast_off(x: Tensor) -> nullcontext | torch.autocast:
+def autocast_off(x: Tensor) -> nullcontext | torch.autocast:
     """Suspend autocast where it is on; elsewhere leave the graph alone (some devices have none)."""
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):

@@ -1,0 +1,136 @@
+"""What is exported: a CARE backbone from an arch or any config, its weights, its normalisation."""
+
+import os
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+
+from mmcare.checkpoint import BACKBONE, is_folded, load_from_local_checked
+from mmcare.models import CARE
+
+BACKBONE_TYPES = ('CARE', 'mmcare.CARE')
+RANDOM_GAMMA = 0.1
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """How images become the network's input: (pixel - mean) / std, each channel by itself.
+
+    Attributes:
+        mean, std: Of pixels from 0 to 255, in the network's order of channels.
+        channels: That order, ``'RGB'`` or ``'BGR'``.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    channels: str
+
+
+IMAGENET = Normalization((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), 'RGB')
+
+
+@dataclass(frozen=True)
+class Source:
+    """A backbone to export.
+
+    Attributes:
+        name: For files: of the arch or the config.
+        arch: For metadata: name of the arch, or its values.
+        backbone: In evaluation mode, folded only if its weights are.
+        weights: Name of the checkpoint, or ``'random'``.
+        normalization: Of the config; ImageNet's for an arch; None if the config has none.
+    """
+
+    name: str
+    arch: str
+    backbone: CARE
+    weights: str
+    normalization: Normalization | None
+
+
+def load_source(source: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -> Source:
+    """Build the backbone of an arch or of a config, and give it its weights.
+
+    Only the backbone is built: of a detector's config neither mmdet nor compiled ops are needed
+    (but for configs that inherit from another package's).
+
+    Args:
+        source: ``'s0'``, ``'s1'``, ``'s2'``, or a config with a CARE backbone.
+        checkpoint: A published file, or a checkpoint of a backbone or of a whole model, folded or
+            not. None: random weights, with a gamma of 0.1, which are good enough to look at sizes,
+            operators and speed.
+
+    Raises:
+        FileNotFoundError: If config or checkpoint does not exist.
+        CheckpointError: If the checkpoint cannot be read or does not fit.
+        ValueError: If the source is neither, or the config has not exactly one CARE backbone.
+    """
+    source = os.fspath(source)
+    if source in CARE.arch_zoo:
+        name, arguments, normalization = f'care_{source}', dict(arch=source), IMAGENET
+    elif Path(source).suffix == '.py':
+        if not Path(source).is_file():
+            raise FileNotFoundError(f'{source} is not a file')
+        cfg = Config.fromfile(source, import_custom_modules=False)
+        found = list(_find_backbones(cfg.get('model')))
+        if len(found) != 1:
+            raise ValueError(
+                f"{source} must have one dict with type='mmcare.CARE' in its model, a CARE "
+                f'backbone; it has {len(found)}'
+            )
+        name = Path(source).stem
+        arguments = {key: value for key, value in found[0].items() if key not in ('type', 'deploy')}
+        normalization = _find_normalization(cfg)
+    else:
+        raise ValueError(
+            f'{source!r} is neither an arch ({", ".join(CARE.arch_zoo)}) nor a config (.py)'
+        )
+    arguments.update(init_cfg=None, frozen_stages=-1, with_cp=False)
+    state = None
+    if checkpoint is not None:
+        loaded = load_from_local_checked(os.fspath(checkpoint), 'cpu')
+        state = loaded.get('state_dict', loaded)
+    folded = state is not None and is_folded(str(key).removeprefix(BACKBONE) for key in state)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        backbone = CARE(**arguments, deploy=folded, layer_scale_init_value=RANDOM_GAMMA)
+    if state is not None:
+        backbone.load_state_dict(dict(state), strict=False)  # whole or not at all, as CARE has it
+    arch = arguments.get('arch', 's0')
+    return Source(
+        name=name,
+        arch=arch if isinstance(arch, str) else str(dict(arch)),
+        backbone=backbone.eval().requires_grad_(False),
+        weights='random' if checkpoint is None else Path(checkpoint).name,
+        normalization=normalization,
+    )
+
+
+def _find_backbones(config: Any) -> Iterator[Mapping[str, Any]]:
+    """Find configs of CARE backbones in the config of a model, however deep."""
+    if isinstance(config, Mapping):
+        if config.get('type') in BACKBONE_TYPES:
+            arguments = deepcopy(dict(config))
+            arguments.pop('layer_scale_init_value', None)
+            yield arguments
+        for value in config.values():
+            yield from _find_backbones(value)
+    elif isinstance(config, list | tuple):
+        for value in config:
+            yield from _find_backbones(value)
+
+
+def _find_normalization(cfg: Config) -> Normalization | None:
+    """Read the normalisation off a config; mmdet and mmseg have it in model, mmpretrain beside."""
+    preprocessor = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor')
+    if not preprocessor or preprocessor.get('mean') is None:
+        return None
+    # Images are read as BGR.
+    to_rgb = preprocessor.get('bgr_to_rgb') or preprocessor.get('to_rgb')
+    mean, std = tuple(map(float, preprocessor.mean)), tuple(map(float, preprocessor.std))
+    return Normalization(mean, std, 'RGB' if to_rgb else 'BGR')

@@ -1,0 +1,45 @@
+"""Fold the checkpoint of a model: the same outputs in evaluation mode, from fewer operators.
+
+Batch norms and layer scales of a CARE backbone go into its convolutions, the two classification
+heads become one. A config takes the result with `deploy=True` for backbone and head, as is
+printed; the folded model cannot be trained. The model's toolbox must be installed.
+"""
+
+import argparse
+import sys
+
+from mmcare.checkpoint import CheckpointError
+from mmcare.deploy import reparameterize_checkpoint
+
+
+def parse_args() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('config', metavar='CONFIG', help='config of the model, not folded')
+    parser.add_argument(
+        'checkpoint', metavar='CHECKPOINT', help='its weights, which must fill the whole model'
+    )
+    parser.add_argument(
+        'destination',
+        metavar='OUT',
+        help='checkpoint to write, replaced if it exists; .safetensors or any other ending',
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Fold, and say what was folded."""
+    arguments = parse_args()
+    try:
+        print(
+            reparameterize_checkpoint(arguments.config, arguments.checkpoint, arguments.destination)
+        )
+    except (CheckpointError, OSError, ValueError) as error:
+        print(f'error: {error}', file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == '__main__':
+    main()
