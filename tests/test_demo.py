@@ -44,3 +44,13 @@ def test_grid_of_unequal_pictures(tmp_path):
     grid = cv2.imread(str(tmp_path / 'grid.png'))
     assert grid.shape == (2 * (7 + 8), 2 * (9 + 8), 3)
     assert [path.name for path in tmp_path.iterdir()] == ['grid.png']
+
+
+@pytest.mark.parametrize('demo', [detection, segmentation])
+def test_foreign_data_is_not_replaced(demo, tmp_path):
+    kept = tmp_path / 'sample_data' / 'annotations.json'
+    kept.parent.mkdir()
+    kept.write_text('{}')
+    with pytest.raises(FileExistsError, match='was not made by a demo'):
+        demo.run(tmp_path)
+    assert kept.read_text() == '{}'

@@ -33,7 +33,10 @@ def main() -> None:
     arguments = parse_args()
     work_dir = arguments.work_dir or WORK_DIRS[arguments.kind]
     demo = KINDS[arguments.kind]
-    results = demo.run(work_dir)
+    try:
+        results = demo.run(work_dir)
+    except FileExistsError as error:
+        sys.exit(str(error))
     metric, goal = results['goal']['metric'], results['goal']['above']
     print(f'{"":24}untrained   trained')
     for name, label in demo.METRICS.items():

@@ -1,6 +1,5 @@
 """Mask R-CNN CARE-S0, trained from scratch on sample scenes with the shipped config."""
 
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import cv2
 from mmengine.config import Config
 from mmengine.registry import RUNNERS
 
-from mmcare.demo import QUICK_START
+from mmcare.demo import QUICK_START, empty_data_dir
 from mmcare.demo.report import plot_curves, read_scalars, write_grid, write_results
 from mmcare.sample_data import make_coco
 from mmcare.shipped import shipped_config
@@ -98,14 +97,13 @@ def run(work_dir: Path) -> dict[str, Any]:
     """Make the data, test untrained, train, test, and leave figures and pictures.
 
     Args:
-        work_dir: Gets ``data/``, the checkpoint and the logs of mmengine, ``results.json``,
+        work_dir: Gets ``sample_data/``, the checkpoint and the logs of mmengine, ``results.json``,
             ``curves.png`` and ``predictions.png``.
 
     Returns:
         Box and mask AP untrained and trained, and the minutes of training.
     """
-    data_dir = work_dir / 'data'
-    shutil.rmtree(data_dir, ignore_errors=True)
+    data_dir = empty_data_dir(work_dir)
     make_coco(data_dir, train=SCENES[0], val=SCENES[1], size=IMAGE_SIZE)
     runner = RUNNERS.build(demo_config(data_dir, work_dir))
     runner.model.init_weights()

@@ -1,6 +1,5 @@
 """Semantic FPN CARE-S0, trained from scratch on sample scenes with the shipped config."""
 
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from mmengine.registry import METRICS as MMENGINE_METRICS
 from mmengine.registry import RUNNERS
 from mmengine.structures import PixelData
 
-from mmcare.demo import QUICK_START
+from mmcare.demo import QUICK_START, empty_data_dir
 from mmcare.demo.report import plot_curves, read_scalars, write_grid, write_results
 from mmcare.sample_data import make_ade20k
 from mmcare.shipped import shipped_config
@@ -121,14 +120,13 @@ def run(work_dir: Path) -> dict[str, Any]:
     """Make the data, test untrained, train, test, and leave figures and pictures.
 
     Args:
-        work_dir: Gets ``data/``, the checkpoint and the logs of mmengine, ``results.json``,
+        work_dir: Gets ``sample_data/``, the checkpoint and the logs of mmengine, ``results.json``,
             ``curves.png`` and ``predictions.png``.
 
     Returns:
         The metrics untrained and trained, and the minutes of training.
     """
-    data_dir = work_dir / 'data'
-    shutil.rmtree(data_dir, ignore_errors=True)
+    data_dir = empty_data_dir(work_dir)
     make_ade20k(data_dir, train=SCENES[0], val=SCENES[1], size=IMAGE_SIZE)
     runner = RUNNERS.build(demo_config(data_dir, work_dir))
     runner.model.init_weights()

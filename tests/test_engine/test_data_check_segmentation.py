@@ -86,7 +86,11 @@ def test_missing_label_file_unchecked(data):
     (data / LABELS).unlink()
     runner = build(data, **{'default_hooks.data_check.enabled': False})
     runner.call_hook('before_build', modes=('train', 'val'))
+    dataset = runner.train_loop.dataloader.dataset
     runner.call_hook('before_run')
+    with pytest.raises(FileNotFoundError):
+        for index in range(len(dataset)):
+            dataset[index]
 
 
 def test_image_listed_but_missing(data):
