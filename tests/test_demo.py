@@ -34,6 +34,10 @@ def test_leaves_figures_and_pictures(demo, tmp_path, monkeypatch):
     for name in ('curves.png', 'predictions.png'):
         picture = cv2.imread(str(work_dir / name))
         assert picture.std() > 10, f'{name} is empty'
+    if demo is segmentation:  # image, annotation, prediction: each fills its place
+        for column in range(3):
+            panel = picture[4:196, 200 * column + 4 : 200 * column + 196]
+            assert not (panel == 255).all(axis=(0, 2)).any(), f'column {column} is cut'
     checkpoints = {path.name for path in work_dir.glob('*.pth')}
     assert checkpoints & {'epoch_2.pth', 'iter_36.pth'}
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import cv2
+import mmcv
 import numpy as np
 import torch
 from mmengine.config import Config
@@ -24,7 +24,7 @@ SCENES = (1000, 40)  # to learn from, and held out
 IMAGE_SIZE = 160
 CROP_SIZE = 128
 BATCH_SIZE = 4
-ITERATIONS = 1000
+ITERATIONS = 900
 METRICS = {
     'mIoU_occurring': 'mIoU, occurring classes',
     'mIoU': "mIoU, mmseg's",
@@ -53,7 +53,7 @@ class OccurringClassIoU(BaseMetric):
 
     def compute_metrics(self, results: list[torch.Tensor]) -> dict[str, float]:
         """Average over classes, pixels of all images taken together."""
-        counts = sum(results)
+        counts = torch.stack(results).sum(0)
         true, predicted, both = counts.sum(1), counts.sum(0), counts.diagonal()
         occurs = true > 0
         return dict(mIoU_occurring=(both / (true + predicted - both))[occurs].mean().item())
@@ -176,13 +176,16 @@ def _draw_predictions(runner: Any, filename: Path, number: int = 6, enlarged: in
         packed = dataset[index]
         with torch.no_grad():
             (sample,) = runner.model.test_step({key: [value] for key, value in packed.items()})
-        image = cv2.imread(sample.img_path)
+        image = mmcv.imread(sample.img_path)
         for name in ('gt_sem_seg', 'pred_sem_seg'):
             labels = sample.get(name).data
             labels = labels.repeat_interleave(enlarged, -1).repeat_interleave(enlarged, -2)
             setattr(sample, name, PixelData(data=labels))
         image = np.repeat(np.repeat(image, enlarged, 0), enlarged, 1)
-        visualizer.add_datasample('prediction', image[..., ::-1], sample)
-        annotated, predicted = np.split(visualizer.get_image()[..., ::-1], 2, axis=1)
-        pictures += [image, annotated, predicted]
+        pictures.append(image)
+        for truth in (True, False):
+            visualizer.add_datasample(
+                'scene', image[..., ::-1], sample, draw_gt=truth, draw_pred=not truth
+            )
+            pictures.append(visualizer.get_image()[..., ::-1])
     write_grid(pictures, 3, filename)

@@ -10,7 +10,7 @@ from .output import check_at_least, count_with_progress, new_directory, write_im
 from .painting import paint
 from .preview import SCENES, enlarge, write_contact_sheet, write_text
 from .shapes import draw_outline
-from .textures import PATTERNS, colour_pattern, draw_colours
+from .textures import DIRECTED, PATTERNS, colour_pattern, draw_colours
 
 # Labels of ADE20K's annotation files: 0 is "other", classes count from 1.
 TEXTURE_CLASSES = {
@@ -34,9 +34,11 @@ OBJECTS = (2, 4)
 OBJECT_SIZES = (0.2, 0.4)
 OTHER_SIZES = (0.2, 0.35)
 MAX_OVERLAP = 0.2
-GROUND_CONTRAST = (70, 140)
-COARSENESS = 2  # of grounds: networks that begin with a stride of 4 need to see single stripes
-GROUND_CHROMA = 0.3  # muted and, as on real surfaces, mostly light and dark
+# Grounds are greyish, light and dark around the same middle grey: nothing but texture tells them.
+GROUND_CONTRAST = (90, 150)
+GROUND_CHROMA = 0.15
+GROUND_ANGLES = (-0.2, 0.2)  # curtains hang and floors are level, give or take some degrees
+TILT = 0.4  # of objects, radians to either side
 OBJECT_CONTRAST = (0, 30)
 IRREGULAR_EVERY = 4
 
@@ -52,13 +54,13 @@ def _split_ground(rng: np.random.Generator, height: int, width: int, count: int)
 
 def _draw_scene(rng: np.random.Generator, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw a uint8 picture (H, W, 3) and its uint8 labels (H, W)."""
-    regions = _split_ground(rng, height, width, rng.integers(*REGIONS, endpoint=True))
+    regions = _split_ground(rng, height, width, int(rng.integers(*REGIONS, endpoint=True)))
     picture = np.empty((height, width, 3), np.float32)
     labels = np.empty((height, width), np.uint8)
     names = rng.permutation(list(TEXTURE_CLASSES))
     for region, name in enumerate(names[: regions.max() + 1]):
-        pattern = PATTERNS[name](rng, -(-height // COARSENESS), -(-width // COARSENESS))
-        pattern = cv2.resize(pattern, None, fx=COARSENESS, fy=COARSENESS)[:height, :width]
+        options = {'angles': GROUND_ANGLES} if name in DIRECTED else {}
+        pattern = PATTERNS[name](rng, height, width, **options)
         texture = colour_pattern(pattern, draw_colours(rng, GROUND_CONTRAST, GROUND_CHROMA))
         picture[regions == region] = texture[regions == region]
         labels[regions == region] = TEXTURE_CLASSES[name][0]
@@ -69,7 +71,7 @@ def _draw_scene(rng: np.random.Generator, height: int, width: int) -> tuple[np.n
     while wanted:
         shape = rng.choice(list(SHAPE_CLASSES))
         centre = rng.uniform(0.1, 0.9, size=2) * (width, height)
-        outline = draw_outline(rng, shape, rng.uniform(*OBJECT_SIZES) * short, centre)
+        outline = draw_outline(rng, shape, rng.uniform(*OBJECT_SIZES) * short, centre, TILT)
         mask = fill_outline(outline, height, width)
         pixels = measure_coverage(mask) >= 0.5
         if (taken & pixels).sum() > MAX_OVERLAP * pixels.sum():
@@ -94,11 +96,11 @@ def _draw_preview(picture: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, 
     annotated = np.repeat(grey[..., None] // 2, 3, axis=2)
     classes = sorted([*TEXTURE_CLASSES.values(), *SHAPE_CLASSES.values()])
     for rank, (label, _) in enumerate(classes):
-        hue = np.uint8([[[rank * 180 // len(classes), 255, 255]]])
+        hue = np.array([[[rank * 180 // len(classes), 255, 255]]], np.uint8)
         annotated[enlarge(labels) == label] += cv2.cvtColor(hue, cv2.COLOR_HSV2BGR)[0, 0] // 2
     for label, name in [*classes, (OTHER, 'other')]:
         count, _, stats, centres = cv2.connectedComponentsWithStats(
-            np.uint8(enlarge(labels) == label)
+            (enlarge(labels) == label).astype(np.uint8)
         )
         for part in range(1, count):
             if stats[part, cv2.CC_STAT_AREA] > 400:
@@ -112,7 +114,7 @@ def make_ade20k(
 ) -> dict[str, dict[str, int]]:
     """Make a small data set in the layout of the ADE20K challenge (ADEChallengeData2016).
 
-    Smooth, muted regions of sky, floor, grass, curtain and rug are told by their texture; flowers,
+    Greyish regions of sky, floor, grass, curtain and rug are told by their texture; flowers,
     airplanes and balls on them by their shape; colours do not tell them apart. Every image has
     unlabelled pixels (0). Every fourth validation image is not square, with odd sides. A scene
     depends on the seed, its split and its number only, so a larger data set begins with the scenes
@@ -139,7 +141,7 @@ def make_ade20k(
     check_at_least('val', val, 1)
     check_at_least('size', size, MIN_IMAGE_SIZE)
     summary = {}
-    previews = []
+    previews: list[tuple[np.ndarray, np.ndarray]] = []
     with new_directory(directory) as root:
         for stream, (split, prefix, count) in enumerate(
             (('training', 'ADE_train', train), ('validation', 'ADE_val', val))

@@ -5,12 +5,15 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 
+ANY_ANGLE = (0.0, np.pi)
+MIDDLE_GREYS = (115, 140)
+
 
 def _rotated_grid(
-    rng: np.random.Generator, height: int, width: int
+    rng: np.random.Generator, height: int, width: int, angles: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Coordinates counted in periods, of random length, direction and origin."""
-    angle = rng.uniform(0, np.pi)
+    angle = rng.uniform(*angles)
     period = rng.uniform(7, 14)
     y, x = np.mgrid[:height, :width].astype(np.float32)
     u = (x * np.cos(angle) + y * np.sin(angle)) / period + rng.uniform()
@@ -18,21 +21,27 @@ def _rotated_grid(
     return u.astype(np.float32), v.astype(np.float32)
 
 
-def stripes(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+def stripes(
+    rng: np.random.Generator, height: int, width: int, angles: tuple[float, float] = ANY_ANGLE
+) -> np.ndarray:
     """Parallel bars."""
-    u, _ = _rotated_grid(rng, height, width)
+    u, _ = _rotated_grid(rng, height, width, angles)
     return np.clip(0.5 + 1.5 * np.sin(2 * np.pi * u), 0, 1)
 
 
-def checks(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+def checks(
+    rng: np.random.Generator, height: int, width: int, angles: tuple[float, float] = ANY_ANGLE
+) -> np.ndarray:
     """A chessboard."""
-    u, v = _rotated_grid(rng, height, width)
+    u, v = _rotated_grid(rng, height, width, angles)
     return np.clip(0.5 + 3 * np.sin(2 * np.pi * u) * np.sin(2 * np.pi * v), 0, 1)
 
 
-def dots(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+def dots(
+    rng: np.random.Generator, height: int, width: int, angles: tuple[float, float] = ANY_ANGLE
+) -> np.ndarray:
     """Round spots on a square grid."""
-    u, v = _rotated_grid(rng, height, width)
+    u, v = _rotated_grid(rng, height, width, angles)
     distance = np.hypot(u - np.floor(u) - 0.5, v - np.floor(v) - 0.5)
     return np.clip((0.36 - distance) * 8, 0, 1)
 
@@ -40,8 +49,8 @@ def dots(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
 def grain(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
     """Fine noise."""
     noise = rng.standard_normal((height, width), dtype=np.float32)
-    noise = cv2.GaussianBlur(noise, (0, 0), rng.uniform(0.5, 0.9))
-    return np.clip(0.5 + 0.25 * noise / noise.std(), 0, 1)
+    smooth = cv2.GaussianBlur(noise, (0, 0), rng.uniform(0.5, 0.9))
+    return np.clip(0.5 + 0.25 * smooth / smooth.std(), 0, 1)
 
 
 def clouds(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
@@ -58,6 +67,7 @@ def clouds(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
 PATTERNS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
     pattern.__name__: pattern for pattern in (stripes, checks, dots, grain, clouds)
 }
+DIRECTED = ('stripes', 'checks', 'dots')  # these take the range of their angles, in radians
 
 
 def draw_colours(
@@ -68,8 +78,8 @@ def draw_colours(
     Args:
         rng (np.random.Generator): Source of the colours.
         contrast (tuple[float, float]): Range of their distance, in grey levels.
-        chroma (float | None): How colourful they are, 0 for greys; by default they are drawn from
-            the whole colour space.
+        chroma (float | None): How colourful they are, 0 for greys, around a middle grey; by
+            default they are drawn from the whole colour space.
 
     Returns:
         np.ndarray: Float32 (2, 3), values between 0 and 255.
@@ -77,7 +87,7 @@ def draw_colours(
     middle = rng.uniform(30, 225, size=3)
     direction = rng.standard_normal(3)
     if chroma is not None:
-        middle = rng.uniform(80, 175) + chroma * (middle - 127.5)
+        middle = rng.uniform(*MIDDLE_GREYS) + chroma * (middle - 127.5)
         direction = rng.choice([-1, 1]) + chroma * direction
     step = rng.uniform(*contrast) * direction / np.linalg.norm(direction)
     return np.clip([middle - step / 2, middle + step / 2], 0, 255).astype(np.float32)
