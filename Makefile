@@ -1,14 +1,16 @@
 # Any Python 3.11 will do: make PYTHON=/path/to/python3.11 .venv
 PYTHON ?= python3.11
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP = $(BIN)/python -m pip --disable-pip-version-check
 # Written last: an installation that was interrupted is taken up again by the next `make`.
 READY := .venv/.ready
+# The maintained forks of the MM family, beside the originals.
+ONEDL_READY := .venv-onedl/.ready
 # mim and mmengine import pkg_resources, which later versions of setuptools no longer have.
 SETUPTOOLS := setuptools>=77,<81
 
 .DEFAULT_GOAL := help
-.PHONY: .venv demo demo-seg help install lint test test-slow
+.PHONY: .venv .venv-onedl bench demo demo-seg dist docs help install lint test test-onedl test-slow typecheck
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -17,27 +19,38 @@ help: ## list the targets
 
 install: $(READY) ## the same
 
-$(READY): Makefile pyproject.toml requirements/lint.txt requirements/runtime.txt \
-		requirements/stack.txt requirements/tests.txt setup.py
+.venv-onedl: $(ONEDL_READY) ## the same with the maintained forks of the MM family
+
+$(READY): requirements/stack.txt
+$(READY): STACK := requirements/stack.txt
+$(READY): MMCV := mmcv==2.1.0
+$(ONEDL_READY): requirements/stack-onedl.txt
+$(ONEDL_READY): STACK := requirements/stack-onedl.txt
+$(ONEDL_READY): MMCV := onedl-mmcv==2.3.6
+$(ONEDL_READY) test-onedl: BIN := .venv-onedl/bin
+
+$(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/lint.txt requirements/runtime.txt \
+		requirements/tests.txt setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
 		{ echo 'Python 3.11 is needed: make PYTHON=/path/to/python3.11 $@' >&2; exit 1; }
-	@echo '[1/5] an empty environment in .venv'
-	$(PYTHON) -m venv .venv
+	@echo '[1/5] an empty environment in $(@D)'
+	$(PYTHON) -m venv $(@D)
 	$(PIP) install --upgrade pip '$(SETUPTOOLS)' ninja psutil wheel
 	@echo '[2/5] torch (a large download)'
 	$(PIP) install torch===2.13.0 torchvision==0.28.0 'numpy<2.4'
 	@echo '[3/5] mmcv with its ops: compiling takes 7 to 12 minutes on two cores;'
 	@echo '      pip keeps the wheel, so that the next environment has it within seconds'
-	MMCV_WITH_OPS=1 $(PIP) install --no-build-isolation mmcv==2.1.0
+	MMCV_WITH_OPS=1 $(PIP) install --no-build-isolation $(MMCV)
 	@echo '[4/5] the MM toolboxes, and what tests and linting need'
-	$(PIP) install -r requirements/stack.txt -r requirements/tests.txt -r requirements/lint.txt
+	$(PIP) install -r $(STACK) -r requirements/tests.txt -r requirements/lint.txt
 	@echo '      setuptools again, since openmim pulls in 60.2 (the remark about openxlab is harmless)'
 	$(PIP) install '$(SETUPTOOLS)'
 	@echo '[5/5] mmcare itself, editable'
 	$(PIP) install --no-build-isolation --editable .
 	@$(BIN)/python -c 'import mmcv.ops' || { \
 		echo 'pip had kept an mmcv without ops, or one compiled against another torch. Type' >&2; \
-		echo '$(BIN)/pip cache remove mmcv; $(BIN)/pip uninstall mmcv; make .venv' >&2; exit 1; }
+		echo '$(BIN)/pip cache remove $(firstword $(subst ==, ,$(MMCV)));' \
+		'$(BIN)/pip uninstall $(firstword $(subst ==, ,$(MMCV))); make $(@D)' >&2; exit 1; }
 	@touch $@
 
 demo: $(READY) ## train Mask R-CNN CARE-S0 on generated scenes, into work_dirs/demo
@@ -46,10 +59,17 @@ demo: $(READY) ## train Mask R-CNN CARE-S0 on generated scenes, into work_dirs/d
 demo-seg: $(READY) ## the same for semantic segmentation
 	$(BIN)/python tools/demo.py ade20k
 
+bench: $(READY) ## measure latency beside the peers, into work_dirs/latency
+	@$(BIN)/python -c 'import timm' 2> /dev/null || $(PIP) install -r requirements/bench.txt
+	$(BIN)/python tools/benchmark_latency.py
+
 # On the CPU anywhere, so that the outcome does not depend on the machine.
-test test-slow: export CUDA_VISIBLE_DEVICES := -1
+test test-onedl test-slow: export CUDA_VISIBLE_DEVICES := -1
 
 test: $(READY) ## run the tests, but for the slow ones
+	$(BIN)/python -m pytest tests -m 'not slow'
+
+test-onedl: $(ONEDL_READY) ## the same on the maintained forks of the MM family, in .venv-onedl
 	$(BIN)/python -m pytest tests -m 'not slow'
 
 test-slow: $(READY) ## run the slow tests
@@ -58,3 +78,29 @@ test-slow: $(READY) ## run the slow tests
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+typecheck: $(READY) ## check type annotations
+	$(BIN)/python -m mypy
+
+# In folders of their own: they bring versions of requests and packaging that openmim's openxlab does
+# not allow.
+SPHINX := .venv/sphinx
+RELEASE := .venv/release
+
+docs: $(READY) $(SPHINX)/.ready ## build the documentation, into docs/_build/html
+	PYTHONPATH=$(SPHINX) $(BIN)/python -m sphinx --fail-on-warning --keep-going docs docs/_build/html
+
+dist: $(READY) $(RELEASE)/.ready ## build and check the sdist and the wheel, into dist
+	rm -rf dist
+	PYTHONPATH=$(RELEASE) $(BIN)/python -m build --no-isolation
+	PYTHONPATH=$(RELEASE) $(BIN)/python -m twine check --strict dist/*
+
+$(RELEASE)/.ready: $(READY)
+	rm -rf $(RELEASE)
+	$(PIP) install --target $(RELEASE) build twine
+	@touch $@
+
+$(SPHINX)/.ready: $(READY) requirements/docs.txt
+	rm -rf $(SPHINX)
+	$(PIP) install --target $(SPHINX) -r requirements/docs.txt
+	@touch $@

@@ -4,6 +4,7 @@ Everything is done in a copy of the checkout and in virtual environments that bo
 the one the tests run in, without a network.
 """
 
+import importlib.util
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterator
 from email.parser import Parser
 from pathlib import Path
@@ -144,6 +146,16 @@ def test_sdist_holds_resources_once(project: Path, distributions: dict[str, Path
     assert not [name for name in names if '.mim' in name]
 
 
+def test_data_of_the_package_is_packed(project: Path, distributions: dict[str, Path]) -> None:
+    """Files beside the modules must each be named in pyproject.toml."""
+    data = {name for name in files(project) if name.startswith('mmcare/') and name[-3:] != '.py'}
+    data = {name for name in data if not re.search(r'__pycache__|^mmcare/\.mim/', name)}
+    assert 'mmcare/deploy/peers.csv' in data
+    assert data <= wheel_files(distributions['wheel']).keys()
+    with tarfile.open(distributions['sdist']) as archive:
+        assert data <= {name.partition('/')[2] for name in archive.getnames()}
+
+
 def test_wheel_from_sdist_equals_wheel_from_checkout(
     distributions: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -157,13 +169,14 @@ def test_requirements_name_nothing_of_torch_or_mm(distributions: dict[str, Path]
     contents = wheel_files(distributions['wheel'])
     (metadata,) = (name for name in contents if name.endswith('.dist-info/METADATA'))
     fields = Parser().parsestr(contents[metadata].decode())
-    required = {'': set(), 'export': set(), 'mim': set(), 'tests': set()}
+    required = defaultdict(set)
     for requirement in fields.get_all('Requires-Dist'):
         name = re.match(r'[\w.-]+', requirement)[0].lower()
         extra = re.search(r'extra == "(\w+)"', requirement)
         required[extra[1] if extra else ''].add(name)
     assert {'numpy', 'safetensors'} <= required['']
-    for extra in ('', 'export', 'tests'):
+    assert required.keys() >= {'', 'docs', 'export', 'mim', 'tests'}
+    for extra in required.keys() - {'mim'}:
         assert not [name for name in required[extra] if name.startswith(('mm', 'openmim', 'torch'))]
     assert required['mim'] == {'mmcv', 'mmengine'}
     assert fields['License-Expression'] == 'Apache-2.0'
@@ -237,6 +250,70 @@ def test_editable_install_copies_where_links_are_refused(tmp_path: Path) -> None
     assert files(project / 'mmcare' / '.mim') == resources(project)
     (wheel,) = project.glob('*.whl')
     assert f'{project / "mmcare"}\nmmcare\n'.encode() in wheel_files(wheel).values()
+
+
+@pytest.fixture
+def wheel_python(distributions: dict[str, Path], tmp_path: Path) -> Path:
+    """An interpreter that has mmcare from the wheel, beside this environment's packages."""
+    python = new_environment(tmp_path / 'environment')
+    run(python, *INSTALL, distributions['wheel'], cwd=tmp_path)
+    return python
+
+
+USER = """
+from mmcare.models import CARE
+
+channels: tuple[int, ...] = CARE('s0').out_channels
+wrong: str = CARE('s0').out_channels
+CARE(arch=3)
+"""
+
+
+def test_wheel_says_that_it_is_typed(distributions: dict[str, Path]) -> None:
+    assert wheel_files(distributions['wheel'])['mmcare/py.typed'] == b''
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec('mypy') is None, reason='mypy is not installed')
+def test_type_checkers_see_the_types_of_the_wheel(wheel_python: Path, elsewhere: Path) -> None:
+    """A user's code is checked against mmcare as it is installed."""
+    user = elsewhere.parent / 'user.py'
+    user.write_text(USER)
+    options = ('--config-file=', '--cache-dir', elsewhere.parent / 'cache')
+    done = subprocess.run(
+        [sys.executable, '-m', 'mypy', '--python-executable', wheel_python, *options, user],
+        cwd=elsewhere,
+        capture_output=True,
+        text=True,
+    )
+    errors = [
+        line.partition('user.py:')[2] for line in done.stdout.splitlines() if 'user.py' in line
+    ]
+    assert [error.partition(':')[0] for error in errors] == ['5', '6'], done.stdout + done.stderr
+    assert '"tuple[int, ...]"' in errors[0] and '"arch"' in errors[1]
+
+
+@pytest.mark.slow
+def test_a_shipped_config_is_trained_from_the_wheel(wheel_python: Path, tmp_path: Path) -> None:
+    """Data by ``mim run``, training by ``mim train``, in a folder of its own."""
+    folder = tmp_path / 'project'
+    folder.mkdir()
+    mim = (wheel_python, '-m', 'mim')
+    data = ('make_sample_data', 'imagenet', 'data/imagenet', '--train=8', '--val=4', '--size=64')
+    assert 'Written to data/imagenet' in run(*mim, 'run', 'mmcare', *data, cwd=folder)
+    config = run(wheel_python, '-m', 'mmcare.shipped', 'imagenet/care_s0_in1k', cwd=folder).strip()
+    package = run(wheel_python, '-c', 'import mmcare; print(mmcare.__file__)', cwd=folder).strip()
+    for path in (config, package):
+        assert tmp_path / 'environment' in Path(path).parents
+    options = (
+        'train_cfg.max_epochs=1',
+        'train_dataloader.batch_size=4',
+        'train_dataloader.num_workers=0',
+        'val_dataloader.num_workers=0',
+        'val_dataloader.persistent_workers=False',
+    )
+    run(*mim, 'train', 'mmpretrain', config, '--cfg-options', *options, cwd=folder)
+    assert (folder / 'work_dirs' / 'care_s0_in1k' / 'epoch_1.pth').is_file()
 
 
 def test_ruff_has_one_version() -> None:

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from mmengine.analysis import FlopAnalyzer, parameter_count
-from mmengine.config import Config
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from torch import Tensor, nn
 
+from mmcare.config import building_from, read_config
 from mmcare.models import CARE
 from mmcare.models.backbones.care import NUM_STAGES, TOTAL_STRIDE
 
@@ -159,7 +159,8 @@ def check_shape(shape: Sequence[int]) -> tuple[int, int]:
                 f'height and width must be at least {TOTAL_STRIDE}, the stride of the last map, '
                 f'got {tuple(shape)}'
             )
-    return tuple(shape)
+    height, width = shape
+    return height, width
 
 
 def build_network(
@@ -196,15 +197,7 @@ def build_from_config(path: str | Path, head: bool = True) -> nn.Module:
         FileNotFoundError: If there is no such file.
         ValueError: If the config cannot be read, or has no CARE backbone.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f'there is no config {path}')
-    try:
-        config = Config.fromfile(path)
-    except Exception as error:  # a config is a program: it can raise anything
-        raise ValueError(
-            f'{path} cannot be read as a config ({type(error).__name__}: {error})'
-        ) from error
+    config = read_config(path)
     model = config.get('model') or {}
     backbone = model.get('backbone') if isinstance(model, Mapping) else None
     if not isinstance(backbone, Mapping) or not _is_care(backbone.get('type')):
@@ -217,9 +210,13 @@ def build_from_config(path: str | Path, head: bool = True) -> nn.Module:
     parts = {'backbone': backbone}
     if head and scope == 'mmpretrain':
         parts |= {name: model[name] for name in ('neck', 'head') if model.get(name)}
-    return _Network(
-        **{name: MMENGINE_MODELS.build({**part, '_scope_': scope}) for name, part in parts.items()}
-    )
+    with building_from(path):
+        return _Network(
+            **{
+                name: MMENGINE_MODELS.build({**part, '_scope_': scope})
+                for name, part in parts.items()
+            }
+        )
 
 
 def build_model(source: str, head: bool = True) -> tuple[str, nn.Module]:
@@ -268,11 +265,16 @@ def count_complexity(
         Shares whose sums are exactly what mmengine.analysis counts for the whole network.
 
     Raises:
-        TypeError: If ``shape`` is not two integers.
+        TypeError: If ``shape`` is not two integers, or the network's backbone no CARE.
         ValueError: If the image is smaller than 32 x 32.
     """
-    shape = check_shape(shape)
-    macs = macs_by_module(network, torch.zeros(1, network.backbone.in_channels, *shape))
+    height, width = check_shape(shape)
+    backbone = getattr(network, 'backbone', None)
+    if not isinstance(backbone, CARE):
+        raise TypeError(
+            f'the network must have a CARE as its attribute backbone, got {type(backbone).__name__}'
+        )
+    macs = macs_by_module(network, torch.zeros(1, backbone.in_channels, height, width))
     params = parameter_count(network)
     sums: dict[tuple[str, str], list[int]] = {}
     for path, module in network.named_modules():
@@ -288,7 +290,7 @@ def count_complexity(
         (Share(*place, *counts) for place, counts in sums.items() if any(counts)),
         key=lambda share: (order.index(share.stage), PARTS.index(share.part)),
     )
-    return Complexity(name, shape, tuple(shares))
+    return Complexity(name, (height, width), tuple(shares))
 
 
 def _place(path: str) -> tuple[str, str]:

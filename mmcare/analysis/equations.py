@@ -245,7 +245,7 @@ def _check(**arguments: tuple[Number, int]) -> None:
     for name, (value, least) in arguments.items():
         if _is_symbol(value):
             continue
-        if not isinstance(value, Real) or isinstance(value, bool):
+        if not _is_number(value):
             raise TypeError(f'{name} must be a number, got {value!r}')
         if not least <= value < float('inf'):
             raise ValueError(f'{name} must be finite and at least {least}, got {value!r}')
@@ -254,7 +254,7 @@ def _check(**arguments: tuple[Number, int]) -> None:
 def _check_delta(name: str, delta: Number, d: Number) -> None:
     if _is_symbol(delta) or _is_symbol(d):
         return
-    if not isinstance(delta, Real) or isinstance(delta, bool):
+    if not _is_number(delta):
         raise TypeError(f'{name} must be a number, got {delta!r}')
     if not -d <= delta <= d:
         raise ValueError(f'{name} must lie between -d and d = {d}, got {delta!r}')
@@ -267,6 +267,10 @@ def _check_heads(heads: Number) -> None:
         raise TypeError(f'heads must be an integer, got {heads!r}')
     if heads < 1:
         raise ValueError(f'heads must be at least 1, got {heads!r}')
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _is_symbol(value: Any) -> bool:

@@ -149,7 +149,7 @@ def count_mixer(
     height, width = _map_size(stage, shape)
     backbone = CARE(arch, out_indices=(stage - 1,), feature_map=feature_map)
     features = torch.zeros(1, backbone.arch['widths'][stage - 1], height, width)
-    macs = macs_by_module(backbone.stages[stage - 1].blocks[0].mixer, features)
+    macs = macs_by_module(backbone.get_submodule(f'stages.{stage - 1}.blocks.0.mixer'), features)
     projections = macs['global_learner.query_key']
     return dict(
         local=macs['local_learner'],

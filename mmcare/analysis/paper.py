@@ -84,28 +84,32 @@ class Comparison:
     @property
     def explained_by_rounding(self) -> bool:
         """Whether ours, rounded to the digits that the paper prints, can be the paper's."""
-        last_digit = Decimal(1).scaleb(Decimal(self.printed).as_tuple().exponent)
-        return abs(self.difference) <= last_digit / 2
+        return abs(self.difference) <= Decimal(1).scaleb(-self._printed_decimals) / 2
 
     def in_words(self) -> str:
         """Say what differs by more than rounding."""
-        exponent = Decimal(self.printed).as_tuple().exponent
-        once = _rounded(self.ours, exponent)
+        decimals = self._printed_decimals
+        once = _rounded(self.ours, decimals)
         words = (
             f'Table {self.row.table}, CARE-{self.row.arch.upper()}, {self.row.name}: we count '
             f'{self.ours:.4f} {self.unit}, which rounds to {once}; the paper prints {self.printed}.'
         )
-        longer = _rounded(self.ours, exponent - 1)
-        if _rounded(longer, exponent) == Decimal(self.printed):
+        longer = _rounded(self.ours, decimals + 1)
+        if _rounded(longer, decimals) == Decimal(self.printed):
             words += (
                 f' (Rounded twice, by way of {longer}, ours would be {self.printed} too; whether '
                 'the paper did so is not known.)'
             )
         return words
 
+    @property
+    def _printed_decimals(self) -> int:
+        """Digits behind the point of the paper's figure."""
+        return len(self.printed.partition('.')[2])
 
-def _rounded(value: Decimal, exponent: int) -> Decimal:
-    return value.quantize(Decimal(1).scaleb(exponent), rounding=ROUND_HALF_UP)
+
+def _rounded(value: Decimal, decimals: int) -> Decimal:
+    return value.quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_HALF_UP)
 
 
 def compare_with_paper(rows: Sequence[PaperRow] | None = None) -> list[Comparison]:

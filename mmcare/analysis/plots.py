@@ -34,7 +34,7 @@ def check_matplotlib() -> None:
 
 def plot_complexity(complexity: Complexity, filename: Path) -> None:
     """Stacked bars, a stage each: parameters on the left, multiply-adds on the right."""
-    figure = _new_figure(10, 4.5)
+    figure = new_figure(10, 4.5)
     stages, parts = stages_of(complexity), parts_of(complexity)
     for axes, quantity, unit, scale in zip(
         figure.subplots(1, 2),
@@ -56,12 +56,12 @@ def plot_complexity(complexity: Complexity, filename: Path) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles[::-1], labels[::-1], loc='outside right upper', frameon=False)
     figure.suptitle(f'{complexity.name}, {complexity.shape[0]} x {complexity.shape[1]}')
-    _write_png(figure, filename)
+    write_png(figure, filename)
 
 
 def plot_paper(comparisons: Sequence[Comparison], filename: Path) -> None:
     """Bars of the paper's figures and ours, a row each; starred where rounding is not enough."""
-    figure = _new_figure(11, 6.5)
+    figure = new_figure(11, 6.5)
     for axes, unit in zip(figure.subplots(1, 2), ('GMACs', 'M parameters'), strict=True):
         chosen = [one for one in comparisons if one.unit == unit]
         places = np.arange(len(chosen))[::-1]
@@ -91,12 +91,12 @@ def plot_paper(comparisons: Sequence[Comparison], filename: Path) -> None:
         '* more than the rounding of the printed digits explains',
         fontsize=11,
     )
-    _write_png(figure, filename)
+    write_png(figure, filename)
 
 
 def plot_proposition(filename: Path) -> None:
     """Omega(D) / Omega(0) over d and D / d, with its limit and the networks' stages."""
-    figure = _new_figure(11, 8.5)
+    figure = new_figure(11, 8.5)
     grid = figure.subplots(2, 2, sharex=True, sharey=True)
     widths = np.geomspace(*WIDTHS, 100)
     shares = np.linspace(0, 1, 61)
@@ -147,17 +147,18 @@ def plot_proposition(filename: Path) -> None:
     )
     figure.legend(*axes.get_legend_handles_labels(), loc='outside lower center', ncols=3)
     figure.suptitle('Is asymmetric decoupling the cheaper one? Blue: yes. Red: no.')
-    _write_png(figure, filename)
+    write_png(figure, filename)
 
 
-def _new_figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
     """A figure of so many inches, without pyplot and its global state."""
     check_matplotlib()
     figure = import_module('matplotlib.figure')
     return figure.Figure(figsize=(width, height), layout='constrained')
 
 
-def _write_png(figure: Any, filename: Path) -> None:
+def write_png(figure: Any, filename: Path, dpi: int = 110) -> None:
+    """Write a figure, whole or not at all; a file that is there is replaced."""
     picture = io.BytesIO()
-    figure.savefig(picture, dpi=110, format='png')
+    figure.savefig(picture, dpi=dpi, format='png')
     write_atomically(filename, picture.getvalue())

@@ -100,14 +100,16 @@ class DistillationClassifier(ImageClassifier):
                 "DistillationClassifier needs head=dict(type='mmcare.CAREClsHead', ...), which "
                 f'has a distillation head; got {type(self.head).__name__}'
             )
-        self.teacher_cfg = None if isinstance(teacher, nn.Module) else deepcopy(dict(teacher))
         self.teacher_checkpoint = teacher_checkpoint
         self.alpha = alpha
         self.distillation = distillation
         self.temperature = temperature
         self._teacher = _Unregistered()
-        if self.teacher_cfg is None:
+        self.teacher_cfg: dict[str, Any] | None = None
+        if isinstance(teacher, nn.Module):
             self._teacher.module = self._prepare(teacher)
+        else:
+            self.teacher_cfg = deepcopy(dict(teacher))
 
     @property
     def teacher(self) -> nn.Module:

@@ -12,7 +12,7 @@ from mmpretrain.models.heads import ClsHead
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
-from mmcare.checkpoint import CheckpointError
+from mmcare.checkpoint import CheckpointError, find_faults
 from mmcare.models.layers import Foldable
 from mmcare.registry import MODELS
 
@@ -43,15 +43,18 @@ def average(heads: Sequence[NormedLinear]) -> NormedLinear:
     All normalise the same features alike. What differs, scale, shift and classifier, is affine,
     and so is its mean: W = mean(W_i diag(scale_i)), b = mean(W_i shift_i + b_i).
     """
-    weights = [head.fc.weight.double() * head.norm.weight.double() for head in heads]
-    biases = [
-        head.fc.weight.double() @ head.norm.bias.double() + head.fc.bias.double() for head in heads
-    ]
+    weights = torch.stack([head.fc.weight.double() * head.norm.weight.double() for head in heads])
+    biases = torch.stack(
+        [
+            head.fc.weight.double() @ head.norm.bias.double() + head.fc.bias.double()
+            for head in heads
+        ]
+    )
     fc = heads[0].fc
     averaged = NormedLinear(fc.in_features, fc.out_features)
     averaged.norm = nn.LayerNorm(fc.in_features, eps=NORM_EPS, elementwise_affine=False)
-    averaged.fc.weight = nn.Parameter((sum(weights) / len(heads)).to(fc.weight))
-    averaged.fc.bias = nn.Parameter((sum(biases) / len(heads)).to(fc.weight))
+    averaged.fc.weight = nn.Parameter((weights.sum(0) / len(heads)).to(fc.weight))
+    averaged.fc.bias = nn.Parameter((biases.sum(0) / len(heads)).to(fc.weight))
     return averaged
 
 
@@ -81,6 +84,9 @@ class CAREClsHead(Foldable, ClsHead):
     Raises:
         ValueError: If ``num_classes`` or ``in_channels`` is not an integer of at least 1.
     """
+
+    loss_module: nn.Module  # of ClsHead
+    topk: int | Sequence[int]
 
     def __init__(
         self,
@@ -211,10 +217,10 @@ class CAREClsHead(Foldable, ClsHead):
         """Take a state dict whole or raise, whatever ``strict`` says (the MM loaders pass False).
 
         Raises:
-            CheckpointError: If a weight is missing or of another shape. It names the first few,
-                and the argument that disagrees.
+            CheckpointError: If a weight is missing, of another shape or not finite. It names the
+                first few, and the argument that disagrees.
         """
-        self._check_state(state_dict, prefix)
+        self._check_state(state_dict, prefix, local_metadata.get('file'))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         if local_metadata.get('classifier_file'):
             print_log(
@@ -223,29 +229,34 @@ class CAREClsHead(Foldable, ClsHead):
                 logger='current',
             )
 
-    def _check_state(self, state_dict: Mapping[str, Tensor], prefix: str) -> None:
+    def _check_state(self, state_dict: Mapping[str, Tensor], prefix: str, file: str | None) -> None:
         # Names without those of wrappers such as torch.compile's.
         expected = {
             name.replace('_orig_mod.', ''): tuple(parameter.shape)
             for name, parameter in self.named_parameters()
             if name.startswith(('cls_head.', 'distill_head.', 'folded_head.'))
         }
-        given = {
-            name: tuple(state_dict[prefix + name].shape)
-            for name in expected
-            if prefix + name in state_dict
+        values = {
+            name: state_dict[prefix + name] for name in expected if prefix + name in state_dict
         }
-        missing = [name for name in expected if name not in given]
+        given = {
+            name: tuple(value.shape) for name, value in values.items() if isinstance(value, Tensor)
+        }
+        missing = [name for name in expected if name not in values]
+        faults = find_faults(values, of_network=True)
         misshapen = [name for name in given if given[name] != expected[name]]
-        if not missing and not misshapen:
+        if not missing and not misshapen and not faults:
             return
-        lines = [f'The weights given do not fit the classification heads (prefix {prefix!r}).']
+        file = f'in {file}' if file else 'given'
+        lines = [f'The weights {file} do not fit the classification heads (prefix {prefix!r}).']
         if missing:
             more = f' and {len(missing) - 3} more' if len(missing) > 3 else ''
             lines.append(f'  missing: {", ".join(missing[:3])}{more}')
         if misshapen:
             name = misshapen[0]
             lines.append(f'  of another shape: {name} {given[name]} instead of {expected[name]}')
+        if faults:
+            lines.append(f'  no usable weights: {faults[0]}')
         if f'{prefix}folded_head.fc.weight' in state_dict and not self.deploy:
             lines.append(
                 '  The weights are folded (tools/reparameterize_model.py), the head is not: build '

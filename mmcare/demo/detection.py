@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cv2
+import mmcv
 from mmengine.config import Config
 from mmengine.registry import RUNNERS
 
@@ -146,7 +146,7 @@ def _draw_predictions(runner: Any, filename: Path, number: int = 6) -> None:
     pictures = []
     for index in range(number):
         packed = dataset[index]['data_samples']
-        image = cv2.imread(packed.img_path)
+        image = mmcv.imread(packed.img_path)
         sample = inference_detector(runner.model, image)
         sample.gt_instances = packed.gt_instances
         sample.gt_instances.bboxes = get_box_tensor(packed.gt_instances.bboxes)

@@ -38,7 +38,7 @@ CROWD_MEMBER_SIZES = (10, 16)
 TEXTURE_CONTRAST = (15, 35)
 TILT = np.pi / 8  # things in photographs have an upright side, too
 
-_IDS = {category['name']: category['id'] for category in COCO_CATEGORIES}
+_IDS = {str(category['name']): category['id'] for category in COCO_CATEGORIES}
 _NAMES = {number: name for name, number in _IDS.items()}
 
 
@@ -113,16 +113,17 @@ def _draw_crowd(rng: np.random.Generator, size: int) -> Layer:
     for outline in outlines:
         region |= fill_outline(outline, size, size)
     # COCO outlines a crowd as a whole, with the small gaps between its members.
-    region = cv2.morphologyEx(
+    closed = cv2.morphologyEx(
         region, cv2.MORPH_CLOSE, np.ones((6 * SUBPIXELS, 6 * SUBPIXELS), np.uint8)
     )
-    return Layer(category, outlines, measure_area(region), region, is_crowd=True)
+    return Layer(category, outlines, measure_area(closed), closed, is_crowd=True)
 
 
 def _draw_object(rng: np.random.Generator, size: int, below: list[Layer]) -> Layer:
     category = rng.choice(list(CATEGORY_SHAPES))
     # Larger ones are more frequent, as many shapes cover little of their box.
-    object_size = rng.triangular(OBJECT_SIZES[0], *[min(OBJECT_SIZES[1], size / 2)] * 2)
+    largest = min(OBJECT_SIZES[1], size / 2)
+    object_size = rng.triangular(OBJECT_SIZES[0], largest, largest)
     centre = rng.uniform(0.05 * size, 0.95 * size, size=2)
     if below and rng.uniform() < 0.6:
         # Beside an earlier object and partly over it.
@@ -239,7 +240,7 @@ def make_coco(
     check_at_least('val', val, 1)
     check_at_least('size', size, MIN_IMAGE_SIZE)
     summary = {}
-    previews = []
+    previews: list[tuple[np.ndarray, np.ndarray]] = []
     image_id = annotation_id = 0
     with new_directory(directory) as root:
         (root / 'annotations').mkdir()

@@ -77,7 +77,7 @@ def make_imagenet(
     check_at_least('val', val, 1)
     check_at_least('size', size, MIN_IMAGE_SIZE)
     summary = {}
-    previews = []
+    previews: list[tuple[np.ndarray, np.ndarray]] = []
     with new_directory(directory) as root:
         (root / 'meta').mkdir()
         for stream, (split, count) in enumerate({'train': train, 'val': val}.items()):

@@ -84,4 +84,4 @@ def write_image(path: Path, picture: np.ndarray) -> None:
         OSError: If it cannot be written (``cv2.imwrite`` would return False, or leave half a file).
     """
     _, encoded = cv2.imencode(path.suffix, picture)
-    path.write_bytes(encoded)
+    path.write_bytes(encoded.tobytes())

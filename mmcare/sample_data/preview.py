@@ -24,7 +24,10 @@ def write_contact_sheet(path: Path, pairs: list[tuple[np.ndarray, np.ndarray]]) 
     tiles = [
         cv2.copyMakeBorder(
             np.hstack([plain, gap, annotated]),
-            *[2 * GAP] * 4,
+            2 * GAP,
+            2 * GAP,
+            2 * GAP,
+            2 * GAP,
             cv2.BORDER_CONSTANT,
             value=(255, 255, 255),
         )
