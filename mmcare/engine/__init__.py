@@ -1,5 +1,10 @@
+"""Hooks and a runner that work in any project on MMEngine."""
+
+from mmcare.engine.cpu_distributed import CPUDistributedDataParallel
 from mmcare.engine.hooks import (
+    AtomicCheckpointHook,
     BFloat16OpsHook,
+    BroadcastBuffersHook,
     DataCheckHook,
     ExactResumeHook,
     FoldBeforeTestHook,
@@ -7,7 +12,10 @@ from mmcare.engine.hooks import (
 from mmcare.engine.runner import CheckingRunner
 
 __all__ = [
+    'AtomicCheckpointHook',
     'BFloat16OpsHook',
+    'BroadcastBuffersHook',
+    'CPUDistributedDataParallel',
     'CheckingRunner',
     'DataCheckHook',
     'ExactResumeHook',

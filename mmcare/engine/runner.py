@@ -3,11 +3,13 @@
 from typing import Any
 
 import torch
+from mmengine.device import get_device
 from mmengine.registry import RUNNERS as MMENGINE_RUNNERS
 from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
+from mmcare.engine.cpu_distributed import init_cpu_processes
 from mmcare.registry import RUNNERS
 
 
@@ -23,6 +25,19 @@ class CheckingRunner(Runner):
     An empty data set is named as such. ``sync_bn`` is left aside where there is no GPU, since
     PyTorch's SyncBN refuses the CPU.
     """
+
+    def setup_env(self, env_cfg: dict) -> None:
+        """Set up the environment as mmengine does; processes on the CPU meet over gloo.
+
+        Raises:
+            ValueError: If several processes are to train on the CPU and the config, made for GPUs,
+                does not ask for it.
+        """
+        if self.distributed and get_device() == 'cpu':
+            init_cpu_processes(
+                self.launcher, self.cfg.get('model_wrapper_cfg'), env_cfg.get('dist_cfg')
+            )
+        super().setup_env(env_cfg)
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """Wrap the model as mmengine does, with SyncBN only where there are GPUs."""

@@ -10,6 +10,8 @@ from torch import nn
 
 from mmcare.registry import HOOKS
 
+ATTACHED = '_mmcare_bfloat16_ops'  # marks modules that have their casts
+
 
 @HOOKS.register_module()
 @MMENGINE_HOOKS.register_module()
@@ -29,14 +31,14 @@ class BFloat16OpsHook(Hook):
     def attach(model: nn.Module) -> None:
         """Attach the casts to a model, once."""
         for module in model.modules():
-            if getattr(module, '_mmcare_bfloat16_ops', False):
+            if getattr(module, ATTACHED, False):
                 continue
             if hasattr(module, 'roi_layers'):
                 module.register_forward_pre_hook(lambda _, inputs: _to_float32(inputs))
-                module._mmcare_bfloat16_ops = True
+                setattr(module, ATTACHED, True)
             if hasattr(module, 'predict_by_feat'):
                 module.register_forward_hook(lambda _, inputs, output: _to_float32(output))
-                module._mmcare_bfloat16_ops = True
+                setattr(module, ATTACHED, True)
 
 
 def _to_float32(value: Any) -> Any:
