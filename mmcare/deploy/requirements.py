@@ -3,11 +3,16 @@
 from importlib import import_module
 from types import ModuleType
 
-EXTRA = 'pip install "mmcare[export]", or in a clone: pip install -e ".[export]"'
+INSTALL = 'pip install "mmcare[{0}]", or in a clone: pip install -e ".[{0}]"'
 
 
-def require(name: str, purpose: str) -> ModuleType:
+def require(name: str, purpose: str, extra: str = 'export') -> ModuleType:
     """Import an optional package.
+
+    Args:
+        name: Of the module.
+        purpose: What needs it, for the message.
+        extra: The extra of mmcare that installs it.
 
     Raises:
         ImportError: If it is missing; the message says what installs it.
@@ -17,4 +22,6 @@ def require(name: str, purpose: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != name.split('.')[0]:
             raise
-        raise ImportError(f'{purpose} needs {name}, which is not installed: {EXTRA}') from error
+        raise ImportError(
+            f'{purpose} needs {name}, which is not installed: {INSTALL.format(extra)}'
+        ) from error
