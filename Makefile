@@ -65,12 +65,15 @@ bench: $(READY) ## measure latency beside the peers, into work_dirs/latency
 
 # On the CPU anywhere, so that the outcome does not depend on the machine.
 test test-onedl test-slow: export CUDA_VISIBLE_DEVICES := -1
+# One thread for each of the processes, which share no fixtures but those of a file.
+test test-onedl: export OMP_NUM_THREADS := 1
+PYTEST_FAST = $(BIN)/python -m pytest tests -m 'not slow' --numprocesses auto --dist loadfile
 
 test: $(READY) ## run the tests, but for the slow ones
-	$(BIN)/python -m pytest tests -m 'not slow'
+	$(PYTEST_FAST)
 
 test-onedl: $(ONEDL_READY) ## the same on the maintained forks of the MM family, in .venv-onedl
-	$(BIN)/python -m pytest tests -m 'not slow'
+	$(PYTEST_FAST)
 
 test-slow: $(READY) ## run the slow tests
 	$(BIN)/python -m pytest tests -m slow
