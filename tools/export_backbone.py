@@ -1,13 +1,15 @@
 """Export a CARE backbone to Core ML and ONNX: folded, with outputs stage1 to stage4.
 
 SOURCE is an arch or any detection, segmentation or classification config with a CARE backbone; the
-backbone alone is built, so neither the toolbox nor compiled ops are needed. Beside the files a
+backbone alone is built, so neither the toolbox nor compiled ops are needed. --with-neck and
+--part model take what stands behind it along; they need the config's toolbox. Beside the files a
 report is written, as .json and .txt: size, operators by type, deviations from PyTorch.
 """
 
 import argparse
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from mmcare.checkpoint import CheckpointError
 from mmcare.deploy.export import FORMATS, INPUTS, export_backbone, format_report
@@ -16,9 +18,17 @@ from mmcare.deploy.to_coreml import COMPRESSIONS, PRECISIONS, TARGETS
 from mmcare.deploy.to_onnx import OPSET, ExportError
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """A parser that says in one line what is wrong, as the rest of the tool does."""
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with exit status 2."""
+        self.exit(2, f'error: {message} (--help shows all options)\n')
+
+
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('source', metavar='SOURCE', help='s0, s1, s2, or a config (.py)')
@@ -28,6 +38,22 @@ def parse_args() -> argparse.Namespace:
         nargs='?',
         help='weights: a published file, or a checkpoint of a backbone or of a whole model, folded '
         'or not; default: random ones, to look at sizes, operators and speed',
+    )
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument(
+        '--part',
+        choices=('backbone', 'model'),
+        default='backbone',
+        help='model: a whole classifier or segmentor (EncoderDecoder); its output is logits, of '
+        "a segmentor at the head's stride; default: backbone",
+    )
+    part.add_argument(
+        '--with-neck',
+        action='store_const',
+        const='neck',
+        dest='part',
+        help="backbone and neck (FPN) of a detector or segmentor; outputs are the neck's, neck1 "
+        'and so on',
     )
     parser.add_argument(
         '--shape',
@@ -87,7 +113,7 @@ def main() -> None:
     arguments = parse_args()
     try:
         report = export_backbone(
-            load_source(arguments.source, arguments.checkpoint),
+            load_source(arguments.source, arguments.checkpoint, arguments.part),
             arguments.out_dir,
             shape=tuple(arguments.shape),
             formats=tuple(arguments.format),
@@ -99,7 +125,8 @@ def main() -> None:
             beside_unfolded=arguments.beside_unfolded,
         )
     except (CheckpointError, ExportError, ImportError, OSError, TypeError, ValueError) as error:
-        print(f'error: {error}', file=sys.stderr)
+        line = ' '.join(str(error).split())
+        print(f'error: {line}', file=sys.stderr)
         sys.exit(2)
     print(format_report(report))
     print(f'Written to {arguments.out_dir}')

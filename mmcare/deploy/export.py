@@ -1,4 +1,4 @@
-"""Export of a backbone in several formats, with a report on each."""
+"""Export of a backbone, alone or with neck or head, in several formats, with a report on each."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from mmcare.deploy.output import check_writable, moved_into_place
+from mmcare.deploy.parts import Graph, attach, fix_pools, fold_behind
 from mmcare.deploy.source import Source
 from mmcare.deploy.stage_maps import StageMaps
 from mmcare.deploy.to_coreml import (
@@ -49,7 +50,7 @@ def export_backbone(
     dynamic: bool = False,
     beside_unfolded: bool = False,
 ) -> dict[str, Any]:
-    """Fold a backbone and write it, with a report as ``.json`` and ``.txt``.
+    """Fold a network and write it, with a report as ``.json`` and ``.txt``.
 
     Args:
         source: See :func:`mmcare.deploy.load_source`; it is left as it is.
@@ -83,36 +84,47 @@ def export_backbone(
         check_coreml(compress)
     if 'onnx' in formats:
         check_onnx()
-    folded = deepcopy(source.backbone)
-    folded.switch_to_deploy()
-    networks = dict(folded=replace(source, backbone=folded))
-    if beside_unfolded:
-        networks['unfolded'] = source
+    folded = _fold(source, shape)
     report = dict(
         name=source.name,
+        part=source.part,
         arch=source.arch,
         checkpoint=source.weights,
         shape=list(shape),
-        parameters=sum(parameter.numel() for parameter in folded.parameters()),
+        parameters=sum(parameter.numel() for parameter in folded.network.parameters()),
         mmcare_version=__version__,
         torch_version=torch.__version__,
     )
-    stem = f'{source.name}_{shape[0]}x{shape[1]}'
+    base = source.name if source.part == 'backbone' else f'{source.name}_{source.part}'
+    stem = f'{base}_{shape[0]}x{shape[1]}'
+    unfolded = source if beside_unfolded else None
     if 'coreml' in formats:
+        path = out_dir / f'{stem}.mlpackage'
         report['coreml'] = _write_coreml(
-            networks, out_dir / f'{stem}.mlpackage', shape, precision, target, input_kind, compress
+            folded, unfolded, path, shape, precision, target, input_kind, compress
         )
     if 'onnx' in formats:
-        name = f'{source.name}_dynamic' if dynamic else stem
-        report['onnx'] = _write_onnx(networks, out_dir / f'{name}.onnx', shape, dynamic)
+        path = out_dir / (f'{base}_dynamic.onnx' if dynamic else f'{stem}.onnx')
+        report['onnx'] = _write_onnx(source, folded, path, shape, dynamic, beside_unfolded)
     for suffix, text in (('json', json.dumps(report, indent=2)), ('txt', format_report(report))):
         with moved_into_place(out_dir / f'{stem}.{suffix}') as temporary:
             temporary.write_text(text + '\n')
     return report
 
 
+def _fold(source: Source, shape: tuple[int, int]) -> Source:
+    """A folded copy; what is behind a backbone takes images of one size if it pools to bins."""
+    backbone, behind = deepcopy(source.backbone), deepcopy(source.behind)
+    backbone.switch_to_deploy()
+    if behind is not None:
+        fold_behind(behind)
+        fix_pools(behind, backbone, shape)
+    return replace(source, backbone=backbone, behind=behind)
+
+
 def _write_coreml(
-    networks: dict[str, Source],
+    source: Source,
+    unfolded: Source | None,
     path: Path,
     shape: tuple[int, int],
     precision: str,
@@ -120,19 +132,19 @@ def _write_coreml(
     input_kind: str,
     compress: str | None,
 ) -> dict[str, Any]:
-    source = networks['folded']
     normalization = source.normalization if input_kind == 'image' else None
     channels = normalization.channels if normalization else None
 
-    def convert(network: Source) -> tuple[StageMaps, Any]:
-        maps = prepare_coreml(network.backbone, shape, precision, normalization)
-        return maps, convert_coreml(maps, shape, precision, target, channels)
+    def convert(network: Source) -> Any:
+        graph = prepare_coreml(network.backbone, shape, precision, normalization, network.behind)
+        return convert_coreml(graph, shape, precision, target, channels)
 
-    _, model = convert(source)
+    model = convert(source)
     if compress:
         model = compress_coreml(model, compress)
     metadata = dict(
         arch=source.arch,
+        part=source.part,
         checkpoint=source.weights,
         shape=f'{shape[0]}x{shape[1]}',
         version=__version__,
@@ -153,33 +165,41 @@ def _write_coreml(
         report['deviations'] = (
             'not measured for images as input: export with --input tensor to measure them'
             if channels
-            else run_coreml(model, StageMaps(source.backbone, shape), shape)
+            else run_coreml(model, source.network, source.backbone.in_channels, shape)
         )
-    if 'unfolded' in networks:
-        report['operators_unfolded'] = count_operators(convert(networks['unfolded'])[1])
+    if unfolded is not None:
+        report['operators_unfolded'] = count_operators(convert(unfolded))
     return report
 
 
 def _write_onnx(
-    networks: dict[str, Source], path: Path, shape: tuple[int, int], dynamic: bool
+    source: Source,
+    folded: Source,
+    path: Path,
+    shape: tuple[int, int],
+    dynamic: bool,
+    beside_unfolded: bool,
 ) -> dict[str, Any]:
-    # Not as it is exported, but as its users know it: the whole backbone, folded only if it was.
-    reference = networks.get('unfolded', networks['folded']).backbone
     size = None if dynamic else shape
-    maps = StageMaps(networks['folded'].backbone, size)
-    report = export_onnx(maps, shape, path, dynamic, reference)
-    if 'unfolded' in networks:
+
+    def make_graph(network: Source) -> StageMaps | Graph:
+        return attach(StageMaps(network.backbone, size), network.behind)
+
+    # Compared with the network as its users know it, not as it is exported.
+    report = export_onnx(make_graph(folded), shape, path, dynamic, source.network)
+    if beside_unfolded:
         with TemporaryDirectory() as directory:
             other = Path(directory, 'unfolded.onnx')
-            unfolded = export_onnx(StageMaps(reference, size), shape, other, dynamic)
+            unfolded = export_onnx(make_graph(source), shape, other, dynamic)
             report['operators_unfolded'] = unfolded['operators']
-            report['milliseconds'] = _measure(dict(folded=path, unfolded=other), maps, shape)
+            files = dict(folded=path, unfolded=other)
+            report['milliseconds'] = _measure(files, source.backbone.in_channels, shape)
     return report
 
 
-def _measure(files: dict[str, Path], maps: StageMaps, shape: tuple[int, int]) -> dict[str, float]:
+def _measure(files: dict[str, Path], channels: int, shape: tuple[int, int]) -> dict[str, float]:
     """Median processor time of each file in ONNX Runtime, on one thread, measured in turn."""
-    image = torch.rand(1, maps.backbone.in_channels, *shape)
+    image = torch.rand(1, channels, *shape)
     runners = {name: onnx_runner(file) for name, file in files.items()}
     times: dict[str, list[float]] = {name: [] for name in runners}
     for count in range(RUNS + 1):
@@ -194,7 +214,7 @@ def _measure(files: dict[str, Path], maps: StageMaps, shape: tuple[int, int]) ->
 def format_report(report: dict[str, Any]) -> str:
     """Write a report as text."""
     lines = [
-        f'{report["name"]}, weights: {report["checkpoint"]}, '
+        f'{report["name"]} ({report["part"]}), weights: {report["checkpoint"]}, '
         f'{report["parameters"] / 1e6:.2f} M parameters, '
         f'{report["shape"][0]}x{report["shape"][1]}'
     ]
@@ -270,6 +290,17 @@ def _check_arguments(
     if dynamic and any(side % 32 for side in shape):
         raise ValueError(
             f'with dynamic sizes height and width are multiples of 32, got {tuple(shape)}'
+        )
+    dense = source.behind is not None and source.behind.dense
+    if dense and any(side % 32 for side in shape):
+        raise ValueError(
+            f'behind a backbone, maps of different strides are added up: for {source.part} height '
+            f'and width are multiples of 32, got {tuple(shape)}'
+        )
+    if dynamic and dense and source.part == 'model':
+        raise ValueError(
+            'the heads of segmentors resize maps to sizes that they fix: no dynamic sizes for a '
+            'whole segmentor, only for a backbone, a neck or a classifier'
         )
     if 'coreml' in formats and input_kind == 'image':
         channels = source.backbone.in_channels

@@ -6,13 +6,13 @@ from copy import deepcopy
 from pathlib import Path
 
 import torch
-from mmengine.config import Config
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from mmengine.registry import init_default_scope
 from mmengine.runner import load_state_dict
 from torch import nn
 
-from mmcare.checkpoint import CheckpointError, load_from_local_checked, write_checkpoint
+from mmcare.checkpoint import CheckpointError, load_weights, write_checkpoint
+from mmcare.config import building_from, read_config
 from mmcare.deploy.output import check_writable
 from mmcare.models import CARE
 from mmcare.models.layers import Foldable
@@ -68,18 +68,17 @@ def reparameterize_checkpoint(
         PermissionError, NotADirectoryError: If the destination cannot be written.
     """
     check_writable(Path(destination).parent)
-    if not Path(config).is_file():
-        raise FileNotFoundError(f'{config} is not a file: give the config of the model')
-    source = load_from_local_checked(os.fspath(checkpoint), 'cpu')
+    cfg = read_config(config)
+    source = load_weights(checkpoint)
     state = source.get('state_dict', source)
-    cfg = Config.fromfile(config)
-    if not cfg.get('model'):
+    if not isinstance(cfg.get('model'), dict):
         raise ValueError(f'{config} has no model')
     if cfg.get('default_scope'):
         init_default_scope(cfg.default_scope)
     if cfg.get('data_preprocessor') and 'data_preprocessor' not in cfg.model:
         cfg.model.data_preprocessor = cfg.data_preprocessor
-    model = MMENGINE_MODELS.build(deepcopy(cfg.model)).eval()
+    with building_from(config):
+        model = MMENGINE_MODELS.build(deepcopy(cfg.model)).eval()
     try:
         load_state_dict(model, state, strict=True)
     except RuntimeError as error:
@@ -107,7 +106,7 @@ def reparameterize_checkpoint(
     )
 
 
-def _check_equal(name: str, before: CARE, after: CARE) -> None:
+def _check_equal(name: str, before: CARE, after: nn.Module) -> None:
     """Compare what two backbones put out; weights may hold what folding makes of numbers' range."""
     generator = torch.Generator().manual_seed(0)
     shape = 1, before.in_channels, TRIAL_SIZE, TRIAL_SIZE

@@ -1,4 +1,7 @@
-"""What is exported: a CARE backbone from an arch or any config, its weights, its normalisation."""
+"""What is exported: a CARE backbone from an arch or any config, its weights, its normalisation.
+
+With a config, what stands behind the backbone can be exported, too.
+"""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -9,26 +12,16 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
+from torch import nn
 
-from mmcare.checkpoint import BACKBONE, is_folded, load_from_local_checked
+from mmcare.checkpoint import BACKBONE, is_folded, load_weights, naming
+from mmcare.config import read_config
+from mmcare.deploy.parts import PARTS, Behind, build_behind
+from mmcare.deploy.stage_maps import Normalization
 from mmcare.models import CARE
 
 BACKBONE_TYPES = ('CARE', 'mmcare.CARE')
 RANDOM_GAMMA = 0.1
-
-
-@dataclass(frozen=True)
-class Normalization:
-    """How images become the network's input: (pixel - mean) / std, each channel by itself.
-
-    Attributes:
-        mean, std: Of pixels from 0 to 255, in the network's order of channels.
-        channels: That order, ``'RGB'`` or ``'BGR'``.
-    """
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    channels: str
 
 
 IMAGENET = Normalization((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), 'RGB')
@@ -44,6 +37,7 @@ class Source:
         backbone: In evaluation mode, folded only if its weights are.
         weights: Name of the checkpoint, or ``'random'``.
         normalization: Of the config; ImageNet's for an arch; None if the config has none.
+        behind: What is exported with the backbone; None for the backbone alone.
     """
 
     name: str
@@ -51,32 +45,54 @@ class Source:
     backbone: CARE
     weights: str
     normalization: Normalization | None
+    behind: Behind | None = None
+
+    @property
+    def part(self) -> str:
+        """One of ``PARTS``."""
+        return 'backbone' if self.behind is None else self.behind.part
+
+    @property
+    def network(self) -> nn.Module:
+        """What maps normalised images (B, C, H, W) to the tuple of outputs."""
+        return self.backbone if self.behind is None else nn.Sequential(self.backbone, self.behind)
 
 
-def load_source(source: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -> Source:
+def load_source(
+    source: str | os.PathLike,
+    checkpoint: str | os.PathLike | None = None,
+    part: str = 'backbone',
+) -> Source:
     """Build the backbone of an arch or of a config, and give it its weights.
 
-    Only the backbone is built: of a detector's config neither mmdet nor compiled ops are needed
-    (but for configs that inherit from another package's).
+    Only what is asked for is built: for a detector's backbone neither mmdet nor compiled ops are
+    needed (but for configs that inherit from another package's).
 
     Args:
         source: ``'s0'``, ``'s1'``, ``'s2'``, or a config with a CARE backbone.
         checkpoint: A published file, or a checkpoint of a backbone or of a whole model, folded or
             not. None: random weights, with a gamma of 0.1, which are good enough to look at sizes,
             operators and speed.
+        part: ``'backbone'``; ``'neck'``, backbone and neck; or ``'model'``, a whole classifier or
+            segmentor. The last two need a config and the toolbox that it names.
 
     Raises:
         FileNotFoundError: If config or checkpoint does not exist.
         CheckpointError: If the checkpoint cannot be read or does not fit.
-        ValueError: If the source is neither, or the config has not exactly one CARE backbone.
+        ValueError: If the source is neither, or the config has not exactly one CARE backbone, or
+            not the part.
+        ImportError: If the toolbox that the part comes from is not installed.
     """
     source = os.fspath(source)
+    if part not in PARTS:
+        raise ValueError(f'part must be of {PARTS}, got {part!r}')
+    cfg = None
+    arguments: dict[str, Any]
+    normalization: Normalization | None
     if source in CARE.arch_zoo:
         name, arguments, normalization = f'care_{source}', dict(arch=source), IMAGENET
     elif Path(source).suffix == '.py':
-        if not Path(source).is_file():
-            raise FileNotFoundError(f'{source} is not a file')
-        cfg = Config.fromfile(source, import_custom_modules=False)
+        cfg = read_config(source, import_custom_modules=False)
         found = list(_find_backbones(cfg.get('model')))
         if len(found) != 1:
             raise ValueError(
@@ -90,24 +106,30 @@ def load_source(source: str | os.PathLike, checkpoint: str | os.PathLike | None 
         raise ValueError(
             f'{source!r} is neither an arch ({", ".join(CARE.arch_zoo)}) nor a config (.py)'
         )
+    if cfg is None and part != 'backbone':
+        raise ValueError(f'{source!r} is a backbone without neck or head: give a config (.py)')
     arguments.update(init_cfg=None, frozen_stages=-1, with_cp=False)
     state = None
     if checkpoint is not None:
-        loaded = load_from_local_checked(os.fspath(checkpoint), 'cpu')
+        loaded = load_weights(checkpoint)
         state = loaded.get('state_dict', loaded)
     folded = state is not None and is_folded(str(key).removeprefix(BACKBONE) for key in state)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         backbone = CARE(**arguments, deploy=folded, layer_scale_init_value=RANDOM_GAMMA)
     if state is not None:
-        backbone.load_state_dict(dict(state), strict=False)  # whole or not at all, as CARE has it
+        with naming(checkpoint):
+            backbone.load_state_dict(dict(state), strict=False)  # CARE takes it whole or raises
+    backbone.eval().requires_grad_(False)
+    behind = None if part == 'backbone' else build_behind(cfg, part, backbone, state)
     arch = arguments.get('arch', 's0')
     return Source(
         name=name,
         arch=arch if isinstance(arch, str) else str(dict(arch)),
-        backbone=backbone.eval().requires_grad_(False),
+        backbone=backbone,
         weights='random' if checkpoint is None else Path(checkpoint).name,
         normalization=normalization,
+        behind=behind,
     )
 
 

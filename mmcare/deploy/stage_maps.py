@@ -2,15 +2,29 @@
 
 import math
 from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmcare.deploy.source import Normalization
 from mmcare.models import CARE
 from mmcare.models.backbones.care import STEM_STRIDE, TOTAL_STRIDE
 from mmcare.models.layers import FoldedLinearAttention, LocalLearner, merge_local_kernels
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """How images become the network's input: (pixel - mean) / std, each channel by itself.
+
+    Attributes:
+        mean, std: Of pixels from 0 to 255, in the network's order of channels.
+        channels: That order, ``'RGB'`` or ``'BGR'``.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    channels: str
 
 
 class StageMaps(nn.Module):
@@ -39,7 +53,7 @@ class StageMaps(nn.Module):
             index: tuple(math.ceil(side / (STEM_STRIDE * 2**index)) for side in (height, width))
             for index in backbone.out_indices
         }
-        self.normalize = nn.Identity()
+        self.normalize: nn.Module = nn.Identity()
         if normalization is not None:
             if any(self.padding):
                 self.normalize = Normalize(normalization)
@@ -70,6 +84,9 @@ class Normalize(nn.Module):
         normalization: Mean and deviation.
     """
 
+    scale: Tensor
+    shift: Tensor
+
     def __init__(self, normalization: Normalization) -> None:
         super().__init__()
         mean, std = torch.tensor([normalization.mean, normalization.std])[:, :, None, None]
@@ -89,6 +106,7 @@ def _fold_normalization(backbone: CARE, normalization: Normalization) -> None:
         for values in (normalization.mean, normalization.std)
     )
     weight = conv.weight.double() / std
+    assert conv.bias is not None, 'CARE gives each convolution a bias'
     bias = conv.bias.double() - (weight * mean).sum((1, 2, 3))
     conv.weight = nn.Parameter(weight.to(conv.weight), requires_grad=False)
     conv.bias = nn.Parameter(bias.to(conv.bias), requires_grad=False)

@@ -11,10 +11,16 @@ import numpy as np
 import torch
 
 from mmcare.deploy.output import moved_into_place
+from mmcare.deploy.parts import Behind, Graph, attach
 from mmcare.deploy.requirements import require
-from mmcare.deploy.source import Normalization
-from mmcare.deploy.stage_maps import StageMaps, use_few_operators, use_float16_attention
+from mmcare.deploy.stage_maps import (
+    Normalization,
+    StageMaps,
+    use_few_operators,
+    use_float16_attention,
+)
 from mmcare.deploy.to_onnx import compare, extreme_images
+from mmcare.models import CARE
 
 PRECISIONS = ('float16', 'float32')
 TARGETS = ('iOS16', 'iOS17', 'iOS18')
@@ -30,11 +36,12 @@ def check_coreml(compression: str | None = None) -> None:
 
 
 def prepare_coreml(
-    backbone: torch.nn.Module,
+    backbone: CARE,
     shape: tuple[int, int],
     precision: str,
     normalization: Normalization | None,
-) -> StageMaps:
+    behind: Behind | None = None,
+) -> StageMaps | Graph:
     """Make the graph that is converted: of few operators and, for float16, within its range.
 
     Args:
@@ -42,23 +49,24 @@ def prepare_coreml(
         shape: Height and width.
         precision: One of :data:`PRECISIONS`.
         normalization: For images as input; None for normalised tensors.
+        behind: Neck or head to go with it.
     """
     maps = StageMaps(backbone, shape, normalization)
     if backbone.deploy:
         use_few_operators(maps.backbone)
         if precision == 'float16':
             use_float16_attention(maps.backbone)
-    return maps
+    return attach(maps, behind)
 
 
 def convert_coreml(
-    maps: StageMaps,
+    maps: StageMaps | Graph,
     shape: tuple[int, int],
     precision: str = 'float16',
     target: str = 'iOS16',
     channels: str | None = None,
 ) -> Any:
-    """Convert to an ML Program; outputs are named ``stage1`` to ``stage4``.
+    """Convert to an ML Program, with outputs named as the graph has them.
 
     Args:
         maps: See :func:`prepare_coreml`.
@@ -131,12 +139,12 @@ def save_coreml(model: Any, path: Path, metadata: Mapping[str, str]) -> int:
     Args:
         model: A ``coremltools.models.MLModel``.
         path: ``.mlpackage``, replaced if it exists.
-        metadata: Names and values; ``version`` is the model's own.
+        metadata: Names and values, with ``arch``, ``part`` and ``version``.
 
     Returns:
         The size in bytes.
     """
-    model.short_description = f'CARE backbone {metadata["arch"]}, stage outputs'
+    model.short_description = f'CARE {metadata["arch"]}: {metadata["part"]}'
     model.license = LICENSE
     model.version = metadata['version']
     for name, value in metadata.items():
@@ -159,12 +167,15 @@ def count_operators(model: Any) -> dict[str, int]:
     }
 
 
-def run_coreml(model: Any, network: torch.nn.Module, shape: tuple[int, int]) -> dict[str, float]:
+def run_coreml(
+    model: Any, network: torch.nn.Module, channels: int, shape: tuple[int, int]
+) -> dict[str, float]:
     """Compute the deviation from PyTorch on macOS, for a model with a tensor as input.
 
     Args:
         model: A ``coremltools.models.MLModel``.
         network: What it should compute.
+        channels: Of the images.
         shape: Height and width.
     """
     names = [output.name for output in model.get_spec().description.output]
@@ -173,4 +184,4 @@ def run_coreml(model: Any, network: torch.nn.Module, shape: tuple[int, int]) -> 
         outputs = model.predict({'image': image.numpy()})
         return [np.asarray(outputs[name], np.float32) for name in names]
 
-    return compare(network, run, extreme_images(network.backbone.in_channels, shape))
+    return compare(network, run, extreme_images(channels, shape))

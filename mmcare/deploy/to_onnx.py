@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmcare.deploy.output import moved_into_place
+from mmcare.deploy.parts import Graph
 from mmcare.deploy.requirements import require
 from mmcare.deploy.stage_maps import StageMaps
 from mmcare.models.backbones.care import TOTAL_STRIDE
@@ -31,7 +32,7 @@ def check_onnx() -> None:
 
 
 def export_onnx(
-    maps: StageMaps,
+    maps: StageMaps | Graph,
     shape: tuple[int, int],
     path: Path,
     dynamic: bool = False,
@@ -58,14 +59,13 @@ def export_onnx(
 
     reference = maps if reference is None else reference
     channels = maps.backbone.in_channels
-    options = {}
+    dynamic_shapes = None
     if dynamic:
         blocks = [
             torch.export.Dim(name, min=1, max=LARGEST_SIDE // TOTAL_STRIDE)
             for name in ('height_in_blocks', 'width_in_blocks')
         ]
-        sides = {2: TOTAL_STRIDE * blocks[0], 3: TOTAL_STRIDE * blocks[1]}
-        options = dict(dynamic_shapes=(sides,))
+        dynamic_shapes = ({2: TOTAL_STRIDE * blocks[0], 3: TOTAL_STRIDE * blocks[1]},)
     program = torch.onnx.export(
         maps,
         (torch.zeros(1, channels, *shape),),
@@ -74,8 +74,9 @@ def export_onnx(
         opset_version=OPSET,
         dynamo=True,
         verbose=False,
-        **options,
+        dynamic_shapes=dynamic_shapes,
     )
+    assert program is not None, 'dynamo=True returns a program'
     with moved_into_place(path) as temporary:
         program.save(temporary, external_data=False)
         model = onnx.load(temporary)
