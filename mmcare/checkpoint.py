@@ -5,37 +5,51 @@ prefix, so that a file with other names loads nothing and says so in a log line 
 mmcare closes that trap in two places. Local files go through :func:`load_from_local_checked`,
 which reads them without running code, verifies their checksums and renames published keys to
 those of an MM classifier (``backbone.*``, ``head.*``). The backbone then insists on a complete set
-of weights, see :func:`prepare_backbone_state`.
+of finite weights, see :func:`prepare_backbone_state`.
 """
 
-import argparse
+import ast
 import hashlib
 import logging
 import os
-import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
-from mmengine.logging import HistoryBuffer, print_log
+from mmengine.logging import print_log
+from mmengine.registry import WEIGHT_INITIALIZERS
 from mmengine.runner import CheckpointLoader
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from mmcare.unpickling import allowed_globals
 from mmcare.version import __version__
 
-try:
-    from numpy._core import multiarray
-except ImportError:  # numpy 1
-    from numpy.core import multiarray
+if TYPE_CHECKING:  # which needs this module
+    from mmcare.models import CARE
 
 StateDict = dict[str, Tensor]
+
+ZIP_MAGIC = b'PK\x03\x04'
+# In the metadata of .safetensors: over tensors and metadata; over tensors alone (mmcare 0.1).
+CHECKSUM, TENSORS_CHECKSUM = 'mmcare_checksum', 'mmcare_sha256'
+# What the text of a config may consist of, besides dict(...).
+PLAIN_NODES = (
+    ast.Constant,
+    ast.Dict,
+    ast.List,
+    ast.Load,
+    ast.Set,
+    ast.Tuple,
+    ast.UnaryOp,
+    ast.USub,
+    ast.keyword,
+)
 
 # Parts of a key in the published files, and ours. Each key holds at most two of them.
 PUBLISHED_NAMES = (
@@ -98,7 +112,9 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> d
     Files of ``torch.save`` are read with ``weights_only=True``; beyond PyTorch's own list only
     what MM and timm training checkpoints hold is allowed: numpy arrays and scalars,
     ``argparse.Namespace`` and mmengine's log buffers. Checksums of the zip container, which
-    ``torch.load`` ignores, are verified; files from before PyTorch 1.6 have none.
+    ``torch.load`` ignores, are verified; files from before PyTorch 1.6 have none, which is said in
+    a warning. Configs in training checkpoints, which mmengine would run as programs when a run is
+    resumed, are handed on only if they are plain values.
 
     Args:
         filename: ``.safetensors``, or any other ending for a file of ``torch.save``.
@@ -116,22 +132,52 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> d
         raise FileNotFoundError(f'{path} is not a file')
     if path.suffix == '.safetensors':
         return _read_safetensors(path, map_location)
-    if zipfile.is_zipfile(path):
+    with path.open('rb') as file:
+        is_archive = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC  # as torch.load decides
+    if is_archive:
         _verify_checksums(path)
     try:
-        with _allowed_globals():
-            return torch.load(path, map_location=map_location, weights_only=True)
+        with allowed_globals():
+            checkpoint = torch.load(path, map_location=map_location, weights_only=True)
     except Exception as error:  # a damaged pickle can raise anything
         raise CheckpointError(
             f'{path} cannot be read as a checkpoint: it is damaged, not a checkpoint, or holds '
             'objects other than tensors, plain values and what MM and timm training files hold. '
             f'({type(error).__name__}: {error})'
         ) from error
+    if not is_archive:
+        _warn_unverified(path)
+    _drop_attributes(checkpoint)
+    _drop_config_programs(path, checkpoint)
+    return checkpoint
+
+
+def _drop_attributes(checkpoint: Any) -> None:
+    """Drop what a pickled OrderedDict may bring besides its items: it could hide its methods."""
+    states = [checkpoint]
+    if isinstance(checkpoint, dict):
+        states += [dict.get(checkpoint, name) for name in ('state_dict', 'state_dict_ema')]
+    for state in states:
+        if isinstance(state, OrderedDict):
+            for name in vars(state).keys() - {'_metadata'}:
+                del vars(state)[name]
+
+
+def _warn_unverified(path: Path) -> None:
+    print_log(
+        f'{path} has no checksums: if it was damaged, its weights are wrong and nothing tells. '
+        'Saved anew by torch.save or tools/convert_checkpoint.py it has.',
+        logger='current',
+        level=logging.WARNING,
+    )
 
 
 def _verify_checksums(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            if len(set(names)) != len(names):
+                raise CheckpointError(f'{path} is refused: two entries of it have one name')
             for entry in archive.infolist():
                 if entry.compress_type != zipfile.ZIP_STORED:
                     raise CheckpointError(
@@ -154,57 +200,81 @@ def _read_safetensors(path: Path, map_location: Any) -> dict[str, Any]:
         with safe_open(path, framework='pt', device=str(map_location)) as file:
             meta = dict(file.metadata() or {})
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, OSError) as error:
+    except Exception as error:  # not SafetensorError alone: types that PyTorch does not have, too
         raise CheckpointError(f'{path} is damaged or not a safetensors file: {error}') from error
     # The format has no checksums; write_checkpoint adds one, other writers may not.
-    if 'mmcare_sha256' in meta and meta['mmcare_sha256'] != _digest(state):
+    if CHECKSUM in meta:
+        if meta[CHECKSUM] != _digest(state, meta):
+            raise CheckpointError(f'{path} is damaged: the checksum of its content is wrong')
+    elif TENSORS_CHECKSUM not in meta:
+        _warn_unverified(path)
+    elif meta[TENSORS_CHECKSUM] != _digest(state, {}):
         raise CheckpointError(f'{path} is damaged: the checksum of its tensors is wrong')
-    return dict(meta=meta, state_dict=state)
+    checkpoint = dict(meta=meta, state_dict=state)
+    _drop_config_programs(path, checkpoint)
+    return checkpoint
 
 
-def _digest(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and bytes of all tensors."""
+def _drop_config_programs(path: Path, checkpoint: Any) -> None:
+    """Drop, from training metadata, configs that are more than plain values.
+
+    mmengine runs ``meta.config`` (which it does not write itself) when a run is resumed, and the
+    other two when an inferencer is made from a checkpoint alone.
+    """
+    if not isinstance(checkpoint, dict):
+        return
+    hub = checkpoint.get('message_hub')
+    runtime = hub.get('runtime_info') if isinstance(hub, dict) else None
+    for place, values, key in (
+        ('meta.config', checkpoint.get('meta'), 'config'),
+        ('meta.cfg', checkpoint.get('meta'), 'cfg'),
+        ('message_hub.runtime_info.cfg', runtime, 'cfg'),
+    ):
+        if isinstance(values, dict) and key in values and not _is_plain_config(values[key]):
+            del values[key]
+            print_log(
+                f'{path}: {place} is left out; it is not a config of plain values only, and '
+                'MMEngine would run it as a program',
+                logger='current',
+                level=logging.WARNING,
+            )
+
+
+def _is_plain_config(text: Any) -> bool:
+    """Whether the text of a config assigns literals, lists, tuples and ``dict(...)``, no more."""
+    try:
+        tree = ast.parse(text)
+    except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
+        return False
+    for statement in tree.body:
+        if not isinstance(statement, ast.Assign) or not all(
+            # _base_ names other files, which would be run
+            isinstance(target, ast.Name) and target.id != '_base_'
+            for target in statement.targets
+        ):
+            return False
+        for node in ast.walk(statement.value):
+            if isinstance(node, ast.Call):
+                if not isinstance(node.func, ast.Name) or node.func.id != 'dict':
+                    return False
+            elif isinstance(node, ast.Name):
+                if node.id not in ('dict', 'inf', 'nan'):
+                    return False
+            elif not isinstance(node, PLAIN_NODES):
+                return False
+    return True
+
+
+def _digest(state: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
+    """SHA-256 over metadata, and over names, types, shapes and bytes of all tensors."""
     digest = hashlib.sha256()
+    for key in sorted(meta.keys() - {CHECKSUM}):
+        digest.update(f'{key!r} {meta[key]!r}\n'.encode())
     for key in sorted(state):
         tensor = state[key].detach().cpu().contiguous()
         digest.update(f'{key} {tensor.dtype} {tuple(tensor.shape)}\n'.encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _history_buffer_method(owner: Any, name: str) -> Any:
-    """Stand in for ``builtins.getattr`` in a checkpoint: HistoryBuffer's own methods only.
-
-    mmengine's log buffers hold their statistics methods, which pickle as
-    ``getattr(HistoryBuffer, 'mean')``. getattr itself would let a crafted file reach anything.
-    """
-    if owner is HistoryBuffer and isinstance(name, str) and not name.startswith('_'):
-        method = vars(HistoryBuffer).get(name)
-        if callable(method):
-            return method
-    raise pickle.UnpicklingError(f'attribute {name!r} of {owner!r} is not allowed in a checkpoint')
-
-
-@contextmanager
-def _allowed_globals() -> Iterator[None]:
-    numpy_dtypes = [type(np.dtype(code)) for code in np.typecodes['All']]
-    functions = [
-        (function, f'{package}.multiarray.{function.__name__}')
-        for function in (multiarray._reconstruct, multiarray.scalar)
-        for package in ('numpy.core', 'numpy._core')
-    ]
-    with torch.serialization.safe_globals(
-        [
-            (_history_buffer_method, 'builtins.getattr'),
-            HistoryBuffer,
-            argparse.Namespace,
-            np.ndarray,
-            np.dtype,
-            *set(numpy_dtypes),
-            *functions,
-        ]
-    ):
-        yield
 
 
 # ---------------------------------------------------------------- names
@@ -308,35 +378,157 @@ def load_from_local_checked(filename: str, map_location: Any = None) -> dict[str
     """Load a local checkpoint for mmengine, whatever the toolbox.
 
     Reads as :func:`read_checkpoint` does. A published CARE file gets the names of an MM
-    classifier; every other file is passed on as it is.
+    classifier; every other file is passed on as it is. Weights that are not finite, and what is no
+    weight, are named in a warning.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        CheckpointError: If it is damaged, or holds what is not allowed.
+        CheckpointError: If it is damaged, holds what is not allowed, or no weights.
     """
     filename = os.path.expanduser(filename)
     checkpoint = read_checkpoint(filename, map_location)
+    if isinstance(checkpoint, Tensor):  # not weights of a model; MM toolboxes load embeddings so
+        return checkpoint
+    _check_state(filename, checkpoint)
     published, taken = find_published_state(checkpoint)
     if published is not None:
         print_log(f'{filename} is a published CARE checkpoint: {taken}', logger='current')
         checkpoint = dict(meta={}, state_dict=OrderedDict(as_classifier(from_published(published))))
-    state = checkpoint.get('state_dict') if isinstance(checkpoint, Mapping) else None
-    if isinstance(state, Mapping) and _holds_classifier_only(state):
-        if not isinstance(state, OrderedDict):
-            state = checkpoint['state_dict'] = OrderedDict(state)
-        # Travels to backbone and head as local_metadata, which is where the model is known.
-        if not hasattr(state, '_metadata'):
-            state._metadata = OrderedDict()
-        for part in ('backbone', 'head'):
-            state._metadata.setdefault(part, {})['classifier_file'] = str(filename)
+    if 'state_dict' in checkpoint:
+        checkpoint['state_dict'] = _with_metadata(checkpoint['state_dict'], filename)
+        return checkpoint
+    return _with_metadata(checkpoint, filename)
+
+
+def load_weights(filename: str | os.PathLike) -> dict[str, Any]:
+    """Load a local checkpoint as :func:`load_from_local_checked` does, for the CPU.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        CheckpointError: If it is damaged, holds what is not allowed, or no weights.
+    """
+    checkpoint = load_from_local_checked(os.fspath(filename), 'cpu')
+    if isinstance(checkpoint, Tensor):
+        raise CheckpointError(f'{filename} holds a tensor, not the weights of a model')
     return checkpoint
+
+
+def _check_state(filename: str, checkpoint: Any) -> None:
+    """Check what a model would be given; warn of what only the model can judge."""
+    if not isinstance(checkpoint, dict):
+        raise CheckpointError(
+            f'{filename} holds a {type(checkpoint).__name__}, not the weights of a model'
+        )
+    state = checkpoint.get('state_dict', checkpoint)
+    if not isinstance(state, dict):
+        raise CheckpointError(
+            f'{filename}: state_dict is a {type(state).__name__}, not a dict of weights'
+        )
+    if 'state_dict' not in checkpoint:
+        state = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    wrong = [key for key in state if not isinstance(key, str)]
+    if wrong:
+        raise CheckpointError(f'{filename}: {wrong[0]!r} is no name of a weight')
+    faults = find_faults(state)
+    if faults:
+        print_log(
+            f'{filename}: {_some(faults)}',
+            logger='current',
+            level=logging.WARNING,
+        )
+
+
+def find_faults(state: Mapping[str, Any], of_network: bool = False) -> list[str]:
+    """Find values that cannot be, or should not be, the weights of a network.
+
+    Args:
+        state: Weights by name.
+        of_network: Whether they are those of mmcare's networks, which are of floating point, but
+            for counters of batches. Other networks may hold indices and masks.
+
+    Returns:
+        A line for each: the key and what is wrong with its value.
+    """
+    faults = []
+    for key, value in state.items():
+        fault = None if key.endswith('_extra_state') else _find_fault(value)
+        counts = key.endswith('num_batches_tracked')
+        if of_network and not fault and not counts and not value.is_floating_point():
+            fault = f'has values of {value.dtype}'
+        if fault:
+            faults.append(f'{key} {fault}')
+    return faults
+
+
+def _find_fault(value: Any) -> str | None:
+    if not isinstance(value, Tensor):
+        return f'is a {type(value).__name__}, not a tensor'
+    if value.is_meta:
+        return 'has a shape only, no values'
+    if value.layout is not torch.strided or value.is_quantized or value.is_nested:
+        return 'is a sparse, quantized or nested tensor'
+    if not (value.is_floating_point() or value.is_complex()):
+        return None
+    stored = value.untyped_storage()
+    if value.numel() * value.itemsize > stored.nbytes():
+        # Repeats its values, which may be more than fit into memory.
+        value = torch.empty(0, dtype=value.dtype, device=value.device).set_(stored)
+    if value.itemsize == 1:  # PyTorch does not compute in 8 bits
+        value = value.float()
+    return None if value.isfinite().all() else 'has values that are not finite (NaN or infinite)'
+
+
+def _some(lines: list[str]) -> str:
+    """The first three of some lines, and the number of the others."""
+    return ', '.join(lines[:3]) + (f' and {len(lines) - 3} more' if len(lines) > 3 else '')
+
+
+def _with_metadata(state: Mapping[str, Tensor], filename: str) -> OrderedDict[str, Tensor]:
+    """Copy a state dict, with metadata that lets backbone and head name the file.
+
+    Of the metadata in the file only versions are kept: other entries, and attributes of a pickled
+    OrderedDict, can change how PyTorch loads.
+    """
+    given = getattr(state, '_metadata', None)
+    metadata: dict[str, dict[str, Any]] = {'': {}, 'backbone': {}, 'head': {}}
+    for part, values in given.items() if isinstance(given, dict) else ():
+        if isinstance(values, dict) and isinstance(values.get('version'), int):
+            metadata.setdefault(part, {})['version'] = values['version']
+    classifier_only = _holds_classifier_only(state)
+    for part in ('', 'backbone', 'head'):
+        metadata[part]['file'] = filename
+        if part and classifier_only:
+            metadata[part]['classifier_file'] = filename
+    copy: OrderedDict[str, Tensor] = OrderedDict(dict.items(cast(dict[str, Tensor], state)))
+    vars(copy)['_metadata'] = OrderedDict(metadata)
+    return copy
 
 
 def _holds_classifier_only(state: Mapping[str, Tensor]) -> bool:
     heads = tuple(ours for _, ours in PUBLISHED_HEADS)
-    return any(key.startswith(heads) for key in state) and all(
-        key.startswith((BACKBONE, *heads)) for key in state
+    keys = [key for key in state if isinstance(key, str)]
+    return any(key.startswith(heads) for key in keys) and all(
+        key.startswith((BACKBONE, *heads)) for key in keys
     )
+
+
+def check_init_cfg(init_cfg: Any) -> None:
+    """Check the form of the ``init_cfg`` of a module.
+
+    Raises:
+        TypeError: If it is not a dict, a list of them or None.
+        ValueError: If a type is unknown, or a file is not named by text.
+    """
+    for cfg in init_cfg if isinstance(init_cfg, list) else [init_cfg]:
+        if cfg is None:
+            continue
+        if not isinstance(cfg, dict):
+            raise TypeError(f'init_cfg must be a dict or a list of dicts, got {cfg!r}')
+        kind = cfg.get('type')
+        if not kind or (isinstance(kind, str) and WEIGHT_INITIALIZERS.get(kind) is None):
+            raise ValueError(f'init_cfg has the unknown type {kind!r}: {cfg!r}')
+        if kind == 'Pretrained' and 'checkpoint' in cfg and not isinstance(cfg['checkpoint'], str):
+            raise ValueError(f'init_cfg.checkpoint must be the name of a file, got {cfg!r}')
 
 
 def check_pretrained_file(init_cfg: dict | list | None) -> None:
@@ -362,11 +554,34 @@ def check_pretrained_file(init_cfg: dict | list | None) -> None:
             )
 
 
+@contextmanager
+def naming(filename: str | os.PathLike | None) -> Iterator[None]:
+    """Add the name of the file to errors of loading, which may come from where it is not known.
+
+    Raises:
+        CheckpointError: In place of an error of loading that does not name the file.
+    """
+    try:
+        yield
+    except (AssertionError, CheckpointError) as error:  # mmengine asserts that a prefix occurs
+        if filename is None or os.fspath(filename) in str(error):
+            raise
+        raise CheckpointError(f'{os.fspath(filename)}: {error}') from error
+
+
+def name_of_pretrained_file(init_cfg: dict | list | None) -> str | None:
+    """The file that ``init_cfg`` names, if it names one."""
+    for cfg in init_cfg if isinstance(init_cfg, list) else [init_cfg]:
+        if cfg and cfg.get('type') == 'Pretrained':
+            return cfg.get('checkpoint')
+    return None
+
+
 # ---------------------------------------------------------------- the backbone's side
 
 
 def prepare_backbone_state(
-    backbone: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Mapping[str, Any]
+    backbone: 'CARE', state_dict: dict[str, Any], prefix: str, local_metadata: Mapping[str, Any]
 ) -> None:
     """Make a state dict fit the backbone, in place, or raise.
 
@@ -381,8 +596,9 @@ def prepare_backbone_state(
         local_metadata: Metadata of the state dict for this module.
 
     Raises:
-        CheckpointError: If a weight is missing, left over or of another shape. It names the first
-            few keys, what the file looks like, and the arguments that disagree.
+        CheckpointError: If a weight is missing, left over, of another shape, not a number of
+            floating point or not finite. It names the first few keys, what the file looks like,
+            and the arguments that disagree.
     """
     given = {key[len(prefix) :]: key for key in state_dict if key.startswith(prefix)}
     if not any(key.startswith(BACKBONE_PARTS) for key in given) and any(
@@ -423,23 +639,27 @@ def prepare_backbone_state(
         and not key.endswith('num_batches_tracked')
     ]
     unexpected = [key for key in given if key not in expected]
+    tensors = {
+        key: state_dict[full] for key, full in given.items() if isinstance(state_dict[full], Tensor)
+    }
     misshapen = [
-        key
-        for key in expected
-        if key in given and expected[key] != tuple(state_dict[given[key]].shape)
+        key for key in expected if key in tensors and expected[key] != tuple(tensors[key].shape)
     ]
-    if missing or unexpected or misshapen:
+    faults = find_faults({key: state_dict[full] for key, full in given.items()}, of_network=True)
+    if missing or unexpected or misshapen or faults:
         raise CheckpointError(
             _explain(
                 backbone,
                 prefix,
-                {key: state_dict[full] for key, full in given.items()},
+                tensors,
                 missing,
                 unexpected,
                 [
-                    f'{key} {tuple(state_dict[given[key]].shape)} instead of {expected[key]}'
+                    f'{key} {tuple(tensors[key].shape)} instead of {expected[key]}'
                     for key in misshapen
                 ],
+                faults,
+                local_metadata.get('file'),
             )
         )
     if prefix and local_metadata.get('classifier_file'):
@@ -472,31 +692,42 @@ def _expected_shapes(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _is_exempt(key: str, backbone: nn.Module) -> bool:
+def _is_exempt(key: str, backbone: 'CARE') -> bool:
     """Whether a key is of an output norm, or of a stage that is not built."""
     part, *rest = key.split('.')
     if part == 'out_norms':
         return True
-    return part == 'stages' and rest[0].isdigit() and int(rest[0]) >= len(backbone.stages)
+    if part != 'stages' or not rest:
+        return False
+    index = _number(rest[0])
+    return index is not None and index >= len(backbone.stages)
+
+
+def _number(text: str) -> int | None:
+    """The number in a key; None if it is none, or longer than any that a network has."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else None
 
 
 def _explain(
-    backbone: nn.Module,
+    backbone: 'CARE',
     prefix: str,
     state: Mapping[str, Tensor],
     missing: list[str],
     unexpected: list[str],
     misshapen: list[str],
+    faults: list[str],
+    file: str | None,
 ) -> str:
-    lines = [f'The weights given do not fit the CARE backbone (prefix {prefix!r}).']
+    given = f'in {file}' if file else 'given'
+    lines = [f'The weights {given} do not fit the CARE backbone (prefix {prefix!r}).']
     for title, keys in (
         ('missing', missing),
         ('not in the model', unexpected),
         ('of another shape', misshapen),
+        ('no usable weights', faults),
     ):
         if keys:
-            more = f' and {len(keys) - 3} more' if len(keys) > 3 else ''
-            lines.append(f'  {title}: {", ".join(keys[:3])}{more}')
+            lines.append(f'  {title}: {_some(keys)}')
     if not state:
         lines.append(
             f'None of the weights has the prefix {prefix!r}. A file with the weights of a backbone '
@@ -529,7 +760,7 @@ def _explain(
     return '\n'.join(lines)
 
 
-def _meta_state(backbone: nn.Module) -> dict[str, Tensor]:
+def _meta_state(backbone: 'CARE') -> dict[str, Tensor]:
     return {
         key: torch.empty(shape, device='meta') for key, shape in _expected_shapes(backbone).items()
     }
@@ -554,7 +785,7 @@ def describe_backbone(
     stem = next((state[key] for key in STEM_CONVS if key in state), None)
     if stem is None or stem.dim() != 4:
         return {}
-    stages = []
+    stages: list[dict[str, Any]] = []
     while (stage := _describe_stage(state, len(stages))) is not None:
         stages.append(stage)
     arch = {
@@ -576,14 +807,11 @@ def describe_backbone(
 def _describe_stage(state: Mapping[str, Tensor], index: int) -> dict[str, Any] | None:
     """Read one stage's share of :func:`describe_backbone` off the weights; None if it is none."""
     prefix = f'stages.{index}.blocks.'
-    blocks = {
-        int(key.split('.')[3])
-        for key in state
-        if key.startswith(prefix) and key.split('.')[3].isdigit()
-    }
+    numbers = (_number(key.split('.')[3]) for key in state if key.startswith(prefix))
+    blocks = {number for number in numbers if number is not None}
     entries = STEM_CONVS if index == 0 else (f'stages.{index}.downsample.conv.weight',)
     entry = next((key for key in entries if key in state), None)
-    if not blocks or entry is None:
+    if not blocks or entry is None or state[entry].dim() != 4:
         return None
     # Channels of every weight of the first block by its name, such as 'inter1.expand'.
     first = {
@@ -614,7 +842,7 @@ def _describe_stage(state: Mapping[str, Tensor], index: int) -> dict[str, Any] |
 
     def expansion(name: str, channels: int) -> int | None:
         latent = first.get(f'{name}.expand')
-        return None if latent is None else latent[0] // channels
+        return None if latent is None or not channels else latent[0] // channels
 
     return dict(
         depths=len(blocks),
@@ -670,7 +898,8 @@ def write_checkpoint(checkpoint: dict[str, Any], filename: str | os.PathLike) ->
         if path.suffix == '.safetensors':
             state = {key: value.contiguous() for key, value in checkpoint['state_dict'].items()}
             meta = {key: str(value) for key, value in checkpoint['meta'].items()}
-            save_file(state, temporary, metadata={**meta, 'mmcare_sha256': _digest(state)})
+            meta = {key: value for key, value in meta.items() if key != TENSORS_CHECKSUM}
+            save_file(state, temporary, metadata={**meta, CHECKSUM: _digest(state, meta)})
         else:
             torch.save(checkpoint, temporary)
         os.replace(temporary, path)
@@ -698,8 +927,13 @@ def convert_checkpoint(
     """
     from mmcare.models import CARE  # which needs this module
 
+    source = os.fspath(source)
     checkpoint = read_checkpoint(source)
-    published, taken = find_published_state(checkpoint, use_ema)
+    if isinstance(checkpoint, Tensor):
+        raise CheckpointError(f'{source} holds a tensor, not the weights of a model')
+    _check_state(source, checkpoint)
+    with naming(source):
+        published, taken = find_published_state(checkpoint, use_ema)
     if published is not None:
         state = from_published(published)
         converted = as_classifier(state)
@@ -707,8 +941,7 @@ def convert_checkpoint(
     else:
         if use_ema:
             raise CheckpointError(f'{source} is no published file: --ema does not apply')
-        state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, Mapping) else {}
-        state = _without_wrapper(state)
+        state = _without_wrapper(checkpoint.get('state_dict', checkpoint))
         heads = tuple(ours for _, ours in PUBLISHED_HEADS)
         state = {
             key.removeprefix(BACKBONE): value
@@ -722,6 +955,14 @@ def convert_checkpoint(
             ' and the ImageNet heads' if any(key.startswith(heads) for key in state) else ''
         )
         direction = 'in the published format'
+    faults = find_faults(state, of_network=True) + [
+        f'{key} holds more values than the file'
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+        and value.numel() * value.itemsize > value.untyped_storage().nbytes()
+    ]
+    if faults:
+        raise CheckpointError(f'{source}: {_some(faults)}')
     looks = describe_backbone(state, CARE.arch_zoo)
     if not looks or not looks['num_stages']:
         raise CheckpointError(f'{source} holds no CARE backbone')
@@ -743,7 +984,7 @@ def convert_checkpoint(
 
 
 def _check_whole(
-    backbone_class: type[nn.Module],
+    backbone_class: type['CARE'],
     looks: Mapping[str, Any],
     state: Mapping[str, Tensor],
     source: str | os.PathLike,
@@ -761,13 +1002,14 @@ def _check_whole(
         arch['head_channels'] = tuple(max(width // 3, 1) for width in arch['widths'])
     weights = {key: value for key, value in state.items() if key.startswith(BACKBONE_PARTS)}
     try:
-        backbone = backbone_class(
-            arch,
-            in_channels=looks['in_channels'],
-            out_indices=(num_stages - 1,),
-            expand_last=looks.get('expand_last', True),
-            **{name: looks[name] for name in ABLATION_DEFAULTS},
-        )
+        with torch.device('meta'):  # shapes only: those in a file may be larger than memory
+            backbone = backbone_class(
+                arch,
+                in_channels=looks['in_channels'],
+                out_indices=(num_stages - 1,),
+                expand_last=looks.get('expand_last', True),
+                **{name: looks[name] for name in ABLATION_DEFAULTS},
+            )
         prepare_backbone_state(backbone, weights, '', {})
-    except (CheckpointError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:  # CheckpointError is a RuntimeError
         raise CheckpointError(f'{source} holds no whole CARE backbone. {error}') from error

@@ -80,6 +80,8 @@ class CheckLabels(BaseTransform):
 
 def _describe(shape: tuple[int, ...]) -> str:
     """Width and height as people write them, with further axes behind."""
+    if len(shape) < 2:  # mmseg drops axes of size 1
+        return f'a line of {shape[0]}' if shape else 'a single pixel'
     height, width, *rest = shape
     return ' x '.join(map(str, (width, height, *rest)))
 
@@ -89,7 +91,7 @@ def _check_depth(path: str) -> None:
     if not os.path.isfile(path):
         return  # in remote storage: fetching it a second time would be too dear
     with Image.open(path) as file:
-        largest = file.getextrema()[1] if file.mode.startswith('I') else 0
+        largest = int(np.asarray(file).max()) if file.mode.startswith('I') else 0
     if largest > MAX_LABEL:
         raise ValueError(
             f'the annotation {path!r} has the label {largest}; mmseg reads labels up to '

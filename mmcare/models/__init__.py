@@ -1,3 +1,5 @@
+"""The backbone."""
+
 from mmcare.models.backbones import CARE
 
 __all__ = ['CARE']

@@ -1,20 +1,23 @@
 """Data that is missing or does not fit the model is found before training, and named."""
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmengine.dataset import BaseDataset
-from mmengine.dist import master_only
+from mmengine.dist import is_main_process, master_only
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
+from mmengine.registry import DATASETS
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
 from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mmcare.datasets import CheckLabels
+from mmcare.datasets import CheckLabels, check_coco_file, check_png
+from mmcare.engine.training_state import check_training_state
 from mmcare.registry import HOOKS
 
 WRAPPED = ('dataset', 'datasets')  # what dataset wrappers call the datasets inside
@@ -26,11 +29,15 @@ class DataCheckHook(Hook):
     """Check annotation files, images and class numbers before any work is done.
 
     Before datasets are built (with ``runner_type='mmcare.CheckingRunner'``): annotation files and
-    folders exist, and the evaluator reads the annotations of the data it evaluates. Before the
-    first iteration: no split is empty, every image and every label map is on disk, and no
+    folders exist, annotations in COCO's format are what mmdet takes them for
+    (:func:`mmcare.datasets.check_coco_file`), and the evaluator reads the annotations of the data
+    it evaluates. Before the first iteration: no split is empty, every image and every label map is
+    on disk, the checksums of label maps are right (:func:`mmcare.datasets.check_png`), and no
     category is beyond the model's ``num_classes``, which would end in an IndexError much later.
     Where folders are the classes (mmpretrain's), none is empty and all splits have the same:
-    labels are numbers of folders in alphabetical order. Only local paths are checked.
+    labels are numbers of folders in alphabetical order. Only local paths are checked. A checkpoint
+    that a run resumes from must hold all that it needs
+    (:func:`mmcare.engine.training_state.check_training_state`).
 
     Args:
         enabled: False switches the checks off:
@@ -39,7 +46,9 @@ class DataCheckHook(Hook):
     Raises:
         FileNotFoundError: If a file or folder is missing; the message names it, the argument it
             comes from and what to set.
-        ValueError: If a split is empty, or categories and model do not fit.
+        ValueError: If a split is empty, categories and model do not fit, or a file of annotations
+            is damaged or malformed.
+        CheckpointError: If a checkpoint to resume from is incomplete.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -55,8 +64,15 @@ class DataCheckHook(Hook):
                 name = f'{mode}_dataloader.dataset'
                 for argument, dataset in _leaf_configs(name, loader['dataset']):
                     _check_paths(argument, dataset)
+                    if is_main_process():
+                        _check_annotations(dataset)
                 if mode != 'train':
                     _check_evaluator(mode, loader['dataset'], getattr(runner, f'_{mode}_evaluator'))
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Check what the run is to resume from, if it resumes."""
+        if self.enabled and runner._resume:
+            check_training_state(checkpoint, with_schedulers=runner.param_schedulers is not None)
 
     @master_only
     def before_run(self, runner: Runner) -> None:
@@ -105,10 +121,52 @@ def _local_path(dataset: Mapping, path: str) -> Path | None:
     return None if '://' in joined else Path(joined)
 
 
+def _is_local(dataset: Mapping) -> bool:
+    return (dataset.get('backend_args') or {}).get('backend', 'local') == 'local'
+
+
+def _check_annotations(dataset: Mapping) -> None:
+    """Check the content of an annotation file that mmdet's CocoDataset will read."""
+    dataset_class = _find_coco_class(dataset.get('type'))
+    ann_file = dataset.get('ann_file')
+    if dataset_class is None or not _is_local(dataset) or not isinstance(ann_file, str):
+        return
+    path = _local_path(dataset, ann_file)
+    if path is None or not path.is_file():
+        return
+    metainfo = dataset.get('metainfo') or {}
+    classes = metainfo.get('classes', dataset_class.METAINFO.get('classes'))
+    if isinstance(classes, str):  # the name of a file that lists them
+        classes = None
+    print_log(f'checking {path}', logger='current')
+    for line in check_coco_file(
+        path,
+        classes,
+        with_masks=any(step.get('with_mask') for step in dataset.get('pipeline') or []),
+        test_mode=dataset.get('test_mode', False),
+    ):
+        print_log(line, logger='current', level=logging.WARNING)
+
+
+def _find_coco_class(dataset_type: Any) -> Any:
+    """The class of a dataset if it reads its file as mmdet's CocoDataset does, or None."""
+    found = dataset_type
+    if isinstance(dataset_type, str):
+        with DATASETS.switch_scope_and_registry(None) as registry:  # as building it will do
+            found = registry.get(dataset_type)
+    for base in getattr(found, '__mro__', ()):
+        if base.__name__ == 'CocoDataset' and base.__module__.startswith('mmdet.'):
+            same = all(
+                getattr(found, name) is getattr(base, name)
+                for name in ('load_data_list', 'parse_data_info')
+            )
+            return found if same else None
+    return None
+
+
 def _check_paths(argument: str, dataset: Mapping) -> None:
     wanted = {}
-    backend = (dataset.get('backend_args') or {}).get('backend', 'local')
-    if backend != 'local':
+    if not _is_local(dataset):
         return
     if isinstance(dataset.get('ann_file'), str) and dataset['ann_file']:
         wanted['ann_file'] = dataset['ann_file']
@@ -192,14 +250,20 @@ def _check_dataset(argument: str, dataset: BaseDataset, model: nn.Module) -> Non
         '(default_hooks.data_check.enabled=False switches this off)',
         logger='current',
     )
+    listed = f' in {dataset.ann_file!r}' if getattr(dataset, 'ann_file', '') else ''
     for index in range(len(dataset)):
         info = dataset.get_data_info(index)
         for key in ('img_path', 'seg_map_path'):
             path = info.get(key)
-            if path and '://' not in path and not os.path.isfile(path):
+            if not path or '://' in path:
+                continue
+            if not os.path.isfile(path):
                 raise FileNotFoundError(
-                    f'{argument}: {key} {path!r} (entry {index} of {len(dataset)}) does not exist'
+                    f'{argument}: {key} {path!r} (entry {index} of {len(dataset)}{listed}) does '
+                    'not exist'
                 )
+            if key == 'seg_map_path' and path.endswith('.png'):
+                check_png(path)
 
 
 def _check_class_folders(argument: str, dataset: BaseDataset) -> None:

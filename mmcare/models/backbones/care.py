@@ -12,17 +12,24 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
+from mmcv.cnn import build_activation_layer
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmcare.checkpoint import check_pretrained_file, prepare_backbone_state
+from mmcare.checkpoint import (
+    check_init_cfg,
+    check_pretrained_file,
+    name_of_pretrained_file,
+    naming,
+    prepare_backbone_state,
+)
 from mmcare.models.layers import (
     FEATURE_MAPS,
     DecoupledMixer,
@@ -47,6 +54,7 @@ NUM_STAGES = 4
 STEM_STRIDE = 4
 TOTAL_STRIDE = STEM_STRIDE * 2 ** (NUM_STAGES - 1)
 DECOUPLINGS = ('asymmetric', 'symmetric', 'stacked', 'global_only')
+TRIAL_CHANNELS = 32
 NUM_STRIP_STAGES = 2  # stages 1 and 2 aggregate with strip convolutions, 3 and 4 with attention
 
 
@@ -115,12 +123,14 @@ class Stage(nn.Module):
     """Downsampling, then blocks.
 
     Args:
-        downsample: Norm and strided convolution of Eq. 11; the identity in stage 1.
+        downsample: Norm and strided convolution of Eq. 11; empty, the identity, in stage 1.
         blocks: The blocks, in order.
         with_cp: Keep only each block's input and recompute the rest in the backward pass.
     """
 
-    def __init__(self, downsample: nn.Module, blocks: list[nn.Module], with_cp: bool) -> None:
+    def __init__(
+        self, downsample: nn.Sequential, blocks: Sequence[nn.Module], with_cp: bool
+    ) -> None:
         super().__init__()
         self.downsample = downsample
         self.blocks = nn.ModuleList(blocks)
@@ -250,6 +260,8 @@ class CARE(Foldable, BaseModule):
         ),
     }
 
+    init_cfg: dict | list[dict] | None
+
     def __init__(
         self,
         arch: str | Mapping[str, Sequence] = 's0',
@@ -275,6 +287,19 @@ class CARE(Foldable, BaseModule):
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         self.arch = check_arch(arch, self.arch_zoo)
+        _check_switches(
+            norm_eval=norm_eval,
+            with_cp=with_cp,
+            expand_last=expand_last,
+            inter1=inter1,
+            inter2=inter2,
+            memory=memory,
+            early_conv=early_conv,
+            multi_scale=multi_scale,
+            deploy=deploy,
+        )
+        _check_styles(norm_cfg=norm_cfg, act_cfg=act_cfg, out_norm_cfg=out_norm_cfg)
+        check_init_cfg(init_cfg)
         _check_arguments(
             in_channels,
             out_indices,
@@ -318,9 +343,10 @@ class CARE(Foldable, BaseModule):
         self.stem = nn.Sequential()
         self.stem.add_module('conv', nn.Conv2d(in_channels, stem_width, STEM_STRIDE, STEM_STRIDE))
         self.stem.add_module('norm', build_norm(self.norm_cfg, stem_width))
-        self.stages = nn.ModuleList(
+        stages = nn.ModuleList(
             self._build_stage(index) for index in range(self.out_indices[-1] + 1)
         )
+        self.stages = cast('Sequence[Stage]', stages)  # a ModuleList, typed as what it holds
         self.out_norms = (
             nn.ModuleDict()
             if out_norm_cfg is None
@@ -378,7 +404,7 @@ class CARE(Foldable, BaseModule):
                 )
         return tuple(outputs)
 
-    def train(self, mode: bool = True) -> 'CARE':
+    def train(self, mode: bool = True) -> Self:
         """Set training or evaluation mode; frozen stages and norms stay in evaluation mode.
 
         Raises:
@@ -397,9 +423,11 @@ class CARE(Foldable, BaseModule):
 
         Raises:
             FileNotFoundError: If ``init_cfg`` names a local file that does not exist.
+            CheckpointError: If the file is damaged, refused, or does not fit.
         """
         check_pretrained_file(self.init_cfg)
-        super().init_weights()
+        with naming(name_of_pretrained_file(self.init_cfg)):
+            super().init_weights()
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Return the depth of a parameter, for layer-wise learning-rate decay.
@@ -433,13 +461,17 @@ class CARE(Foldable, BaseModule):
 
         Norms of another kind stay, and so do those of ``out_norm_cfg``.
         """
-        folded_conv = fold_conv_norm(self.stem.conv, self.stem.norm)
+        conv, norm = self.stem
+        folded_conv = fold_conv_norm(cast(nn.Conv2d, conv), norm)
         self.stem = nn.Sequential(OrderedDict(folded_conv=folded_conv))
         for stage in self.stages:
-            down = stage.downsample
-            if len(down):
-                down.norm, down.conv = fold_norm_conv(down.norm, down.conv)
-            stage.blocks = nn.ModuleList(FoldedBlock(block) for block in stage.blocks)
+            if len(stage.downsample):
+                norm, conv = stage.downsample
+                norm, conv = fold_norm_conv(norm, cast(nn.Conv2d, conv))
+                stage.downsample = nn.Sequential(OrderedDict(norm=norm, conv=conv))
+            stage.blocks = nn.ModuleList(
+                FoldedBlock(cast(DualInteraction, block)) for block in stage.blocks
+            )
 
     def _memory_width(self, index: int) -> int:
         """Channels of the memory in a stage, d'."""
@@ -477,7 +509,7 @@ class CARE(Foldable, BaseModule):
         bare = self._expands(index, last_block)
         mixer = self._build_mixer(index)
         inter1 = Interaction(width, expansions[0], *styles) if self.inter1 else nn.Identity()
-        inter2 = nn.Identity()
+        inter2: nn.Module = nn.Identity()
         if self.inter2:
             interaction = ExpandingInteraction if bare else Interaction
             inter2 = interaction(memory_width + width, expansions[1], *styles)
@@ -569,7 +601,7 @@ def check_arch(
                 f'arch={arch!r} is unknown; choose one of {sorted(arch_zoo)} or give '
                 f'a dict with the keys {list(ARCH_KEYS)}'
             )
-        return dict(arch_zoo[arch])
+        return {key: tuple(values) for key, values in arch_zoo[arch].items()}
     if not isinstance(arch, Mapping):
         raise TypeError(
             f'arch must be one of {sorted(arch_zoo)} or a dict with the keys '
@@ -616,6 +648,31 @@ def check_arch(
     return checked
 
 
+def _check_switches(**switches: bool) -> None:
+    """Text would be taken for True, also the text 'False'."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise TypeError(f'{name} must be True or False, got {value!r}')
+
+
+def _check_styles(**configs: dict | None) -> None:
+    """Try to build a layer from each config: the toolboxes' errors do not name the argument."""
+    for name, config in configs.items():
+        if config is None:
+            continue
+        if not isinstance(config, Mapping) or not config.get('type'):
+            raise TypeError(f"{name} must be a dict with 'type', or None, got {config!r}")
+        try:
+            if name == 'act_cfg':
+                build_activation_layer(dict(config))
+            else:
+                build_norm(dict(config), TRIAL_CHANNELS)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f'{name}={config!r} cannot be built: {error}') from error
+        except ValueError:
+            continue  # channels and groups that do not divide are for the layers themselves to say
+
+
 def _check_arguments(
     in_channels: int,
     out_indices: Sequence[int],
@@ -624,7 +681,7 @@ def _check_arguments(
     frozen_stages: int,
     feature_map: str,
 ) -> None:
-    if not isinstance(in_channels, int) or in_channels < 1:
+    if not isinstance(in_channels, int) or isinstance(in_channels, bool) or in_channels < 1:
         raise ValueError(f'in_channels must be an integer of at least 1, got {in_channels!r}')
     if not isinstance(out_indices, Sequence) or isinstance(out_indices, str):
         raise TypeError(f'out_indices must be a sequence of stage indices, got {out_indices!r}')
@@ -637,6 +694,12 @@ def _check_arguments(
             'out_indices must name at least one of the stages 0 to '
             f'{NUM_STAGES - 1}, in ascending order; got {out_indices!r}'
         )
+    for name, rate in (
+        ('drop_path_rate', drop_path_rate),
+        ('layer_scale_init_value', layer_scale_init_value),
+    ):
+        if not isinstance(rate, int | float):
+            raise TypeError(f'{name} must be a number, got {rate!r}')
     if not 0 <= drop_path_rate < 1:
         raise ValueError(f'drop_path_rate must lie in [0, 1), got {drop_path_rate!r}')
     if not 0 <= layer_scale_init_value < math.inf:
@@ -649,7 +712,7 @@ def _check_arguments(
             f'frozen_stages must lie between -1 (none) and {NUM_STAGES} (all), got '
             f'{frozen_stages!r}'
         )
-    if feature_map not in FEATURE_MAPS:
+    if not isinstance(feature_map, str) or feature_map not in FEATURE_MAPS:
         raise ValueError(f'feature_map must be one of {sorted(FEATURE_MAPS)}, got {feature_map!r}')
 
 

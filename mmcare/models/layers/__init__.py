@@ -1,3 +1,5 @@
+"""What the backbone is built of, and what becomes of it when it is folded."""
+
 from mmcare.models.layers.folding import (
     Foldable,
     FoldedBlock,

@@ -5,6 +5,7 @@ gamma into the 1x1 convolution that closes a block. Folded parts do not train.
 """
 
 import math
+from typing import TYPE_CHECKING, Self, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,9 @@ from mmcare.models.layers.linear_attention import (
 )
 from mmcare.models.layers.local_learner import LocalLearner, depthwise_conv
 from mmcare.models.layers.mixer import DecoupledMixer
+
+if TYPE_CHECKING:  # which needs this module
+    from mmcare.models.backbones.care import DualInteraction
 
 EPS = 1e-6  # of normalized_linear_attention
 # With phi scaled by 1 / (FLOAT16_SCALE sqrt(N)) the largest product of the three sizes, on the
@@ -59,7 +63,7 @@ class Foldable(nn.Module):
         self.eval()
         self.requires_grad_(False)
 
-    def train(self, mode: bool = True) -> 'Foldable':
+    def train(self, mode: bool = True) -> Self:
         """Set training or evaluation mode.
 
         Raises:
@@ -81,7 +85,7 @@ class Foldable(nn.Module):
 # ---------------------------------------------------------------- norms
 
 
-def can_fold(norm: nn.Module) -> bool:
+def can_fold(norm: nn.Module) -> TypeGuard[_BatchNorm]:
     """Whether a norm is a fixed affine map of each channel in evaluation mode."""
     return isinstance(norm, _BatchNorm) and norm.running_mean is not None
 
@@ -119,10 +123,12 @@ def fold_norm_conv(norm: nn.Module, conv: nn.Conv2d) -> tuple[nn.Module, nn.Conv
 
 def _affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
     """Scale and shift (C,) of a batch norm in evaluation mode, in float64."""
-    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    mean, variance = norm.running_mean, norm.running_var
+    assert mean is not None and variance is not None, 'see can_fold'
+    scale = (variance.double() + norm.eps).rsqrt()
     if norm.weight is not None:
         scale = scale * norm.weight.double()
-    shift = -norm.running_mean.double() * scale
+    shift = -mean.double() * scale
     return scale, shift if norm.bias is None else shift + norm.bias.double()
 
 
@@ -138,9 +144,9 @@ def _with_weights(conv: nn.Conv2d, weight: Tensor, bias: Tensor) -> nn.Conv2d:
     folded = nn.Conv2d(
         conv.in_channels,
         conv.out_channels,
-        conv.kernel_size,
-        conv.stride,
-        conv.padding,
+        cast('tuple[int, int]', conv.kernel_size),
+        cast('tuple[int, int]', conv.stride),
+        cast('tuple[int, int]', conv.padding),
         groups=conv.groups,
         device='meta',  # no random weights are drawn
     )
@@ -222,19 +228,21 @@ class FoldedBlock(nn.Module):
             Its parts are taken over and changed.
     """
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: 'DualInteraction') -> None:
         super().__init__()
         self.mixer = block.mixer
         self.inter1 = fold_interaction(block.inter1)
         self.inter2 = fold_interaction(block.inter2)
-        *self.memory_widths, self.width = block.split_widths
+        *memory_widths, self.width = block.split_widths
+        self.memory_widths: list[int] = memory_widths
         for module in list(self.mixer.modules()):
             for name, child in module.named_children():
                 if isinstance(child, LinearAttention):
                     setattr(module, name, FoldedLinearAttention(child))
-        self.gamma = None
-        if hasattr(block, 'gamma'):
-            gamma = block.gamma.detach()
+        self.gamma: nn.Parameter | None = None
+        gamma = getattr(block, 'gamma', None)  # a bare block has none
+        if isinstance(gamma, Tensor):
+            gamma = gamma.detach()
             self.gamma = nn.Parameter(gamma[:, None, None].clone(), requires_grad=False)
             if isinstance(self.inter2, Interaction):
                 project, gamma = self.inter2.project, gamma.double()
@@ -267,6 +275,7 @@ def parallel_learners(mixer: nn.Module, width: int) -> list[tuple[int, nn.Module
         return [(width, mixer)]
     global_channels, local_channels = mixer.split_widths
     local = mixer.local_learner
+    local_learners: list[tuple[int, nn.Module]]
     if isinstance(local, LocalLearner):
         half = local_channels // 2
         local_learners = [(half, local.conv3x3), (half, local.conv7x7)]
@@ -291,7 +300,7 @@ def merge_local_kernels(learner: LocalLearner) -> nn.Conv2d:
     near, far = learner.conv3x3, learner.conv7x7
     merged = depthwise_conv(near.out_channels + far.out_channels, 7)
     weight = torch.cat([F.pad(near.weight, (2, 2, 2, 2)), far.weight])
-    return _with_weights(merged, weight.to(near.weight), torch.cat([near.bias, far.bias]))
+    return _with_weights(merged, weight.to(near.weight), torch.cat([_bias(near), _bias(far)]))
 
 
 def _concatenate(parts: list[Tensor]) -> Tensor:

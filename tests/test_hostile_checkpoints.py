@@ -1,0 +1,185 @@
+"""What the fuzz run found in checkpoints, each by itself."""
+
+import copy
+import pickle
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from fuzz.checkpoint_files import Call
+from fuzz.models import TINY
+from mmengine.runner import CheckpointLoader, load_checkpoint
+from torch import nn
+
+from mmcare.checkpoint import (
+    CheckpointError,
+    convert_checkpoint,
+    load_from_local_checked,
+    read_checkpoint,
+    to_published,
+    write_checkpoint,
+)
+from mmcare.models import CARE
+
+
+@pytest.fixture
+def messages(monkeypatch):
+    texts = []
+    monkeypatch.setattr('mmcare.checkpoint.print_log', lambda text, **_: texts.append(text))
+    return texts
+
+
+@pytest.fixture
+def state():
+    return OrderedDict(CARE(TINY).state_dict())
+
+
+def save(content, folder):
+    torch.save(content, folder / 'file.pth')
+    return str(folder / 'file.pth')
+
+
+@pytest.mark.parametrize(
+    'value',
+    [
+        np.arange(6, dtype='>i4').reshape(2, 3),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.array(['sky', 'floor']),
+        np.array([True, False]),
+        np.zeros((0, 3)),
+        np.array(2.5),
+        np.float32(2.5),
+        np.str_('sky'),
+        np.str_(''),
+        np.complex128(1 + 2j),
+    ],
+)
+def test_numpy_values_are_what_was_saved(tmp_path, value):
+    loaded = read_checkpoint(save(dict(value=value), tmp_path))['value']
+    assert np.array_equal(loaded, value)
+    assert loaded.dtype.newbyteorder('=') == value.dtype.newbyteorder('=')
+    # What was read is written as numpy's own, and needs no mmcare to be read.
+    assert b'mmcare' not in pickle.dumps(loaded)
+    assert np.array_equal(pickle.loads(pickle.dumps(loaded)), value)
+    assert np.array_equal(copy.deepcopy(loaded), value)
+
+
+@pytest.mark.parametrize('value', [float('nan'), float('inf')])
+def test_weights_that_are_not_finite(tmp_path, state, value, messages):
+    state['stages.1.blocks.0.gamma'][2] = value
+    file = save(dict(state_dict=state), tmp_path)
+    words = r'file\.pth[\s\S]*stages\.1\.blocks\.0\.gamma has values that are not finite'
+    for load in (
+        lambda: load_checkpoint(CARE(TINY), file),
+        lambda: CARE(TINY, init_cfg=dict(type='Pretrained', checkpoint=file)).init_weights(),
+        lambda: convert_checkpoint(file, tmp_path / 'out.pth'),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            load()
+    other = save(dict(state_dict={'neck.weight': torch.tensor(value)}), tmp_path)
+    CheckpointLoader.load_checkpoint(other)
+    assert 'file.pth: neck.weight has values that are not finite' in messages[-1]
+
+
+@pytest.mark.parametrize(
+    ('value', 'words'),
+    [
+        (torch.ones(16, dtype=torch.int64), 'has values of torch.int64'),
+        (torch.ones(16, device='meta'), 'has a shape only'),
+        ([1.0] * 16, 'is a list, not a tensor'),
+    ],
+)
+def test_values_that_are_no_weights(tmp_path, state, value, words):
+    state['stem.norm.weight'] = value
+    with pytest.raises(CheckpointError, match=f'stem.norm.weight {words}'):
+        load_checkpoint(CARE(TINY), save(dict(state_dict=state), tmp_path))
+
+
+PLAIN = "model = dict(type='A', sizes=[(1, 2)], bound=-inf, options={'a': None})\ngpu_ids = [0]\n"
+
+
+@pytest.mark.parametrize('place', ['config', 'cfg'])
+@pytest.mark.parametrize(
+    'program',
+    [
+        'import os',
+        "a = open('executed', 'w')",
+        "_base_ = 'other.py'",
+        'a = (lambda: 0)()',
+        'a = [',
+        3,
+    ],
+)
+def test_programs_in_place_of_configs_are_dropped(tmp_path, place, program, messages):
+    file = save(dict(state_dict={}, meta={place: program, 'epoch': 1}), tmp_path)
+    assert read_checkpoint(file)['meta'] == {'epoch': 1}
+    assert f'file.pth: meta.{place} is left out' in messages[-1]
+    file = save(dict(state_dict={}, meta={place: PLAIN}), tmp_path)
+    assert read_checkpoint(file)['meta'] == {place: PLAIN}
+
+
+def test_metadata_cannot_change_how_weights_are_loaded(tmp_path, state):
+    """PyTorch would put the file's own tensor, of its type, in place of the parameter."""
+    state['stem.conv.weight'] = state['stem.conv.weight'].double()
+    metadata = {'stem.conv': {'assign_to_params_buffers': True, 'version': 1}}
+    file = save(dict(state_dict=state), tmp_path)
+    crafted = Call(OrderedDict, (), {'_metadata': metadata, 'items': 3}, None, iter(state.items()))
+    backbone = CARE(TINY)
+    load_checkpoint(backbone, save(dict(state_dict=crafted), tmp_path))
+    assert backbone.stem.conv.weight.dtype == torch.float32
+    assert isinstance(backbone.stem.conv.weight, nn.Parameter)
+    found = load_from_local_checked(file)['state_dict']._metadata
+    assert all(values.keys() <= {'version', 'file'} for values in found.values())
+
+
+def test_a_network_larger_than_memory(tmp_path, state):
+    """Conversion takes shapes from the file: here of many TB, stored as single values."""
+    sizes = {size: size << 14 for size in (4, 8, 12, 16, 24, 32)}
+    huge = {
+        key: torch.zeros(()).expand(tuple(sizes.get(size, size) for size in value.shape))
+        for key, value in state.items()
+    }
+    with pytest.raises(CheckpointError, match='holds more values than the file'):
+        convert_checkpoint(save(dict(state_dict=huge), tmp_path), tmp_path / 'out.pth')
+
+
+def test_files_without_checksums_are_told(tmp_path, state, messages):
+    published = to_published(state)
+    torch.save(published, tmp_path / 'old.pth', _use_new_zipfile_serialization=False)
+    read_checkpoint(tmp_path / 'old.pth')
+    assert 'old.pth has no checksums' in messages[-1]
+    write_checkpoint(dict(meta=dict(epoch=1), state_dict=published), tmp_path / 'new.safetensors')
+    count = len(messages)
+    read_checkpoint(tmp_path / 'new.safetensors')
+    assert len(messages) == count
+
+
+def test_metadata_of_safetensors_is_under_the_checksum(tmp_path, state):
+    file = tmp_path / 'file.safetensors'
+    write_checkpoint(dict(meta=dict(source='original'), state_dict=state), file)
+    file.write_bytes(file.read_bytes().replace(b'"original"', b'"otherone"'))
+    with pytest.raises(CheckpointError, match=r'file\.safetensors is damaged'):
+        read_checkpoint(file)
+
+
+@pytest.mark.parametrize(
+    'content', [None, 3, [1], 'text', dict(state_dict=[1]), {3: torch.ones(1)}]
+)
+def test_what_holds_no_weights(tmp_path, content):
+    if isinstance(content, dict) and 'state_dict' not in content:
+        content = dict(state_dict=content)
+    with pytest.raises(CheckpointError, match=r'file\.pth'):
+        load_checkpoint(CARE(TINY), save(content, tmp_path))
+
+
+@pytest.mark.parametrize('key', ['stages', 'stages.', 'stages.²', f'stages.{"9" * 5000}.x', 'stem'])
+def test_odd_keys(tmp_path, state, key):
+    state[key] = torch.zeros(2)
+    with pytest.raises(CheckpointError, match='not in the model'):
+        load_checkpoint(CARE(TINY), save(dict(state_dict=state), tmp_path))
+
+
+def test_switches_are_no_text():
+    with pytest.raises(TypeError, match="norm_eval must be True or False, got 'False'"):
+        CARE(TINY, norm_eval='False')
