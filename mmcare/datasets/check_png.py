@@ -37,8 +37,8 @@ def check_png(path: str | os.PathLike) -> None:
         ) from error
     if min(size) == 1:
         raise ValueError(
-            f'the annotation {os.fspath(path)!r} is {size[0]} x {size[1]}; mmseg does not read label '
-            'maps of one pixel in width or height'
+            f'the annotation {os.fspath(path)!r} is {size[0]} x {size[1]}; mmseg does not read '
+            'label maps of one pixel in width or height'
         )
     if mode in GREY_MODES and start[BIT_DEPTH] < 8:
         raise ValueError(
