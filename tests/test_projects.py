@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from docs_page import config_files, make_project
+from forks import FORKS
 
 TRAIN_BRIEFLY = Path(__file__).with_name('train_briefly.py')
 CONFIGS = {
@@ -98,6 +99,8 @@ def test_every_config_of_the_page_is_tried():
 def test_trains_by_custom_imports_alone(codebase, config, trained):
     if importlib.util.find_spec(codebase) is None:
         pytest.skip(f'{codebase} is not installed; the page says how')
+    if FORKS and codebase == 'mmseg':
+        pytest.xfail('onedl-mmengine looks for mmseg:: in a package mmsegmentation')
     results = trained(codebase)
     assert isinstance(results, dict), results
     result = results[config]

@@ -2,6 +2,7 @@
 
 import logging
 import random
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,9 @@ class ExactResumeHook(Hook):
     Worker processes of the training dataloader start each epoch with seeds that depend on the
     epoch; mmengine's own are the same in every epoch.
 
+    An iteration-based loop loads all batches that were trained on again, as mmengine's does, so
+    that the generators of its workers move on, too. onedl-mmengine's would skip them.
+
     A run cannot be resumed exactly, and the hook warns, with persistent workers, whose generators
     are out of reach; with ``num_workers=0`` in an iteration-based loop; from a checkpoint written
     in the middle of an epoch, of accumulated gradients, by another number of processes or without
@@ -55,6 +59,9 @@ class ExactResumeHook(Hook):
             self._to_restore = self._states = None
         else:
             self._check_loaded_states()
+            iterator = getattr(runner.train_loop, 'dataloader_iterator', None)
+            if hasattr(iterator, 'skip_iter'):  # onedl-mmengine
+                iterator.skip_iter = partial(_load_and_drop, iterator)
         savers = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
         if _by_epoch(runner) and not all(hook.by_epoch for hook in savers):
             self._warn(
@@ -171,6 +178,11 @@ class ExactResumeHook(Hook):
 
 def _by_epoch(runner: Any) -> bool:
     return isinstance(runner.train_loop, EpochBasedTrainLoop)
+
+
+def _load_and_drop(iterator: Iterator, number: int) -> None:
+    for _ in range(number):
+        next(iterator)
 
 
 def _generator_states() -> dict[str, Any]:
