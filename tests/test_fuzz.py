@@ -18,7 +18,7 @@ from fuzz.kinds import KINDS
 from mmcare.checkpoint import CheckpointError, read_checkpoint
 
 SCRIPT = Path(__file__).parent / 'fuzz_files.py'
-CASES = 28  # of each kind
+CASES = 25  # of each kind
 
 
 @pytest.fixture(autouse=True)

@@ -76,6 +76,7 @@ class _Checker:
         return content
 
     def entries(self, content: Mapping[str, Any], table: str) -> list[dict[str, Any]]:
+        """Give a table of the file, if it is a list of dicts."""
         entries = content.get(table)
         if not isinstance(entries, list):
             self.fail(f'{table} is {_short(entries)}, not a list')
@@ -85,6 +86,7 @@ class _Checker:
         return entries
 
     def ids(self, entries: list[dict[str, Any]], table: str) -> list[Any]:
+        """Give the ids of a table, if each is a number (or text) of its own."""
         ids = [entry.get('id') for entry in entries]
         for index, value in enumerate(ids):
             if not isinstance(value, int | str) or isinstance(value, bool):
@@ -97,6 +99,7 @@ class _Checker:
     def check_categories(
         self, categories: list[dict[str, Any]], classes: Sequence[str] | None
     ) -> set[Any]:
+        """Give the ids of the categories, if their names are the classes, in their order."""
         ids = self.ids(categories, 'categories')
         names = [category.get('name') for category in categories]
         for index, name in enumerate(names):

@@ -59,7 +59,7 @@ class ExactResumeHook(Hook):
             self._to_restore = self._states = None
         else:
             self._check_loaded_states()
-            iterator = getattr(runner.train_loop, 'dataloader_iterator', None)
+            iterator: Any = getattr(runner.train_loop, 'dataloader_iterator', None)
             if hasattr(iterator, 'skip_iter'):  # onedl-mmengine
                 iterator.skip_iter = partial(_load_and_drop, iterator)
         savers = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
