@@ -10,37 +10,19 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from torch import nn
+from thin import THIN, thin_source
 
 from mmcare.checkpoint import CheckpointError
 from mmcare.deploy import export as export_module
 from mmcare.deploy import export_backbone, load_source, to_onnx
 from mmcare.deploy.output import moved_into_place
 from mmcare.deploy.requirements import require
-from mmcare.deploy.source import IMAGENET, Normalization, Source
+from mmcare.deploy.source import IMAGENET, Normalization
 from mmcare.deploy.stage_maps import StageMaps
-from mmcare.models import CARE
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / 'tools' / 'export_backbone.py'
-THIN = dict(
-    depths=(1, 1, 1, 1),
-    widths=(12, 12, 24, 24),
-    memory_widths=(4, 4, 8, 8),
-    expansions=((2, 2), (2, 3), (3, 2), (2, 4)),
-    head_channels=(4, 4, 8, 8),
-)
 SHAPE = (64, 96)
-
-
-def thin_source(**arguments):
-    torch.manual_seed(3)
-    backbone = CARE(THIN, layer_scale_init_value=0.3, **arguments).eval()
-    for module in backbone.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2)
-    return Source('thin', 'thin', backbone, 'random', IMAGENET)
 
 
 # ------------------------------------------------------------ what is exported

@@ -12,13 +12,14 @@ import torch
 from coremltools.optimize.coreml import decompress_weights
 from mil_interpreter import run_program
 from published_reference import published_weights, reference_image
+from thin import thin_source
 from torch import nn
 
 from mmcare.checkpoint import from_published
 from mmcare.deploy import export_backbone
 from mmcare.deploy import to_onnx as to_onnx_module
 from mmcare.deploy.output import check_writable
-from mmcare.deploy.source import IMAGENET, Normalization, Source
+from mmcare.deploy.source import IMAGENET, Normalization
 from mmcare.deploy.to_coreml import (
     check_coreml,
     compress_coreml,
@@ -32,24 +33,7 @@ from mmcare.models.layers import FoldedLinearAttention, LinearAttention
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / 'tools' / 'export_backbone.py'
-THIN = dict(
-    depths=(1, 1, 1, 1),
-    widths=(12, 12, 24, 24),
-    memory_widths=(4, 4, 8, 8),
-    expansions=((2, 2), (2, 3), (3, 2), (2, 4)),
-    head_channels=(4, 4, 8, 8),
-)
 SHAPE = (64, 96)
-
-
-def thin_source(**arguments):
-    torch.manual_seed(3)
-    backbone = CARE(THIN, layer_scale_init_value=0.3, **arguments).eval().requires_grad_(False)
-    for module in backbone.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2)
-    return Source('thin', 'thin', backbone, 'random', IMAGENET)
 
 
 def deviation(expected, found):

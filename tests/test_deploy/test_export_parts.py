@@ -11,6 +11,7 @@ import torch
 from mil_interpreter import run_program
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
+from thin import THIN
 from torch import nn
 
 from mmcare.checkpoint import CheckpointError
@@ -21,13 +22,6 @@ from mmcare.deploy.to_coreml import convert_coreml, count_operators, prepare_cor
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / 'tools' / 'export_backbone.py'
-THIN = dict(
-    depths=(1, 1, 1, 1),
-    widths=(12, 12, 24, 24),
-    memory_widths=(4, 4, 8, 8),
-    expansions=((2, 2), (2, 3), (3, 2), (2, 4)),
-    head_channels=(4, 4, 8, 8),
-)
 WIDTHS = [16, 16, 32, 128]
 SHAPE = (64, 96)
 PREPROCESSOR = 'mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375]'

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from thin import THIN
 
 from mmcare.deploy import export_backbone, placement
 from mmcare.deploy.placement import report_placement
@@ -33,13 +34,6 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / 'tools' / 'placement_report.py'
 RECORDED = ROOT / 'tests' / 'data' / 'compute_plan.json'
 SHAPE = (64, 96)
-THIN = dict(
-    depths=(1, 1, 1, 1),
-    widths=(12, 12, 24, 24),
-    memory_widths=(4, 4, 8, 8),
-    expansions=((2, 2), (2, 3), (3, 2), (2, 4)),
-    head_channels=(4, 4, 8, 8),
-)
 
 
 def thin_backbone() -> CARE:
