@@ -8,7 +8,6 @@ those of an MM classifier (``backbone.*``, ``head.*``). The backbone then insist
 of finite weights, see :func:`prepare_backbone_state`.
 """
 
-import ast
 import hashlib
 import logging
 import os
@@ -27,7 +26,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mmcare.unpickling import allowed_globals
+from mmcare.embedded_config import is_harmless_config
+from mmcare.unpickling import unpickle
 from mmcare.version import __version__
 
 if TYPE_CHECKING:  # which needs this module
@@ -38,18 +38,6 @@ StateDict = dict[str, Tensor]
 ZIP_MAGIC = b'PK\x03\x04'
 # In the metadata of .safetensors: over tensors and metadata; over tensors alone (mmcare 0.1).
 CHECKSUM, TENSORS_CHECKSUM = 'mmcare_checksum', 'mmcare_sha256'
-# What the text of a config may consist of, besides dict(...).
-PLAIN_NODES = (
-    ast.Constant,
-    ast.Dict,
-    ast.List,
-    ast.Load,
-    ast.Set,
-    ast.Tuple,
-    ast.UnaryOp,
-    ast.USub,
-    ast.keyword,
-)
 
 # Parts of a key in the published files, and ours. Each key holds at most two of them.
 PUBLISHED_NAMES = (
@@ -114,7 +102,7 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> d
     ``argparse.Namespace`` and mmengine's log buffers. Checksums of the zip container, which
     ``torch.load`` ignores, are verified; files from before PyTorch 1.6 have none, which is said in
     a warning. Configs in training checkpoints, which mmengine would run as programs when a run is
-    resumed, are handed on only if they are plain values.
+    resumed, are handed on only if they hold plain values and names of registries.
 
     Args:
         filename: ``.safetensors``, or any other ending for a file of ``torch.save``.
@@ -137,8 +125,7 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> d
     if is_archive:
         _verify_checksums(path)
     try:
-        with allowed_globals():
-            checkpoint = torch.load(path, map_location=map_location, weights_only=True)
+        checkpoint = unpickle(path, map_location)
     except Exception as error:  # a damaged pickle can raise anything
         raise CheckpointError(
             f'{path} cannot be read as a checkpoint: it is damaged, not a checkpoint, or holds '
@@ -147,20 +134,8 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> d
         ) from error
     if not is_archive:
         _warn_unverified(path)
-    _drop_attributes(checkpoint)
     _drop_config_programs(path, checkpoint)
     return checkpoint
-
-
-def _drop_attributes(checkpoint: Any) -> None:
-    """Drop what a pickled OrderedDict may bring besides its items: it could hide its methods."""
-    states = [checkpoint]
-    if isinstance(checkpoint, dict):
-        states += [dict.get(checkpoint, name) for name in ('state_dict', 'state_dict_ema')]
-    for state in states:
-        if isinstance(state, OrderedDict):
-            for name in vars(state).keys() - {'_metadata'}:
-                del vars(state)[name]
 
 
 def _warn_unverified(path: Path) -> None:
@@ -185,9 +160,9 @@ def _verify_checksums(path: Path) -> None:
                         'never does that, so the file is refused'
                     )
             damaged = archive.testzip()
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged directory can raise anything
         raise CheckpointError(f'{path} is damaged or incomplete: {error}') from error
     if damaged is not None:
         raise CheckpointError(f'{path} is damaged: the checksum of {damaged} is wrong')
@@ -216,7 +191,7 @@ def _read_safetensors(path: Path, map_location: Any) -> dict[str, Any]:
 
 
 def _drop_config_programs(path: Path, checkpoint: Any) -> None:
-    """Drop, from training metadata, configs that are more than plain values.
+    """Drop, from training metadata, configs that could run code.
 
     mmengine runs ``meta.config`` (which it does not write itself) when a run is resumed, and the
     other two when an inferencer is made from a checkpoint alone.
@@ -230,39 +205,15 @@ def _drop_config_programs(path: Path, checkpoint: Any) -> None:
         ('meta.cfg', checkpoint.get('meta'), 'cfg'),
         ('message_hub.runtime_info.cfg', runtime, 'cfg'),
     ):
-        if isinstance(values, dict) and key in values and not _is_plain_config(values[key]):
+        if isinstance(values, dict) and key in values and not is_harmless_config(values[key]):
             del values[key]
             print_log(
-                f'{path}: {place} is left out; it is not a config of plain values only, and '
-                'MMEngine would run it as a program',
+                f'{path}: {place} is left out; it is more than a config of plain values and names '
+                'of registries, and MMEngine would run it as a program. Give an inferencer the '
+                'config file as well',
                 logger='current',
                 level=logging.WARNING,
             )
-
-
-def _is_plain_config(text: Any) -> bool:
-    """Whether the text of a config assigns literals, lists, tuples and ``dict(...)``, no more."""
-    try:
-        tree = ast.parse(text)
-    except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
-        return False
-    for statement in tree.body:
-        if not isinstance(statement, ast.Assign) or not all(
-            # _base_ names other files, which would be run
-            isinstance(target, ast.Name) and target.id != '_base_'
-            for target in statement.targets
-        ):
-            return False
-        for node in ast.walk(statement.value):
-            if isinstance(node, ast.Call):
-                if not isinstance(node.func, ast.Name) or node.func.id != 'dict':
-                    return False
-            elif isinstance(node, ast.Name):
-                if node.id not in ('dict', 'inf', 'nan'):
-                    return False
-            elif not isinstance(node, PLAIN_NODES):
-                return False
-    return True
 
 
 def _digest(state: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
@@ -490,10 +441,10 @@ def _with_metadata(state: Mapping[str, Tensor], filename: str) -> OrderedDict[st
     OrderedDict, can change how PyTorch loads.
     """
     given = getattr(state, '_metadata', None)
-    metadata: dict[str, dict[str, Any]] = {'': {}, 'backbone': {}, 'head': {}}
+    metadata = {part: _Metadata() for part in ('', 'backbone', 'head')}
     for part, values in given.items() if isinstance(given, dict) else ():
         if isinstance(values, dict) and isinstance(values.get('version'), int):
-            metadata.setdefault(part, {})['version'] = values['version']
+            metadata.setdefault(part, _Metadata())['version'] = values['version']
     classifier_only = _holds_classifier_only(state)
     for part in ('', 'backbone', 'head'):
         metadata[part]['file'] = filename
@@ -502,6 +453,14 @@ def _with_metadata(state: Mapping[str, Tensor], filename: str) -> OrderedDict[st
     copy: OrderedDict[str, Tensor] = OrderedDict(dict.items(cast(dict[str, Tensor], state)))
     vars(copy)['_metadata'] = OrderedDict(metadata)
     return copy
+
+
+class _Metadata(dict[str, Any]):
+    """Metadata of a module; the file that it came from is not saved with it."""
+
+    def __reduce__(self) -> tuple:
+        items = ((key, value) for key, value in self.items() if key == 'version')
+        return OrderedDict, (), None, None, items
 
 
 def _holds_classifier_only(state: Mapping[str, Tensor]) -> bool:
@@ -959,6 +918,7 @@ def convert_checkpoint(
         f'{key} holds more values than the file'
         for key, value in state.items()
         if isinstance(value, Tensor)
+        and value.layout is torch.strided
         and value.numel() * value.itemsize > value.untyped_storage().nbytes()
     ]
     if faults:

@@ -1,10 +1,12 @@
 """What files of ``torch.save`` may hold besides tensors and plain values.
 
 PyTorch's ``weights_only=True`` reads tensors and plain values only. Training files of MM and timm
-also hold numpy values, ``argparse.Namespace`` and mmengine's log buffers; :func:`allowed_globals`
-lets these in, and nothing that runs code. Where the real class could be made to do harm by what a
-file says, a stand-in takes its place: numpy trusts the memory layout in a pickled ``numpy.dtype``,
-so that a forged one makes it follow pointers from the file.
+also hold numpy values, ``argparse.Namespace`` and mmengine's log buffers; :func:`unpickle` lets
+these in, and nothing that runs code. A file says what is called with what, so that no real class or
+function but PyTorch's own may be within its reach: numpy trusts the memory layout in a pickled
+``numpy.dtype`` and follows pointers from the file, and methods of a log buffer can be put together
+to change PyTorch itself. Stand-ins take their places. They only keep what the file says;
+objects are made of it when the whole file has been read.
 """
 
 import argparse
@@ -12,50 +14,151 @@ import pickle
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 from mmengine.logging import HistoryBuffer
+from torch import Tensor, nn
 
 # Kind and size in bytes (characters for text) of numbers, truth values and text.
 PLAIN_DTYPE = re.compile(r'[biufc][1-9][0-9]?|[SU][0-9]{1,6}')
 BYTE_ORDERS = ('<', '>', '|', '=')
 
 
+def unpickle(path: Path, map_location: Any) -> Any:
+    """Read a file of ``torch.save`` without running code from it.
+
+    Args:
+        path: The file.
+        map_location: As in ``torch.load``.
+
+    Raises:
+        UnpicklingError: If it holds what is not allowed; a damaged file can raise anything.
+    """
+    with _allowed_globals():
+        checkpoint = torch.load(path, map_location=map_location, weights_only=True)
+    _settle(checkpoint)
+    return checkpoint
+
+
 @contextmanager
-def allowed_globals() -> Iterator[None]:
+def _allowed_globals() -> Iterator[None]:
     """Let ``torch.load(..., weights_only=True)`` read what MM and timm training files hold."""
-    numpy_functions = [
-        (function, f'{package}.multiarray.{name}')
-        for function, name in ((_reconstruct, '_reconstruct'), (_scalar, 'scalar'))
-        for package in ('numpy.core', 'numpy._core')
+    stand_ins: list[Any] = [
+        (_method_name, 'builtins.getattr'),
+        (_no_bytes, 'builtins.bytes'),
+        (_HistoryBuffer, 'mmengine.logging.history_buffer.HistoryBuffer'),
+        (_Namespace, 'argparse.Namespace'),
+        (_Array, 'numpy.ndarray'),
+        (_Dtype, 'numpy.dtype'),
+        *(
+            (function, f'{package}.multiarray.{name}')
+            for function, name in ((_reconstruct, '_reconstruct'), (_scalar, 'scalar'))
+            for package in ('numpy.core', 'numpy._core')
+        ),
     ]
-    with torch.serialization.safe_globals(
-        [
-            (_history_buffer_method, 'builtins.getattr'),
-            (_no_bytes, 'builtins.bytes'),
-            HistoryBuffer,
-            argparse.Namespace,
-            (_Array, 'numpy.ndarray'),
-            (_Dtype, 'numpy.dtype'),
-            *numpy_functions,
-        ]
-    ):
+    # What the program itself has allowed stays so, but for what has a stand-in.
+    allowed = torch.serialization.get_safe_globals()
+    names = {name for _, name in stand_ins}
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals(
+        [*stand_ins, *(each for each in allowed if _full_name(each) not in names)]
+    )
+    try:
         yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(allowed)
 
 
-def _history_buffer_method(owner: Any, name: str) -> Any:
-    """Stand in for ``builtins.getattr`` in a checkpoint: HistoryBuffer's own methods only.
+def _full_name(allowed: Any) -> str:
+    """The name under which a file may mention what was allowed."""
+    if isinstance(allowed, tuple):
+        return allowed[1]
+    return f'{allowed.__module__}.{allowed.__qualname__}'
+
+
+def _settle(checkpoint: Any) -> None:
+    """Make what stand-ins have kept, and drop attributes, which could hide methods of their owner.
+
+    Raises:
+        UnpicklingError: If a stand-in stands where it cannot become a value.
+    """
+    todo, seen = [checkpoint], set()
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, _Kept):
+            value.settle()
+        if isinstance(value, dict):
+            attributes = getattr(value, '__dict__', {})  # of an OrderedDict or a Counter
+            for name in attributes.keys() - {'_metadata'}:
+                del attributes[name]
+            todo += [*dict.keys(value), *dict.values(value), *attributes.values()]
+        elif isinstance(value, list | tuple | set):
+            todo += value
+        elif isinstance(value, argparse.Namespace):
+            todo += vars(value).values()
+        elif type(value) in (Tensor, nn.Parameter):
+            vars(value).clear()
+        elif isinstance(value, _Dtype) or any(value is each for each in _STAND_INS):
+            raise pickle.UnpicklingError(f'{value!r} is no value of a checkpoint')
+
+
+class _Kept:
+    """What a file says of an object, until it is made."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __setstate__(self, state: Any) -> None:
+        if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+            raise pickle.UnpicklingError(f'{state!r} is no state of {self!r}')
+        self.state = state
+
+    def settle(self) -> None:
+        """Become the object."""
+        raise NotImplementedError
+
+
+class _Namespace(_Kept):
+    """Stand in for ``argparse.Namespace``."""
+
+    def settle(self) -> None:
+        attributes = vars(self).pop('state', {})  # an empty one has no state
+        self.__class__ = argparse.Namespace  # type: ignore[assignment]
+        vars(self).update(attributes)
+
+
+class _HistoryBuffer(_Kept):
+    """Stand in for mmengine's ``HistoryBuffer``, whose own state changes the class."""
+
+    def settle(self) -> None:
+        state = vars(self).pop('state', {})
+        log, counts = state.get('_log_history'), state.get('_count_history')
+        length = state.get('max_length')
+        if type(length) is not int or not all(
+            isinstance(history, _Array) and history.ndim == 1 and history.dtype.kind in 'biuf'
+            for history in (log, counts)
+        ):
+            raise pickle.UnpicklingError('a HistoryBuffer without its two series of numbers')
+        self.__class__ = HistoryBuffer
+        made: Any = self
+        made.__init__(log.view(np.ndarray), counts.view(np.ndarray), length)
+
+
+def _method_name(owner: Any, name: Any) -> str:
+    """Stand in for ``builtins.getattr``: a name, which nobody calls.
 
     mmengine's log buffers hold their statistics methods, which pickle as
-    ``getattr(HistoryBuffer, 'mean')``. getattr itself would let a crafted file reach anything.
+    ``getattr(HistoryBuffer, 'mean')``; a buffer that is read has those of its class.
     """
-    if owner is HistoryBuffer and isinstance(name, str) and not name.startswith('_'):
-        method = vars(HistoryBuffer).get(name)
-        if callable(method):
-            return method
-    raise pickle.UnpicklingError(f'attribute {name!r} of {owner!r} is not allowed in a checkpoint')
+    if owner is not _HistoryBuffer or name not in ('min', 'max', 'current', 'mean'):
+        raise pickle.UnpicklingError(f'attribute {name!r} of {owner!r} is not allowed')
+    return name
 
 
 def _no_bytes() -> bytes:
@@ -86,7 +189,13 @@ class _Dtype:
 class _Array(np.ndarray):
     """Stand in for ``numpy.ndarray`` while reading; pickles as a plain array again."""
 
+    def __new__(cls, *_: Any, **__: Any) -> '_Array':
+        """Refuse to be called, as ``numpy.ndarray`` could be with memory of the file's choice."""
+        raise pickle.UnpicklingError('numpy.ndarray is not called in a checkpoint')
+
     def __setstate__(self, state: Any, /) -> None:
+        if self.size:
+            raise pickle.UnpicklingError('a numpy array is filled once')  # a tensor may share it
         _, shape, dtype, is_fortran, data = state
         if not isinstance(dtype, _Dtype) or not isinstance(data, bytes):
             raise pickle.UnpicklingError('numpy arrays of objects are not allowed')
@@ -113,3 +222,15 @@ def _scalar(dtype: _Dtype, data: bytes = b'') -> Any:
     if len(data) != dtype.plain.itemsize:
         raise pickle.UnpicklingError(f'{len(data)} bytes are no {dtype.plain}')
     return np.frombuffer(data, dtype.plain)[0] if data else dtype.plain.type()
+
+
+_STAND_INS = (
+    _method_name,
+    _no_bytes,
+    _Namespace,
+    _HistoryBuffer,
+    _Dtype,
+    _Array,
+    _reconstruct,
+    _scalar,
+)

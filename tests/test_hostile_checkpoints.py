@@ -2,16 +2,20 @@
 
 import copy
 import pickle
-from collections import OrderedDict
+from argparse import Namespace
+from collections import Counter, OrderedDict
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
-from fuzz.checkpoint_files import Call
+from fuzz.checkpoint_files import Call, payloads
 from fuzz.models import TINY
+from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader, load_checkpoint
 from torch import nn
 
+from mmcare import unpickling
 from mmcare.checkpoint import (
     CheckpointError,
     convert_checkpoint,
@@ -65,6 +69,72 @@ def test_numpy_values_are_what_was_saved(tmp_path, value):
     assert np.array_equal(copy.deepcopy(loaded), value)
 
 
+def test_objects_of_training_files_are_what_was_saved(tmp_path):
+    buffer = HistoryBuffer([1.0, 3.0], [1, 2], max_length=7)
+    inner = Namespace(sizes=[1, (2,)], nothing=Namespace())
+    saved = dict(buffer=buffer, args=Namespace(lr=0.1, inner=inner), counts=Counter('aab'))
+    loaded = read_checkpoint(save(saved, tmp_path))
+    assert loaded['args'] == saved['args'] and loaded['counts'] == saved['counts']
+    assert type(loaded['buffer']) is HistoryBuffer and loaded['buffer'].max_length == 7
+    for found, expected in zip(loaded['buffer'].data, buffer.data, strict=True):
+        assert type(found) is np.ndarray and np.array_equal(found, expected)
+    loaded['buffer'].update(8.0)
+    assert loaded['buffer'].mean() == pytest.approx(12 / 4) and loaded['buffer'].current() == 8.0
+
+
+def test_a_buffer_does_not_change_its_class(tmp_path):
+    smallest = Call(getattr, (HistoryBuffer, 'min'))
+    state = dict(vars(HistoryBuffer([1.0, 3.0], [1, 1])), statistics_methods={'mean': smallest})
+    read_checkpoint(save(Call(HistoryBuffer, (), state), tmp_path))
+    assert HistoryBuffer([1.0, 3.0], [1, 1]).statistics('mean') == 2.0
+
+
+@pytest.mark.parametrize(
+    'name', ['attributes of PyTorch', 'numpy.ndarray called', 'a class of numpy']
+)
+def test_what_could_reach_further_is_refused(tmp_path, name):
+    copy_ = torch.Tensor.copy_
+    with pytest.raises(CheckpointError, match=r'file\.pth'):
+        read_checkpoint(save(dict(state_dict={}, meta=dict(a=payloads()[name])), tmp_path))
+    assert torch.Tensor.copy_ is copy_
+
+
+def test_an_array_is_filled_once():
+    """A tensor may share its memory, which a second filling would give back."""
+    array = unpickling._reconstruct(unpickling._Array, (0,), b'b')
+    state = 1, (1,), unpickling._Dtype('f8'), False, bytes(8)
+    array.__setstate__(state)
+    with pytest.raises(pickle.UnpicklingError, match='filled once'):
+        array.__setstate__(state)
+    with pytest.raises(pickle.UnpicklingError, match='not called'):
+        unpickling._Array.__new__(unpickling._Array, (1,), 'O', bytes(8))
+
+
+def test_attributes_are_dropped_everywhere(tmp_path):
+    """An OrderedDict could hide what is in it, a tensor that it is not finite."""
+    hub = OrderedDict(runtime_info=dict(cfg='import os'), log_scalars={})
+    hub.get = Counter
+    tensor = torch.ones(2)
+    tensor.isfinite = Counter
+    loaded = read_checkpoint(save(dict(message_hub=hub, deep=[(hub, {'a': tensor})]), tmp_path))
+    assert loaded['message_hub'] == dict(runtime_info={}, log_scalars={})
+    found, tensors = loaded['deep'][0]
+    assert not vars(found) and not vars(tensors['a'])
+
+
+def test_what_the_program_allows_is_kept(tmp_path):
+    """But for the classes that have a stand-in."""
+    file = save(dict(place=Fraction(1, 3), args=Namespace(a=[1])), tmp_path)
+    with pytest.raises(CheckpointError, match='Fraction'):
+        read_checkpoint(file)
+    with torch.serialization.safe_globals([Fraction, Namespace, (print, 'builtins.getattr')]):
+        allowed = set(torch.serialization.get_safe_globals())
+        assert read_checkpoint(file) == dict(place=Fraction(1, 3), args=Namespace(a=[1]))
+        with pytest.raises(CheckpointError, match='not allowed'):
+            read_checkpoint(save(Call(getattr, (HistoryBuffer, 'mro')), tmp_path))
+        assert set(torch.serialization.get_safe_globals()) == allowed
+
+
 @pytest.mark.parametrize('value', [float('nan'), float('inf')])
 def test_weights_that_are_not_finite(tmp_path, state, value, messages):
     state['stages.1.blocks.0.gamma'][2] = value
@@ -108,6 +178,7 @@ PLAIN = "model = dict(type='A', sizes=[(1, 2)], bound=-inf, options={'a': None})
         "_base_ = 'other.py'",
         'a = (lambda: 0)()',
         'a = [',
+        "a = dict(type='os.system')",
         3,
     ],
 )
@@ -131,6 +202,14 @@ def test_metadata_cannot_change_how_weights_are_loaded(tmp_path, state):
     assert isinstance(backbone.stem.conv.weight, nn.Parameter)
     found = load_from_local_checked(file)['state_dict']._metadata
     assert all(values.keys() <= {'version', 'file'} for values in found.values())
+
+
+def test_files_that_are_saved_again_do_not_tell_where_they_were(tmp_path):
+    state = CARE(TINY).state_dict()
+    loaded = load_from_local_checked(save(dict(state_dict=state), tmp_path))['state_dict']
+    assert loaded._metadata['']['file'] == str(tmp_path / 'file.pth')
+    again = read_checkpoint(save(dict(state_dict=loaded), tmp_path))['state_dict']._metadata
+    assert again['stem.conv'] == {'version': 1} and str(tmp_path) not in str(again)
 
 
 def test_a_network_larger_than_memory(tmp_path, state):

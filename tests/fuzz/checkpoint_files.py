@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import torch
 from fuzz.harness import BYTE_DAMAGE, Kind, Made
 from fuzz.isolation import CANARY
 from fuzz.models import CONFIG, TINY, build_classifier, build_runner
+from mmengine.infer import BaseInferencer
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import load_checkpoint
 from safetensors.torch import save_file
@@ -35,6 +36,11 @@ TOOLS = Path(__file__).parents[2] / 'tools'
 CONTAINERS = ('zip', 'legacy')
 CODE = f'open({CANARY!r}, "w").close()'
 COMMAND = f'touch {CANARY}'
+# mmengine puts the first value in the place of the second, which is its own pattern.
+SUBSTITUTED = """\
+# {{'$NOT_SET:open("CANARY","w")'}}
+b = {{'$NOT_SET:open"CANARY","w"'}}
+""".replace('CANARY', CANARY)
 
 
 class Sources:
@@ -80,6 +86,18 @@ def run_tool(name: str, *arguments: object) -> None:
     runpy.run_path(str(TOOLS / f'{name}.py'), run_name='__main__')
 
 
+class WholeInferencer(BaseInferencer):
+    """Made of a checkpoint alone, with the config that lies in it."""
+
+    def _init_pipeline(self, cfg: Any) -> None:
+        pass
+
+    def preprocess(self, *_: Any, **__: Any) -> None:
+        """Nothing is inferred."""
+
+    visualize = postprocess = preprocess
+
+
 def make_entries(sources: Sources) -> dict[str, Callable[[Path], Any]]:
     """Everything that reads checkpoints, by name; each gives tensors and numbers by name."""
 
@@ -120,6 +138,10 @@ def make_entries(sources: Sources) -> dict[str, Callable[[Path], Any]]:
         }
         return {**runner.model.state_dict(), **moments, **numbers}
 
+    def infer(file: Path) -> dict[str, Any]:
+        made = WholeInferencer(weights=str(file), device='cpu', scope='mmpretrain')
+        return dict(made.model.state_dict())
+
     return {
         'load_from': load_from,
         'init_cfg': init_cfg,
@@ -128,6 +150,7 @@ def make_entries(sources: Sources) -> dict[str, Callable[[Path], Any]]:
         'reparameterize_model': reparameterize,
         'export_backbone': export,
         'resume': resume,
+        'inferencer': infer,
     }
 
 
@@ -205,6 +228,10 @@ def payloads() -> dict[str, Any]:
     pointers = b'\x41' * 64
     forged = '|', None, ('a',), {'a': (np.dtype('O'), 0)}, 8, 1
     scalar = np.float64(1).__reduce__()[0]
+    called = Call(np.ndarray, ((1,), 'O', pointers[:8]))
+    # A log buffer's method that hands on its argument, to set attributes of PyTorch's classes.
+    hand_on, smallest = (Call(getattr, (HistoryBuffer, name)) for name in ('current', 'min'))
+    inner = Call(argparse.Namespace, (), dict(as_subclass=hand_on))
     return {
         'os.system': Call(os.system, (COMMAND,)),
         'eval': Call(eval, (CODE,)),
@@ -235,6 +262,22 @@ def payloads() -> dict[str, Any]:
         'an object of a class': Path(CANARY),
         'bytes of a size': Call(bytes, (1 << 40,)),
         'a lambda': Call(eval, ('lambda: 0',)),
+        'numpy.ndarray called': called,
+        'numpy.ndarray called, in a set': Call(set, (called,)),
+        'a class of numpy': np.dtype,
+        'a numpy type': np.dtype('f8'),
+        'attributes of PyTorch': Call(
+            torch._tensor._rebuild_from_type_v2,
+            (
+                hand_on,
+                Call(argparse.Namespace, (), dict(_log_history=[torch.Tensor])),
+                (Call(argparse.Namespace, (), dict(_log_history=[inner])),),
+                dict(copy_=set, isfinite=smallest),
+            ),
+        ),
+        'statistics of all HistoryBuffers': Call(
+            HistoryBuffer, (), dict(vars(HistoryBuffer()), statistics_methods={'mean': smallest})
+        ),
         'numpy pointers': _array(_dtype('V8', 3, *forged, 5), pointers),
         'numpy pointers, unmarked': _array(_dtype('V8', 3, *forged, 0), pointers),
         'a numpy scalar with pointers': Call(scalar, (_dtype('V8', 3, *forged, 0), pointers[:8])),
@@ -251,7 +294,7 @@ def payloads() -> dict[str, Any]:
 
 
 # Refused: it holds something beyond what training files hold. These hold nothing of the kind.
-HARMLESS_PAYLOADS = ('numpy flags',)
+HARMLESS_PAYLOADS = ('numpy flags', 'statistics of all HistoryBuffers')
 
 
 def make_code(sources: Sources) -> Callable[[Path, random.Random], Made]:
@@ -303,24 +346,57 @@ def make_config_code(sources: Sources) -> Callable[[Path, random.Random], Made]:
         'gpu_ids = (lambda: [0])()\n',
         'def f(): pass\n',
         'custom_imports = dict(imports="no_such_module_anywhere")\nx = y\n',
+        'custom_imports = dict(imports=["antigravity"])\n',
+        'custom_imports = {"imports": "antigravity"}\n',
+        SUBSTITUTED,
+        f'model = dict(type="os.system", command={COMMAND!r})\n',
+        f'model = dict([("type", "os.system"), ("command", {COMMAND!r})])\n',
+        f'model = dict(**dict(type="os.system"), command={COMMAND!r})\n',
+        f'model = {{"type": "subprocess.Popen", "args": {COMMAND!r}, "shell": True}}\n',
+        f'model = dict(type="mmengine.dist.utils.subprocess.Popen", args={COMMAND!r}, shell=1)\n',
+        'model = dict(type="antigravity")\n',
+        'model = dict(type="CARE", _scope_="antigravity")\n',
+        'default_scope = "antigravity"\n',
         '\x00',
         'gpu_ids = [0',
         5,
         None,
         ['list'],
     )
+    harmless = (
+        '',
+        CONFIG,
+        "default_scope = 'mmdet'\ngpu_ids = [0]\n",
+        'a = dict(sizes=[(1, 2)], bound=-inf)\n',
+    )
 
     def make(folder: Path, rng: random.Random) -> Made:
         checkpoint = torch.load(sources.trained, weights_only=False)
-        program = rng.choice(programs)
+        program = rng.choice([*programs, *harmless])
         place = rng.choice(['meta.config', 'meta.cfg', 'runtime_info.cfg'])
-        values = checkpoint['message_hub']['runtime_info'] if 'runtime' in place else None
-        values = checkpoint['meta'] if values is None else values
-        values[place.rpartition('.')[2]] = program
+        runtime = checkpoint['message_hub']['runtime_info']
+        entry = 'resume'
+        if place != 'meta.config':
+            entry = 'inferencer'
+            del runtime['cfg'], checkpoint['meta']['cfg']
+            if isinstance(program, str):  # what is built is described before it, unless it does
+                program = CONFIG + program
+        (runtime if 'runtime' in place else checkpoint['meta'])[place.rpartition('.')[2]] = program
+        hidden = 'runtime' in place and rng.random() < 0.3
+        if hidden:
+            checkpoint['message_hub'] = _with_attribute(checkpoint['message_hub'], 'get', Counter)
         (folder / 'other.py').write_text(CODE)
         file = folder / 'crafted.pth'
         torch.save(checkpoint, file)
-        return Made(file, f'{place} = {program!r}', sources.trained, entries=('resume',))
+        reference = sources.trained
+        if entry == 'inferencer':
+            reference = folder / 'reference.pth'
+            checkpoint['message_hub'] = dict(runtime_info=dict(cfg=CONFIG))
+            torch.save(checkpoint, reference)
+        words = file.name, 'Cannot find the config in the checkpoint'
+        return Made(
+            file, f'{place} = {program!r}{hidden * ", hidden"}'[-200:], reference, words, (entry,)
+        )
 
     return make
 
@@ -339,6 +415,7 @@ def make_archive(sources: Sources) -> Callable[[Path, random.Random], Made]:
                 'two of a name',
                 'sizes',
                 'offsets',
+                'directory',
                 'renamed',
                 'without',
                 'prefix',
@@ -362,6 +439,12 @@ def make_archive(sources: Sources) -> Callable[[Path, random.Random], Made]:
             ]
             place = rng.choice(places) + (24 if how == 'sizes' else 42)
             content[place : place + 4] = struct.pack('<I', rng.getrandbits(31))
+            file.write_bytes(content)
+            reference = sources.published
+        elif how == 'directory':
+            content = bytearray(sources.published.read_bytes())
+            start = content.index(b'PK\x01\x02')
+            content[rng.randrange(start, len(content))] ^= 1 << rng.randrange(8)
             file.write_bytes(content)
             reference = sources.published
         elif how == 'prefix':
@@ -471,7 +554,17 @@ def make_structure(sources: Sources) -> Callable[[Path, random.Random], Made]:
         reference: Path | None = None
         entries = WEIGHTS_ONLY
         how = rng.choice(
-            ['top', 'state_dict', 'key gone', 'key more', 'key', 'attributes', 'metadata', 'half']
+            [
+                'top',
+                'state_dict',
+                'key gone',
+                'key more',
+                'key',
+                'attributes',
+                'attributes elsewhere',
+                'metadata',
+                'half',
+            ]
         )
         what: Any = ''
         if how == 'top':
@@ -494,6 +587,14 @@ def make_structure(sources: Sources) -> Callable[[Path, random.Random], Made]:
             what = rng.choice(['items', 'keys', 'get', 'copy', 'pop', '__class__x', 'values'])
             checkpoint['state_dict'] = _with_attribute(state, what, rng.choice([3, 'text', [1]]))
             reference = source
+        elif how == 'attributes elsewhere':
+            # What is read through a method of its own is hidden from whoever calls that.
+            checkpoint = torch.load(sources.trained, weights_only=False)
+            what = rng.choice(['message_hub', 'meta', 'optimizer', 'runtime_info'])
+            name = rng.choice(['get', 'items', 'keys', '__getitem__', 'setdefault'])
+            owner = checkpoint['message_hub'] if what == 'runtime_info' else checkpoint
+            owner[what] = _with_attribute(owner[what], name, rng.choice([Counter, 3, [1]]))
+            reference, entries = sources.trained, ('resume',)
         elif how == 'metadata':
             what = rng.choice(ODD_METADATA)
             checkpoint['state_dict'] = _with_attribute(state, '_metadata', what)

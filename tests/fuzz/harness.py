@@ -6,7 +6,6 @@ one file and one entry; its outcome is good (``GOOD``) or a failure (``BAD``).
 """
 
 import random
-import re
 import shutil
 import zlib
 from collections import Counter
@@ -28,6 +27,8 @@ CLEAR_ERRORS = (
     'TypeError',
     'ValueError',
 )
+# Warnings about files that are as they should be.
+ALWAYS = ('holds a backbone and ImageNet classification heads',)
 SECONDS = 60.0
 
 
@@ -147,7 +148,10 @@ def judge_report(report: Report, made: Made) -> str:
             and any(word in f'{told} {report.message}' for word in words)
         )
         return 'refused' if clear else 'unclear'
-    if re.search(rf'WARNING.*{re.escape(made.file.name)}', report.output):
+    if any(
+        'WARNING' in line and made.file.name in line and not any(said in line for said in ALWAYS)
+        for line in report.output.splitlines()
+    ):
         return 'warned'
     return 'right' if report.value is None else 'silent'
 

@@ -1,10 +1,11 @@
 """Run a function where it can do no harm: in a child process with limits, watched for code.
 
-A file that runs code gives itself away in one of two ways: a canary file that its code creates, or
+A file that runs code gives itself away in one of three ways: a canary file that its code creates,
 an event of Python's audit hooks that reading a file never raises (starting a process, opening a
-connection).
+connection), or a class that is another one afterwards.
 """
 
+import argparse
 import faulthandler
 import json
 import os
@@ -19,6 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from mmengine.logging import HistoryBuffer
+from torch import nn
+
 CANARY = 'canary'
 FORBIDDEN_EVENTS = (
     'os.exec',
@@ -30,6 +36,7 @@ FORBIDDEN_EVENTS = (
     'subprocess.Popen',
     'webbrowser.open',
 )
+WATCHED = (torch.Tensor, nn.Parameter, nn.Module, np.ndarray, HistoryBuffer, argparse.Namespace)
 EXTRA_MEMORY = 2 << 30  # bytes of address space beyond those of the parent
 
 
@@ -130,11 +137,15 @@ def _be_child(function: Callable[[], Any], folder: Path, answer: Path, output: P
                 executed.append(f'{event} {details[:2]!r}') if event in FORBIDDEN_EVENTS else None
             )
         )
+        HistoryBuffer()  # the first one completes its class
+        before = _classes()
         try:
             report = dict(ended='returned', value=function())
         except BaseException as error:  # SystemExit, too
             names = type(error).__name__, str(error)
             report = dict(ended='raised', error=names[0], message=names[1])
+        after = _classes()
+        executed += [f'changed {name}' for name in before if after.get(name) is not before[name]]
         sys.stdout.flush()
         sys.stderr.flush()
         temporary = answer.with_suffix('.tmp')
@@ -143,6 +154,17 @@ def _be_child(function: Callable[[], Any], folder: Path, answer: Path, output: P
         status = 0
     finally:
         os._exit(status)
+
+
+def _classes() -> dict[str, Any]:
+    """What classes consist of that a file must not change."""
+    parts = {
+        f'{owner.__name__}.{name}': vars(owner).get(name)
+        for owner in WATCHED
+        for name in vars(owner)
+    }
+    methods = HistoryBuffer._statistics_methods
+    return {**parts, **{f'HistoryBuffer statistics {name}': methods[name] for name in methods}}
 
 
 def _canaries(folder: Path) -> list[str]:
