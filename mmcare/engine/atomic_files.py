@@ -1,5 +1,6 @@
 """Files that are whole or not there, whatever happens while they are written."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,11 +66,15 @@ def remove_unfinished(folder: str | Path) -> list[str]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring a rename to the disk, where the system lets folders be opened."""
+    """Bring a rename to the disk, where system and file system let folders be synced."""
     if not hasattr(os, 'O_DIRECTORY'):
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems refuse; the file itself is on the disk, under its name.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
     finally:
         os.close(descriptor)

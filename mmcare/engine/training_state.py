@@ -26,12 +26,13 @@ GENERATORS = {'python', 'numpy', 'torch', 'cuda'}
 OPTIMIZER_KEYS = {'state': dict, 'param_groups': list}
 
 
-def check_training_state(checkpoint: Mapping[str, Any], with_schedulers: bool) -> None:
+def check_training_state(checkpoint: Mapping[str, Any], schedulers: Any) -> None:
     """Check what a run is to resume from.
 
     Args:
         checkpoint: As it was loaded.
-        with_schedulers: Whether the run has parameter schedulers, whose states are needed, too.
+        schedulers: The run's parameter schedulers, for each of which a state is needed; by name of
+            the optimizer if there are several; None if there are none.
 
     Raises:
         CheckpointError: If something is missing, of another type or not finite. The message names
@@ -40,7 +41,7 @@ def check_training_state(checkpoint: Mapping[str, Any], with_schedulers: bool) -
     metadata = getattr(checkpoint.get('state_dict'), '_metadata', {})
     file = metadata.get('', {}).get('file', 'the checkpoint')
     required = dict(REQUIRED)
-    if with_schedulers:
+    if schedulers is not None:
         required['param_schedulers',] = (dict, list)
     for place, kind in required.items():
         _check_type(file, checkpoint, place, kind)
@@ -64,10 +65,26 @@ def check_training_state(checkpoint: Mapping[str, Any], with_schedulers: bool) -
         and all(isinstance(states, dict) and states.keys() >= GENERATORS for states in generators)
     ):
         _fail(file, 'generator_states does not hold the states of generators')
-    schedulers = checkpoint.get('param_schedulers') if with_schedulers else []
-    for part in schedulers.values() if isinstance(schedulers, dict) else [schedulers]:
-        if not isinstance(part, list) or not all(isinstance(state, dict) for state in part):
-            _fail(file, 'param_schedulers does not hold states of schedulers')
+    if schedulers is not None:
+        _check_schedulers(file, checkpoint['param_schedulers'], schedulers)
+
+
+def _check_schedulers(file: str, states: Any, schedulers: Any) -> None:
+    """mmengine pairs them off: one without a state would start anew, in the middle of the run."""
+    if isinstance(schedulers, dict) and isinstance(states, dict) and 'type' not in schedulers:
+        if states.keys() != schedulers.keys():
+            _fail(file, f'param_schedulers is for the optimizers {sorted(states)}')
+        for name, of_one in schedulers.items():
+            _check_schedulers(file, states[name], of_one)
+        return
+    if not isinstance(states, list) or not all(isinstance(state, dict) for state in states):
+        _fail(file, 'param_schedulers does not hold states of schedulers')
+    if isinstance(schedulers, list) and len(states) != len(schedulers):
+        _fail(
+            file,
+            f'param_schedulers holds {len(states)} states, and the run has {len(schedulers)} '
+            'schedulers',
+        )
 
 
 def _check_type(

@@ -1,8 +1,11 @@
 """Checkpoints outlive a kill at any moment, and a resume finds the newest whole one."""
 
+import errno
 import json
+import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +20,11 @@ from mmengine.config import Config
 from mmengine.fileio import LocalBackend, get_file_backend
 from mmengine.logging import MessageHub
 from mmengine.registry import HOOKS
+from mmengine.runner import FlexibleRunner
 
 from mmcare.checkpoint import CheckpointError, read_checkpoint
 from mmcare.engine import AtomicCheckpointHook
+from mmcare.engine.atomic_files import AtomicLocalBackend
 from mmcare.engine.hooks.atomic_checkpoint_hook import AWAITS_KEY
 from mmcare.engine.resume_search import find_whole_checkpoint
 from mmcare.shipped import shipped_configs
@@ -140,6 +145,13 @@ def flip_a_bit(path):
     path.write_bytes(content)
 
 
+def damage_a_name(path):
+    """In the directory at the end of the archive, which no checksum covers."""
+    content = bytearray(path.read_bytes())
+    content[content.rindex(b'/data/0')] ^= 0x80
+    path.write_bytes(content)
+
+
 def drop_the_counters(path):
     torch.save(dict(state_dict=read_checkpoint(path)['state_dict']), path)
 
@@ -147,6 +159,7 @@ def drop_the_counters(path):
 DAMAGES = {
     'truncated': (truncate, 'damaged or incomplete'),
     'bit': (flip_a_bit, 'checksum'),
+    'name': (damage_a_name, 'damaged or incomplete'),
     'empty': (lambda path: path.write_bytes(b''), 'cannot be read'),
     'deleted': (Path.unlink, 'is not a file'),
     'weights only': (drop_the_counters, 'holds no meta, message_hub'),
@@ -240,6 +253,56 @@ def test_a_pointer_without_any_file(tmp_path):
         find(tmp_path)
 
 
+def test_a_flexible_runner_looks_first(trained, tmp_path, monkeypatch):
+    """What its resume has missed is an error before any work, and found by the next run."""
+    monkeypatch.setattr(FlexibleRunner, '_log_env', lambda *_: None)
+    shutil.copytree(trained[0], tmp_path / 'run')
+    pointer = tmp_path / 'run' / 'last_checkpoint'
+    pointer.unlink()
+
+    def resume():
+        runner = FlexibleRunner(
+            model=killed_training.Model(),
+            work_dir=str(tmp_path / 'run'),
+            experiment_name=f'flexible {pointer.exists()}',
+            train_dataloader=dict(
+                dataset=killed_training.Numbers(),
+                batch_size=2,
+                sampler=dict(type='DefaultSampler', shuffle=True),
+                collate_fn=killed_training.collate,
+            ),
+            train_cfg=dict(by_epoch=True, max_epochs=LAST),
+            optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.05)),
+            param_scheduler=dict(type='LinearLR', start_factor=0.1, end=12, by_epoch=False),
+            default_hooks=dict(checkpoint=dict(type='mmcare.AtomicCheckpointHook', interval=1)),
+            resume=True,
+        )
+        runner.train()
+        return runner
+
+    with pytest.raises(CheckpointError, match=f'epoch_{LAST}.pth.*start the run again'):
+        resume()
+    assert resume().epoch == LAST
+
+
+def test_folders_that_cannot_be_synced(tmp_path, monkeypatch):
+    """As on some network file systems; other errors are raised."""
+    error = OSError(errno.EINVAL, 'no')
+    sync = os.fsync
+
+    def refuse(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise error
+        sync(descriptor)
+
+    monkeypatch.setattr(os, 'fsync', refuse)
+    AtomicLocalBackend().put(b'content', tmp_path / 'file')
+    assert (tmp_path / 'file').read_bytes() == b'content'
+    error = OSError(errno.EIO, 'no')
+    with pytest.raises(OSError, match='no'):
+        AtomicLocalBackend().put(b'more', tmp_path / 'file')
+
+
 def test_one_name_for_all(work_dir, trained):
     """A template without a number: each checkpoint takes the place of the one before it."""
     shutil.rmtree(work_dir)
@@ -262,6 +325,8 @@ def test_a_file_of_another_cannot_name_what_is_deleted(work_dir, tmp_path):
     hub = checkpoint['message_hub']['runtime_info']
     hub['outdated_ckpts'] = [*map(str, strangers), '', '.', '..', 'x/..', str(work_dir)]
     hub.update(best_ckpt=str(strangers[0]), best_score=-1.0)
+    hub['keep_ckpt_ids'] = [f'/../../{strangers[0].stem}', True, LAST - 2, LAST - 1]
+    (work_dir / 'epoch_').mkdir()  # through which that path would lead
     torch.save(checkpoint, newest)
     train(work_dir, resume=True)
     assert all(stranger.is_file() for stranger in strangers)
@@ -279,7 +344,9 @@ def test_published_keys(work_dir, trained, killed_before_publishing):
     assert [name.split('-')[0] for name in published] == ['best_acc_epoch_4', f'epoch_{LAST}']
     for name in published:
         assert f'write .{name}.unfinished' in disk.calls
-        assert set(read_checkpoint(work_dir / name)) == {'meta', 'state_dict'}
+        content = torch.load(work_dir / name, weights_only=False)
+        assert set(content) == {'meta', 'state_dict'}
+        assert str(work_dir) not in str(content['state_dict']._metadata)
 
 
 @pytest.mark.parametrize('name', shipped_configs())

@@ -213,7 +213,7 @@ def test_warns_where_it_cannot_be_exact(tmp_path, monkeypatch, by_epoch, workers
     assert len(messages) == 1 and words in messages[0]
 
 
-@pytest.mark.parametrize('case', ['no states', 'mid-epoch', 'accumulated'])
+@pytest.mark.parametrize('case', ['no states', 'mid-epoch', 'accumulated', 'no seed', 'skips'])
 def test_warns_of_checkpoints_that_cannot_be_exact(tmp_path, monkeypatch, case):
     messages = []
     monkeypatch.setattr(
@@ -242,6 +242,7 @@ def test_warns_of_checkpoints_that_cannot_be_exact(tmp_path, monkeypatch, case):
             ),
             custom_hooks=hooks,
             resume=resume,
+            randomness=dict(seed=None if case == 'no seed' else 0),
         )
 
     hooks = [dict(type='mmcare.ExactResumeHook')]
@@ -249,14 +250,17 @@ def test_warns_of_checkpoints_that_cannot_be_exact(tmp_path, monkeypatch, case):
         build([], 1).train()
         build(hooks, 2, resume=True).train()
     else:
-        build(hooks, 1).train()
-    words = dict(
-        zip(
-            ['no states', 'mid-epoch', 'accumulated'],
-            ['no generator states', 'middle of epochs', 'over 3 iterations'],
-            strict=True,
-        )
-    )
+        runner = build(hooks, 1)
+        if case == 'skips':  # an argument of onedl-mmengine's loops
+            runner.train_loop.fast_forward_on_resume = True
+        runner.train()
+    words = {
+        'no states': 'no generator states',
+        'mid-epoch': 'middle of epochs',
+        'accumulated': 'over 3 iterations',
+        'no seed': 'no seed is set',
+        'skips': 'fast_forward_on_resume',
+    }
     assert len(messages) == 1 and words[case] in messages[0]
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from mmcare.checkpoint import CheckpointError, read_checkpoint
-from mmcare.engine import CheckingRunner
+from mmcare.engine import CheckingRunner, training_state
 
 
 class Numbers(Dataset):
@@ -79,6 +79,8 @@ NOT_FINITE = {0: dict(step=torch.tensor(2.0), exp_avg=torch.full((1, 4), float('
         (['message_hub'], 'gone', 'message_hub is missing'),
         (['param_schedulers'], 3, 'param_schedulers is a int'),
         (['param_schedulers'], [3], 'param_schedulers does not hold states'),
+        (['param_schedulers'], {}, 'param_schedulers does not hold states'),
+        (['param_schedulers'], [], 'param_schedulers holds 0 states, and the run has 1 sched'),
         (['generator_states'], [{}], 'generator_states does not hold'),
     ],
 )
@@ -97,3 +99,12 @@ def test_what_is_missing_is_named(tmp_path, place, value, words):
     with pytest.raises(CheckpointError, match=rf'epoch_1\.pth.*{words}'):
         runner.train()
     assert runner.iter == 0
+
+
+def test_schedulers_by_name_of_their_optimizer():
+    check = training_state._check_schedulers
+    check('file', {'a': [{}], 'b': [{}, {}]}, {'a': [1], 'b': [1, 2]})
+    with pytest.raises(CheckpointError, match=r"for the optimizers \['a'\]"):
+        check('file', {'a': [{}]}, {'a': [1], 'b': [1]})
+    with pytest.raises(CheckpointError, match='holds 1 states, and the run has 2'):
+        check('file', {'a': [{}]}, {'a': [1, 2]})

@@ -10,7 +10,7 @@ from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.hooks import CheckpointHook
 from mmengine.logging import print_log
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
-from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
 from mmcare.checkpoint import CheckpointError
 from mmcare.engine.atomic_files import AtomicLocalBackend, atomic_local_files, remove_unfinished
@@ -19,6 +19,7 @@ from mmcare.registry import HOOKS
 
 LAST_CHECKPOINT = 'last_checkpoint'  # mmengine's name
 # Of mmengine's message hub, which is saved in checkpoints.
+KEPT_KEY = 'keep_ckpt_ids'  # mmengine's
 OUTDATED_KEY = 'outdated_ckpts'
 AWAITS_KEY = 'awaits_validation'
 
@@ -46,7 +47,8 @@ class AtomicCheckpointHook(CheckpointHook):
     This holds for local disks. Through other backends (petrel, http) and ``file_client_args``
     files are written as mmengine does, and checkpoints that lie there are not verified. mmengine's
     ``FlexibleRunner`` looks for its checkpoint before any hook is called: there a damaged one is
-    an error that names it. DeepSpeed and sharded FSDP checkpoints are folders, and not atomic.
+    an error that names it, and a lost ``last_checkpoint`` an error after which the command can be
+    repeated. DeepSpeed and sharded FSDP checkpoints are folders, and not atomic.
     """
 
     file_backend: Any  # these three are CheckpointHook's
@@ -57,7 +59,8 @@ class AtomicCheckpointHook(CheckpointHook):
         """Let ``last_checkpoint`` name a whole checkpoint before the runner looks for it.
 
         Raises:
-            CheckpointError: If checkpoints were saved and none of them is whole.
+            CheckpointError: If checkpoints were saved and none of them is whole, or cannot be
+                read; if the runner has looked already.
         """
         # Not public in mmengine's runners, and the only place that --resume goes to.
         if not runner._resume or runner._load_from is not None or runner._has_loaded:
@@ -66,7 +69,7 @@ class AtomicCheckpointHook(CheckpointHook):
         if is_main_process():
             try:
                 self._check_last_checkpoint(runner)
-            except CheckpointError as error:
+            except (CheckpointError, OSError) as error:
                 errors = [str(error)]
         broadcast_object_list(errors)  # other ranks read the file after this, or stop as well
         if errors[0] is not None:
@@ -74,10 +77,16 @@ class AtomicCheckpointHook(CheckpointHook):
 
     def before_train(self, runner: Any) -> None:
         """Get ready as mmengine does; remove what a killed run has left undone."""
+        hub = runner.message_hub
+        if KEPT_KEY in hub.runtime_info:
+            # mmengine puts what a file says here into the names of files that it deletes.
+            kept = hub.get_info(KEPT_KEY)
+            kept = kept if isinstance(kept, list) else []
+            hub.update_info(KEPT_KEY, [step for step in kept if type(step) is int])
         super().before_train(runner)
         self.file_backend = _RemovesLater(self.file_backend)
         if runner.iter > 0:  # resumed
-            self._take_up(runner.message_hub)
+            self._take_up(hub)
             if self._awaits_validation(runner):
                 runner.logger.info(f'Validating {self.last_ckpt}, which was saved before.')
                 runner.val_loop.run()
@@ -128,6 +137,11 @@ class AtomicCheckpointHook(CheckpointHook):
             warn(f'Nothing to resume in {folder}: the run starts from its beginning.')
         elif str(found) != named.strip():
             AtomicLocalBackend().put_text(str(found), last_checkpoint)
+            if not isinstance(runner, Runner):  # a FlexibleRunner has looked already
+                raise CheckpointError(
+                    f'{last_checkpoint} did not name the newest whole checkpoint. It does now '
+                    f'({found}): start the run again'
+                )
 
     def _awaits_validation(self, runner: Any) -> bool:
         """Whether validation is due, and the checkpoint was written before its outcome."""
@@ -161,7 +175,7 @@ class AtomicCheckpointHook(CheckpointHook):
                 oldest = self.filename_tmpl.format(self.keep_ckpt_ids.popleft())
                 self.file_backend.remove(self.file_backend.join_path(self.out_dir, oldest))
             self.keep_ckpt_ids.append(step)
-            hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
+            hub.update_info(KEPT_KEY, list(self.keep_ckpt_ids))
         name = self.filename_tmpl.format(step)
         self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
         hub.update_info('last_ckpt', self.last_ckpt)

@@ -72,7 +72,7 @@ class DataCheckHook(Hook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Check what the run is to resume from, if it resumes."""
         if self.enabled and runner._resume:
-            check_training_state(checkpoint, with_schedulers=runner.param_schedulers is not None)
+            check_training_state(checkpoint, runner.param_schedulers)
 
     @master_only
     def before_run(self, runner: Runner) -> None:

@@ -13,7 +13,7 @@ from mmengine.dist import all_gather_object, get_rank, get_world_size
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
-from mmengine.runner import EpochBasedTrainLoop
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop
 
 from mmcare.registry import HOOKS
 
@@ -40,11 +40,12 @@ class ExactResumeHook(Hook):
     An iteration-based loop loads all batches that were trained on again, as mmengine's does, so
     that the generators of its workers move on, too. onedl-mmengine's would skip them.
 
-    A run cannot be resumed exactly, and the hook warns, with persistent workers, whose generators
-    are out of reach; with ``num_workers=0`` in an iteration-based loop; from a checkpoint written
-    in the middle of an epoch, of accumulated gradients, by another number of processes or without
-    this hook. What remains is the hardware's: on GPUs set
-    ``randomness=dict(seed=0, deterministic=True)``.
+    A run cannot be resumed exactly, and the hook warns, without a seed in the config, since
+    mmengine draws one and gives it to the samplers before it reads the checkpoint; with persistent
+    workers, whose generators are out of reach; with ``num_workers=0`` in an iteration-based loop;
+    from a checkpoint written in the middle of an epoch, of accumulated gradients, by another number
+    of processes or without this hook; with onedl-mmengine's ``fast_forward_on_resume``. What
+    remains is the hardware's: on GPUs set ``randomness=dict(seed=0, deterministic=True)``.
     """
 
     priority = 'VERY_HIGH'
@@ -52,6 +53,11 @@ class ExactResumeHook(Hook):
     def __init__(self) -> None:
         self._states: list[dict[str, Any]] | None = None  # of all ranks, for the next checkpoint
         self._to_restore: list[dict[str, Any]] | None = None
+
+    def before_run(self, runner: Any) -> None:
+        """Warn if no seed was set: later the runner has one, be it drawn or the checkpoint's."""
+        if isinstance(runner._train_loop, BaseLoop) and runner._randomness_cfg.get('seed') is None:
+            self._warn('no seed is set', 'set randomness=dict(seed=0)')
 
     def before_train(self, runner: Any) -> None:
         """Warn about settings with which a run cannot be resumed exactly."""
@@ -62,6 +68,11 @@ class ExactResumeHook(Hook):
             iterator: Any = getattr(runner.train_loop, 'dataloader_iterator', None)
             if hasattr(iterator, 'skip_iter'):  # onedl-mmengine
                 iterator.skip_iter = partial(_load_and_drop, iterator)
+        if getattr(runner.train_loop, 'fast_forward_on_resume', False):
+            self._warn(
+                'train_cfg.fast_forward_on_resume is True',
+                'set it to False, so that the generators of workers move on',
+            )
         savers = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
         if _by_epoch(runner) and not all(hook.by_epoch for hook in savers):
             self._warn(
