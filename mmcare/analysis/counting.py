@@ -21,7 +21,7 @@ from mmengine.analysis import FlopAnalyzer, parameter_count
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from torch import Tensor, nn
 
-from mmcare.config import building_from, read_config
+from mmcare.config import building_from, builds, read_config
 from mmcare.models import CARE
 from mmcare.models.backbones.care import NUM_STAGES, TOTAL_STRIDE
 
@@ -200,7 +200,7 @@ def build_from_config(path: str | Path, head: bool = True) -> nn.Module:
     config = read_config(path)
     model = config.get('model') or {}
     backbone = model.get('backbone') if isinstance(model, Mapping) else None
-    if not isinstance(backbone, Mapping) or not _is_care(backbone.get('type')):
+    if not builds(backbone, CARE):
         found = backbone.get('type') if isinstance(backbone, Mapping) else None
         raise ValueError(
             f'{path} has no CARE backbone: model.backbone.type must be mmcare.CARE, '
@@ -241,13 +241,6 @@ def build_model(source: str, head: bool = True) -> tuple[str, nn.Module]:
             'config (.py)'
         )
     return Path(source).stem, build_from_config(source, head)
-
-
-def _is_care(kind: Any) -> bool:
-    """Whether a ``type`` of a config is CARE or a subclass of it."""
-    if isinstance(kind, str):
-        kind = MMENGINE_MODELS.get(kind)
-    return isinstance(kind, type) and issubclass(kind, CARE)
 
 
 def count_complexity(

@@ -4,6 +4,7 @@ Touvron et al., "Training data-efficient image transformers & distillation throu
 ICML 2021, https://arxiv.org/abs/2012.12877.
 """
 
+import math
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from mmcare.checkpoint import CheckpointError, load_from_local_checked
 from mmcare.classification.head import CAREClsHead
+from mmcare.models.arguments import check_numbers
 from mmcare.registry import MODELS
 
 DISTILLATIONS = ('hard', 'soft')
@@ -79,7 +81,7 @@ class DistillationClassifier(ImageClassifier):
         **kwargs: Arguments of mmpretrain's ``ImageClassifier``; the head is a ``CAREClsHead``.
 
     Raises:
-        TypeError: If the head is no ``CAREClsHead``, or the teacher neither config nor module.
+        TypeError: If the head is no ``CAREClsHead``, or an argument has the wrong type.
         ValueError: If an argument is outside of what is allowed.
     """
 
@@ -218,6 +220,10 @@ def _check_arguments(
 ) -> None:
     if not isinstance(teacher, Mapping | nn.Module):
         raise TypeError(f'teacher must be the config of a classifier or a module, got {teacher!r}')
+    if not isinstance(teacher_checkpoint, str | None):
+        raise TypeError(
+            f'teacher_checkpoint must be text, a file or URL, or None, got {teacher_checkpoint!r}'
+        )
     if isinstance(teacher, nn.Module) and teacher_checkpoint is not None:
         raise ValueError(
             'teacher is a module, which has its weights already; set teacher_checkpoint=None'
@@ -228,12 +234,13 @@ def _check_arguments(
             "(pretrained=True of timm, or an init_cfg of type 'Pretrained'): the teacher would be "
             'random; set model.teacher_checkpoint to the file of its weights'
         )
+    check_numbers(alpha=alpha, temperature=temperature)
     if not 0 <= alpha <= 1:
         raise ValueError(f'alpha must lie in [0, 1], got {alpha!r}')
     if distillation not in DISTILLATIONS:
         raise ValueError(f'distillation must be one of {DISTILLATIONS}, got {distillation!r}')
-    if not temperature > 0:
-        raise ValueError(f'temperature must be greater than 0, got {temperature!r}')
+    if not 0 < temperature < math.inf:
+        raise ValueError(f'temperature must be greater than 0 and finite, got {temperature!r}')
 
 
 def _loads_itself(teacher: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
 from mmcare.checkpoint import CheckpointError, find_faults
+from mmcare.models.arguments import check_switches
 from mmcare.models.layers import Foldable
 from mmcare.registry import MODELS
 
@@ -65,7 +66,7 @@ class CAREClsHead(Foldable, ClsHead):
 
     Each is GELU, LayerNorm and a linear classifier. Predictions come from the mean of their
     logits. In training both learn the labels, with the mean of their losses; with a teacher, in
-    :class:`mmcare.DistillationClassifier`, the distillation head learns from it instead.
+    :class:`DistillationClassifier`, the distillation head learns from it instead.
 
     The head takes a map (B, C, H, W) and pools it, or what a ``GlobalAveragePooling`` neck has
     pooled (B, C). It takes its weights whole or raises, whatever ``strict`` says.
@@ -75,14 +76,16 @@ class CAREClsHead(Foldable, ClsHead):
         in_channels: Channels of the last feature map, C: 1024 for S0 and S1, 1536 for S2.
         loss: Config of the loss of either head; mixed (soft) labels need one that takes them, as
             mmpretrain's ``CrossEntropyLoss`` and ``LabelSmoothLoss`` do.
-        topk: Accuracies to log in training.
+        topk: Accuracies to log in training with ``cal_acc``: a number of guesses, or several.
         cal_acc: Log the accuracy of the mean logits in training; not with mixed labels.
         deploy: Build the folded head, for evaluation only, which takes the weights of a folded
             one, see :meth:`switch_to_deploy`.
         init_cfg: By default truncated normal, std 0.02, biases 0.
 
     Raises:
-        ValueError: If ``num_classes`` or ``in_channels`` is not an integer of at least 1.
+        TypeError: If ``cal_acc`` or ``deploy`` is not True or False, or ``topk`` not of integers.
+        ValueError: If ``num_classes``, ``in_channels`` or ``topk`` is not of integers of at least
+            1, or ``cal_acc`` asks for more guesses than there are classes.
     """
 
     loss_module: nn.Module  # of ClsHead
@@ -103,6 +106,8 @@ class CAREClsHead(Foldable, ClsHead):
                 raise ValueError(
                     f'{name} of CAREClsHead must be an integer of at least 1, got {value!r}'
                 )
+        check_switches(cal_acc=cal_acc, deploy=deploy)
+        _check_topk(topk, num_classes if cal_acc else None)
         super().__init__(
             loss=loss or dict(type='CrossEntropyLoss', loss_weight=1.0),
             topk=topk,
@@ -282,6 +287,23 @@ class CAREClsHead(Foldable, ClsHead):
             'model.backbone.init_cfg.checkpoint=FILE model.backbone.init_cfg.prefix=backbone.'
         )
         raise CheckpointError('\n'.join(lines))
+
+
+def _check_topk(topk: Any, num_classes: int | None) -> None:
+    """Check ``topk``; ``num_classes`` is None if it is not used.
+
+    Then it may be larger: configs of few classes inherit mmpretrain's ``topk=(1, 5)``.
+    """
+    ranks = [topk] if isinstance(topk, int) else topk
+    if not isinstance(ranks, list | tuple) or not all(type(rank) is int for rank in ranks):
+        raise TypeError(f'topk of CAREClsHead must be an integer or a tuple of them, got {topk!r}')
+    if not ranks or min(ranks) < 1:
+        raise ValueError(f'topk of CAREClsHead must be of integers of at least 1, got {topk!r}')
+    if num_classes is not None and max(ranks) > num_classes:
+        raise ValueError(
+            f'topk of CAREClsHead must not exceed num_classes={num_classes} where cal_acc=True '
+            f'asks for these accuracies, got {topk!r}'
+        )
 
 
 def _stack_labels(data_samples: list[DataSample]) -> Tensor:

@@ -17,6 +17,7 @@ from mmengine.utils import import_modules_from_strings
 from torch import Tensor, nn
 
 from mmcare.checkpoint import CheckpointError
+from mmcare.config import builds
 from mmcare.deploy.stage_maps import StageMaps
 from mmcare.models import CARE
 from mmcare.models.backbones.care import STEM_STRIDE
@@ -152,9 +153,10 @@ def build_behind(cfg: Config, part: str, backbone: CARE, state: Mapping | None) 
         ImportError: If the toolbox of the config is not installed.
         CheckpointError: If the weights do not fill it.
     """
-    model, name = cfg.model, cfg.filename
-    kind = str(model.get('type')).rsplit('.', 1)[-1]
-    if not str(model.get('backbone', {}).get('type')).endswith('CARE'):
+    model, name, scope = cfg.model, cfg.filename, cfg.get('default_scope')
+    kind = model.get('type')
+    kind = str(getattr(kind, '__name__', kind)).rsplit('.', 1)[-1]
+    if not builds(model.get('backbone'), CARE):
         raise ValueError(f'{name} has its CARE backbone not in model.backbone; export that alone')
     configs = dict(neck=model.get('neck'))
     if part == 'neck' and not configs['neck']:
@@ -175,10 +177,10 @@ def build_behind(cfg: Config, part: str, backbone: CARE, state: Mapping | None) 
         torch.manual_seed(0)
         for key, config in configs.items():
             prefix = f'{key}.'
-            if isinstance(config, Mapping) and config.get('type') == 'mmcare.CAREClsHead':
+            if builds(config, Foldable, scope):
                 folded = state is not None and any(k.startswith(f'{key}.folded_') for k in state)
                 config = {**config, 'deploy': folded}
-            modules[key] = _build(config, cfg.get('default_scope')) if config else None
+            modules[key] = _build(config, scope) if config else None
             if state is not None and modules[key] is not None and modules[key].state_dict():
                 own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
                 _load(modules[key].eval(), own, key, name)

@@ -7,7 +7,7 @@ hand, so it has been tested with objects of these classes only (:data:`NEVER_RUN
 import json
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +16,7 @@ NEVER_RUN = 'reading of compute plans: never run on a Mac yet'
 NEEDS_MAC = 'not read: that needs macOS 14.4 or later'
 FORMAT = 'mmcare compute plan 1'
 COMPUTE_UNITS = ('ALL', 'CPU_AND_NE')
-NEURAL_ENGINE, GPU, CPU, NOT_TOLD = 'neural engine', 'GPU', 'CPU', 'not told'
+DEVICES = NEURAL_ENGINE, GPU, CPU, NOT_TOLD = 'neural engine', 'GPU', 'CPU', 'not told'
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PlannedOperator:
     Attributes:
         name: Of its first output.
         type: Without the version of the opset.
-        device: The one it prefers, or ``'not told'``.
+        device: The one of :data:`DEVICES` that it prefers, or ``'not told'``.
         supported: Those that could run it.
         cost: Estimated share of the time of the whole model, or None.
     """
@@ -124,7 +124,7 @@ def load_plan(path: Path) -> Plan:
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If it is not a plan in the format of :func:`format_plan`.
+        ValueError: If it is not a plan in the format of :func:`format_plan`; with the entry.
     """
     problem = f'{path} is not a compute plan that tools/placement_report.py has written on macOS'
     try:
@@ -133,11 +133,37 @@ def load_plan(path: Path) -> Plan:
         raise ValueError(problem) from error
     if not isinstance(content, dict) or content.get('format') != FORMAT:
         raise ValueError(f'{problem}: it has no "format": "{FORMAT}"')
-    try:
-        operators = tuple(
-            PlannedOperator(**{**one, 'supported': tuple(one['supported'])})
-            for one in content['operators']
+    units, system, entries = map(content.get, ('compute_units', 'system', 'operators'))
+    if units not in COMPUTE_UNITS or not isinstance(system, str):
+        raise ValueError(
+            f'{problem}: "compute_units" must be one of {COMPUTE_UNITS} and "system" text, got '
+            f'{units!r} and {system!r}'
         )
-        return Plan(content['compute_units'], content['system'], operators)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f'{problem}: {error}') from error
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f'{problem}: "operators" must list at least one, got {entries!r}')
+    operators = tuple(
+        _read_entry(entry, f'{problem}: operators[{index}]') for index, entry in enumerate(entries)
+    )
+    return Plan(units, system, operators)
+
+
+def _read_entry(entry: Any, where: str) -> PlannedOperator:
+    names = [field.name for field in fields(PlannedOperator)]
+    if not isinstance(entry, dict) or set(entry) != set(names):
+        raise ValueError(f'{where} must have exactly the keys {names}, got {entry!r}')
+    supported, cost = entry['supported'], entry['cost']
+    is_share = isinstance(cost, int | float) and not isinstance(cost, bool) and 0 <= cost <= 1
+    for name, fits, allowed in (
+        ('name', isinstance(entry['name'], str), 'text'),
+        ('type', isinstance(entry['type'], str), 'text'),
+        ('device', entry['device'] in DEVICES, f'one of {DEVICES}'),
+        (
+            'supported',
+            isinstance(supported, list) and all(device in DEVICES for device in supported),
+            f'a list of {DEVICES}',
+        ),
+        ('cost', cost is None or is_share, 'a number from 0 to 1, or null'),
+    ):
+        if not fits:
+            raise ValueError(f'{where}: "{name}" must be {allowed}, got {entry[name]!r}')
+    return PlannedOperator(**{**entry, 'supported': tuple(supported)})

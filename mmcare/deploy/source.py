@@ -8,19 +8,18 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from mmengine.config import Config
 from torch import nn
 
 from mmcare.checkpoint import BACKBONE, is_folded, load_weights, naming
-from mmcare.config import read_config
+from mmcare.config import building_from, builds, find_class, read_config
 from mmcare.deploy.parts import PARTS, Behind, build_behind
 from mmcare.deploy.stage_maps import Normalization
 from mmcare.models import CARE
 
-BACKBONE_TYPES = ('CARE', 'mmcare.CARE')
 RANDOM_GAMMA = 0.1
 
 
@@ -69,7 +68,9 @@ def load_source(
     needed (but for configs that inherit from another package's).
 
     Args:
-        source: ``'s0'``, ``'s1'``, ``'s2'``, or a config with a CARE backbone.
+        source: ``'s0'``, ``'s1'``, ``'s2'``, or a config with a CARE backbone, in
+            ``model.backbone`` or, alone, elsewhere in ``model``. A subclass of CARE must leave
+            ``forward`` as it is.
         checkpoint: A published file, or a checkpoint of a backbone or of a whole model, folded or
             not. None: random weights, with a gamma of 0.1, which are good enough to look at sizes,
             operators and speed.
@@ -80,27 +81,28 @@ def load_source(
         FileNotFoundError: If config or checkpoint does not exist.
         CheckpointError: If the checkpoint cannot be read or does not fit.
         ValueError: If the source is neither, or the config has not exactly one CARE backbone, or
-            not the part.
+            one that cannot be built, or not the part.
         ImportError: If the toolbox that the part comes from is not installed.
     """
     source = os.fspath(source)
     if part not in PARTS:
         raise ValueError(f'part must be of {PARTS}, got {part!r}')
     cfg = None
+    kind = CARE
     arguments: dict[str, Any]
     normalization: Normalization | None
     if source in CARE.arch_zoo:
         name, arguments, normalization = f'care_{source}', dict(arch=source), IMAGENET
     elif Path(source).suffix == '.py':
         cfg = read_config(source, import_custom_modules=False)
-        found = list(_find_backbones(cfg.get('model')))
-        if len(found) != 1:
-            raise ValueError(
-                f"{source} must have one dict with type='mmcare.CARE' in its model, a CARE "
-                f'backbone; it has {len(found)}'
-            )
         name = Path(source).stem
-        arguments = {key: value for key, value in found[0].items() if key not in ('type', 'deploy')}
+        arguments = _find_backbone(cfg)
+        kind = cast('type[CARE]', find_class(arguments.pop('type')))
+        if kind.forward is not CARE.forward:
+            raise ValueError(
+                f'{source}: {kind.__name__} has a forward of its own, and what is exported is that '
+                'of CARE'
+            )
         normalization = _find_normalization(cfg)
     else:
         raise ValueError(
@@ -114,9 +116,9 @@ def load_source(
         loaded = load_weights(checkpoint)
         state = loaded.get('state_dict', loaded)
     folded = state is not None and is_folded(str(key).removeprefix(BACKBONE) for key in state)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), building_from(source):
         torch.manual_seed(0)
-        backbone = CARE(**arguments, deploy=folded, layer_scale_init_value=RANDOM_GAMMA)
+        backbone = kind(**arguments, deploy=folded, layer_scale_init_value=RANDOM_GAMMA)
     if state is not None:
         with naming(checkpoint):
             backbone.load_state_dict(dict(state), strict=False)  # CARE takes it whole or raises
@@ -133,13 +135,29 @@ def load_source(
     )
 
 
+def _find_backbone(cfg: Config) -> dict[str, Any]:
+    """Find the config of the CARE backbone, without what the export sets itself."""
+    model = cfg.get('model')
+    found: list[Mapping[str, Any]] = []
+    if isinstance(model, Mapping):
+        with building_from(cfg.filename):  # names can be of toolboxes that refuse to be imported
+            backbone = model.get('backbone')
+            # What else has one, such as a teacher, takes no part in a prediction.
+            found = [backbone] if builds(backbone, CARE) else list(_find_backbones(model))
+    if len(found) != 1:
+        raise ValueError(
+            f"{cfg.filename} must have one dict with type='mmcare.CARE' in its model, a CARE "
+            f'backbone; it has {len(found)}'
+        )
+    own = ('deploy', 'layer_scale_init_value')
+    return {key: deepcopy(value) for key, value in found[0].items() if key not in own}
+
+
 def _find_backbones(config: Any) -> Iterator[Mapping[str, Any]]:
     """Find configs of CARE backbones in the config of a model, however deep."""
     if isinstance(config, Mapping):
-        if config.get('type') in BACKBONE_TYPES:
-            arguments = deepcopy(dict(config))
-            arguments.pop('layer_scale_init_value', None)
-            yield arguments
+        if builds(config, CARE):
+            yield config
         for value in config.values():
             yield from _find_backbones(value)
     elif isinstance(config, list | tuple):

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmcare.deploy.output import moved_into_place
 from mmcare.deploy.parts import Graph
 from mmcare.deploy.requirements import require
 from mmcare.deploy.stage_maps import StageMaps
 from mmcare.models.backbones.care import TOTAL_STRIDE
+from mmcare.output import moved_into_place
 
 OPSET = 20  # the first with an operator for GELU
 TOLERANCE = 1e-4  # of each map's largest magnitude, on random images
@@ -45,7 +45,7 @@ def export_onnx(
         shape: Height and width.
         path: File to write, replaced if it exists.
         dynamic: Height and width are free, in multiples of 32 up to 4096. ``maps`` must be made
-            without a shape then, and ``shape`` is what is tried.
+            without a shape then, and images of ``shape`` are what is tried.
         reference: What the file should compute; by default ``maps``.
 
     Returns:
@@ -59,8 +59,10 @@ def export_onnx(
 
     reference = maps if reference is None else reference
     channels = maps.backbone.in_channels
-    dynamic_shapes = None
+    traced, dynamic_shapes = shape, None
     if dynamic:
+        # A side of one block would be taken for a fixed one: torch.export sees a size of 1.
+        traced = max(shape[0], 2 * TOTAL_STRIDE), max(shape[1], 2 * TOTAL_STRIDE)
         blocks = [
             torch.export.Dim(name, min=1, max=LARGEST_SIDE // TOTAL_STRIDE)
             for name in ('height_in_blocks', 'width_in_blocks')
@@ -68,7 +70,7 @@ def export_onnx(
         dynamic_shapes = ({2: TOTAL_STRIDE * blocks[0], 3: TOTAL_STRIDE * blocks[1]},)
     program = torch.onnx.export(
         maps,
-        (torch.zeros(1, channels, *shape),),
+        (torch.zeros(1, channels, *traced),),
         input_names=['image'],
         output_names=list(maps.names),
         opset_version=OPSET,

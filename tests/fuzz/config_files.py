@@ -1,4 +1,4 @@
-"""Configs: text that is broken, and arguments of the backbone that make no sense.
+"""Configs: text that is broken, and arguments of backbone and head that make no sense.
 
 Configs are programs and are run by whoever reads them: code in them is no finding here.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from fuzz.checkpoint_files import Sources, run_tool
 from fuzz.harness import Kind, Made
-from fuzz.models import CONFIG, TINY
+from fuzz.models import CONFIG, IN_CHANNELS, NUM_CLASSES, TINY
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
@@ -37,8 +37,8 @@ BAD_ARGUMENTS: dict[str, tuple] = {
     ),
     'in_channels': (0, -3, 2.5, '3', None, [3], NAN, True),
     'out_indices': ((), (4,), (-1,), (3, 2), (1, 1), 'abc', 3, None, (0.5,), ('0',), [[0]], {0: 1}),
-    'drop_path_rate': (-0.1, 1, 1.5, NAN, 'x', None, [0.1], float('inf')),
-    'layer_scale_init_value': (-1, NAN, float('inf'), 'x', None, [1]),
+    'drop_path_rate': (-0.1, 1, 1.5, NAN, 'x', None, [0.1], float('inf'), False),
+    'layer_scale_init_value': (-1, NAN, float('inf'), 'x', None, [1], True),
     'frozen_stages': (-2, 5, 1.5, 'x', None, [1]),
     'norm_eval': ('False', 'x', 2, None, []),
     'norm_cfg': ('BN', dict(requires_grad=True), dict(type='NoSuch'), 3, dict(type=None), ['BN']),
@@ -60,6 +60,14 @@ BAD_ARGUMENTS: dict[str, tuple] = {
     ),
     'arc': ('s0',),
     'type': ('NoSuch', 'mmcare.NoSuch', None, 3, 'nowhere.CARE', ''),
+}
+# The same for the head.
+BAD_HEAD_ARGUMENTS: dict[str, tuple] = {
+    'num_classes': (0, -3, 2.5, '3', None, [3], NAN, True),
+    'in_channels': (0, -3, 2.5, '3', None, [3], NAN, True),
+    'topk': (0, -1, 2.5, '1', None, (), (1, 0), (1, '5'), (True,), NAN),
+    'cal_acc': ('False', 2, None, []),
+    'deploy': ('False', 2, None, []),
 }
 # Exporting sets these itself, whatever the config says.
 NOT_EXPORTED = ('frozen_stages', 'with_cp', 'init_cfg', 'layer_scale_init_value', 'deploy')
@@ -186,13 +194,7 @@ def make_argument(folder: Path, rng: random.Random) -> Made:
     name = rng.choice(list(BAD_ARGUMENTS))
     value = rng.choice(BAD_ARGUMENTS[name])
     backbone = {'type': 'mmcare.CARE', 'arch': TINY, 'out_indices': (3,), name: value}
-    text = CONFIG.replace(
-        f"dict(type='mmcare.CARE', arch={TINY!r}, out_indices=(3,))",
-        pprint.pformat(backbone, sort_dicts=False),
-    )
-    assert text != CONFIG
-    file = folder / 'odd_config.py'
-    file.write_text("nan, inf = float('nan'), float('inf')\n" + text)
+    file = _write_odd(folder, 'backbone', backbone)
     entries = ('build', 'complexity', 'export')
     if name in NOT_EXPORTED:
         entries = ('build',)
@@ -202,7 +204,27 @@ def make_argument(folder: Path, rng: random.Random) -> Made:
     return Made(file, f'{name}={value!r}', words=words, entries=entries)
 
 
+def make_head_argument(folder: Path, rng: random.Random) -> Made:
+    """A family: an argument of the head has a value that makes no sense."""
+    name = rng.choice(list(BAD_HEAD_ARGUMENTS))
+    value = rng.choice(BAD_HEAD_ARGUMENTS[name])
+    sizes = dict(num_classes=NUM_CLASSES, in_channels=IN_CHANNELS)
+    file = _write_odd(folder, 'head', {'type': 'mmcare.CAREClsHead', **sizes, name: value})
+    return Made(file, f'{name}={value!r}', words=(name,), entries=('complexity',))
+
+
+def _write_odd(folder: Path, part: str, config: dict[str, Any]) -> Path:
+    """Write the config with another backbone or head."""
+    file = folder / 'odd_config.py'
+    file.write_text(
+        f"nan, inf = float('nan'), float('inf')\n{CONFIG}"
+        f"model['{part}'] = {pprint.pformat(config, sort_dicts=False)}\n"
+    )
+    return file
+
+
 def config_kind(folder: Path) -> Kind:
     """The kind, with undamaged files written to a folder."""
     entries = make_entries(Sources(folder))
-    return Kind('config', {'text': make_text, 'argument': make_argument}, entries, judge)
+    families = {'text': make_text, 'argument': make_argument, 'head argument': make_head_argument}
+    return Kind('config', families, entries, judge)

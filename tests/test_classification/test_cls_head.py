@@ -191,16 +191,31 @@ def test_bfloat16_autocast_is_close():
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'words'),
+    ('arguments', 'error', 'words'),
     [
-        (dict(num_classes=0), 'num_classes of CAREClsHead must be .* got 0'),
-        (dict(num_classes=True), 'num_classes of CAREClsHead must be .* got True'),
-        (dict(in_channels=1024.0), 'in_channels of CAREClsHead must be .* got 1024.0'),
+        (dict(num_classes=0), ValueError, 'num_classes of CAREClsHead must be .* got 0'),
+        (dict(num_classes=True), ValueError, 'num_classes of CAREClsHead must be .* got True'),
+        (dict(in_channels=1024.0), ValueError, 'in_channels of CAREClsHead must be .* got 1024.0'),
+        (dict(deploy='False'), TypeError, "deploy must be True or False, got 'False'"),
+        (dict(cal_acc='False'), TypeError, "cal_acc must be True or False, got 'False'"),
+        (dict(topk='1'), TypeError, "topk of CAREClsHead must be an integer .* got '1'"),
+        (dict(topk=(1, True)), TypeError, r'topk of CAREClsHead .* got \(1, True\)'),
+        (dict(topk=None), TypeError, 'topk of CAREClsHead .* got None'),
+        (dict(topk=0), ValueError, 'topk of CAREClsHead must .* at least 1, got 0'),
+        (dict(topk=()), ValueError, r'topk of CAREClsHead must .* at least 1, got \(\)'),
+        (dict(topk=(1, 7), cal_acc=True), ValueError, r'must not exceed num_classes=5 .*\(1, 7\)'),
     ],
 )
-def test_bad_arguments(arguments, words):
-    with pytest.raises(ValueError, match=words):
+def test_bad_arguments(arguments, error, words):
+    with pytest.raises(error, match=words):
         CAREClsHead(**{'num_classes': 5, 'in_channels': 64, **arguments})
+
+
+@pytest.mark.parametrize('topk', [1, 5, (1, 5), [1, 5]])
+def test_topk_of_mmpretrain(topk):
+    """What its configs have also goes with few classes, where no accuracies are asked for."""
+    assert CAREClsHead(5, 64, topk=topk, cal_acc=True).topk == topk
+    assert CAREClsHead(2, 64, topk=topk).topk == topk
 
 
 @pytest.mark.parametrize('shape', [(2, 32), (2, 32, 4, 4), (2, 7, 64)])

@@ -310,7 +310,12 @@ def test_teacher_that_loads_itself(teacher_file):
     [
         (dict(alpha=1.5), ValueError, r'alpha must lie in \[0, 1\], got 1.5'),
         (dict(distillation='medium'), ValueError, "distillation must be one of .* got 'medium'"),
-        (dict(temperature=0), ValueError, 'temperature must be greater than 0, got 0'),
+        (dict(alpha='0.5'), TypeError, "alpha must be a number, got '0.5'"),
+        (dict(alpha=True), TypeError, 'alpha must be a number, got True'),
+        (dict(temperature=0), ValueError, 'temperature must be greater than 0 .*, got 0'),
+        (dict(temperature=float('inf')), ValueError, 'temperature must be .* finite, got inf'),
+        (dict(temperature='2'), TypeError, "temperature must be a number, got '2'"),
+        (dict(teacher_checkpoint=5), TypeError, 'teacher_checkpoint must be text, .* got 5'),
         (dict(teacher='resnet'), TypeError, "teacher must be the config .* got 'resnet'"),
         (dict(teacher_checkpoint=None), ValueError, 'the teacher would be random'),
         (dict(teacher=Fixed([[0.0] * 3])), ValueError, 'has its weights already'),

@@ -18,7 +18,6 @@ from torch import nn
 from mmcare.checkpoint import from_published
 from mmcare.deploy import export_backbone
 from mmcare.deploy import to_onnx as to_onnx_module
-from mmcare.deploy.output import check_writable
 from mmcare.deploy.source import IMAGENET, Normalization
 from mmcare.deploy.to_coreml import (
     check_coreml,
@@ -30,6 +29,7 @@ from mmcare.deploy.to_coreml import (
 )
 from mmcare.models import CARE
 from mmcare.models.layers import FoldedLinearAttention, LinearAttention
+from mmcare.output import check_writable
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / 'tools' / 'export_backbone.py'
@@ -47,8 +47,9 @@ def deviation(expected, found):
 
 
 def test_dynamic_sizes(tmp_path):
-    source = thin_source(out_indices=(1, 2))
-    report = export_backbone(source, tmp_path, SHAPE, ('onnx',), dynamic=True)
+    """Also tried with a side of one block, which must stay free."""
+    source = thin_source(out_indices=(1, 2, 3))
+    report = export_backbone(source, tmp_path, (64, 32), ('onnx',), dynamic=True)
     assert report['onnx']['file'] == 'thin_dynamic.onnx'
     assert report['onnx']['height_and_width'] == 'multiples of 32'
     assert report['onnx']['deviations']['random, another size'] < 1e-4
@@ -290,6 +291,12 @@ def test_config_without_care(failing, tmp_path):
     assert "must have one dict with type='mmcare.CARE'" in failing(tmp_path / 'resnet.py')
     (tmp_path / 'none.py').write_text('a = 1')
     assert 'it has 0' in failing(tmp_path / 'none.py')
+
+
+def test_config_of_a_care_that_cannot_be_built(failing, tmp_path):
+    (tmp_path / 'odd.py').write_text("model = dict(backbone=dict(type='CARE', arch='s9'))")
+    line = failing(tmp_path / 'odd.py')
+    assert 'odd.py describes cannot be built' in line and "arch='s9' is unknown" in line
 
 
 def test_checkpoint_of_another_variant(failing, tmp_path):

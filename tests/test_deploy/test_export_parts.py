@@ -14,6 +14,7 @@ from mmengine.registry import MODELS, init_default_scope
 from thin import THIN
 from torch import nn
 
+from mmcare.analysis.counting import build_from_config
 from mmcare.checkpoint import CheckpointError
 from mmcare.deploy import export_backbone, load_source
 from mmcare.deploy.export import _fold
@@ -167,7 +168,12 @@ def test_whole_models(tmp_path, whole, name):
         assert 'BatchNormalization' not in report['onnx']['operators']
 
 
-def test_folded_classifier(whole):
+@pytest.mark.parametrize(
+    'head', ['mmcare.CAREClsHead', 'CAREClsHead', 'mmcare.classification.CAREClsHead']
+)
+def test_folded_classifier(whole, monkeypatch, head):
+    text = CONFIGS['classifier'].replace('mmcare.CAREClsHead', head)
+    monkeypatch.setitem(CONFIGS, 'classifier', text)
     model, config, weights = whole('classifier')
     image = torch.randn(1, 3, *SHAPE)
     expected = model(image, mode='tensor')
@@ -177,6 +183,95 @@ def test_folded_classifier(whole):
     source = load_source(config, weights, 'model')
     assert source.backbone.deploy and source.behind.head.deploy
     assert deviation([expected], source.network(image)) < 1e-4
+
+
+# ------------------------------------------------------------ how types are written
+
+SUBCLASS = """
+from mmcare.models import CARE
+
+
+class MyCARE(CARE):
+    pass
+
+
+class Doubling(CARE):
+    def forward(self, x):
+        return tuple(2 * output for output in super().forward(x))
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of a project's own, from which configs import."""
+    (tmp_path / 'my_backbones.py').write_text(SUBCLASS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop('my_backbones', None)
+
+
+@pytest.mark.parametrize(
+    ('imports', 'kind', 'expected'),
+    [
+        ('', "'CARE'", 'CARE'),
+        ('', "'mmcare.models.CARE'", 'CARE'),
+        ('', "'my_backbones.MyCARE'", 'MyCARE'),
+        ('from mmcare.models import CARE', 'CARE', 'CARE'),
+        ('from my_backbones import MyCARE', 'MyCARE', 'MyCARE'),
+    ],
+)
+def test_types_of_backbones(tmp_path, module, imports, kind, expected):
+    """All that can be built and counted can be exported, too."""
+    path = tmp_path / 'config.py'
+    path.write_text(f'{imports}\nmodel = dict({BACKBONE})'.replace("'mmcare.CARE'", kind))
+    assert type(load_source(path).backbone).__name__ == expected
+    assert type(build_from_config(path).backbone).__name__ == expected
+
+
+def test_a_backbone_that_computes_something_else(tmp_path, module):
+    path = tmp_path / 'config.py'
+    path.write_text(f'model = dict({BACKBONE})'.replace('mmcare.CARE', 'my_backbones.Doubling'))
+    with pytest.raises(ValueError, match=r'config\.py: Doubling has a forward of its own'):
+        load_source(path)
+
+
+def test_config_of_classes(tmp_path, whole):
+    """A config that imports what it names, with weights of one that names it by text; folded."""
+    model, _, weights = whole('classifier')
+    image = torch.randn(1, 3, *SHAPE)
+    expected = model(image, mode='tensor')
+    model.backbone.switch_to_deploy()
+    model.head.switch_to_deploy()
+    torch.save(dict(state_dict=model.state_dict()), weights)
+    text = CONFIGS['classifier'].replace('mmcare.', '')
+    for name in ('CARE', 'CAREClsHead', 'GlobalAveragePooling', 'ImageClassifier'):
+        text = text.replace(f"'{name}'", name)
+    path = tmp_path / 'classes.py'
+    path.write_text(
+        'from mmpretrain.models import GlobalAveragePooling, ImageClassifier\n'
+        'from mmcare.classification import CAREClsHead\n'
+        'from mmcare.models import CARE\n' + text[text.index('model = ') :]
+    )
+    source = load_source(path, weights, 'model')
+    assert deviation([expected], source.network(image)) < 1e-4
+    assert load_source(path, part='neck').behind.names == ('neck1',)
+
+
+@pytest.mark.parametrize('part', ['backbone', 'model'])
+def test_teacher_with_a_care_of_its_own(tmp_path, part):
+    teacher = (
+        f"dict(type='ImageClassifier', {BACKBONE}, "
+        "head=dict(type='mmcare.CAREClsHead', num_classes=5, in_channels=128))"
+    )
+    path = tmp_path / 'distillation.py'
+    path.write_text(
+        CONFIGS['classifier'].replace(
+            "type='ImageClassifier',",
+            f"type='mmcare.DistillationClassifier', teacher={teacher}, teacher_checkpoint='t.pth',",
+        )
+    )
+    source = load_source(path, part=part)
+    assert source.part == part and source.backbone.out_indices == (3,)
 
 
 @pytest.mark.parametrize(

@@ -520,6 +520,33 @@ def test_plans_that_are_none(package, tmp_path, content):
     assert not (tmp_path / 'out').exists()
 
 
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        (dict(operators=[]), r'"operators" must list at least one, got \[\]'),
+        (dict(operators={}), '"operators" must list at least one, got {}'),
+        (dict(compute_units='GPU'), '"compute_units" must be one of .* got \'GPU\''),
+        (dict(system=None), '"system" text, got .* None'),
+        (dict(device='abacus'), r'operators\[1\]: "device" must be one of .* got \'abacus\''),
+        (dict(supported=['abacus']), r'operators\[1\]: "supported" must be a list of .*abacus'),
+        (dict(supported='CPU'), r'operators\[1\]: "supported" must be a list of .* got \'CPU\''),
+        (dict(cost='0.5'), r'operators\[1\]: "cost" must be a number .* got \'0.5\''),
+        (dict(cost=float('nan')), r'operators\[1\]: "cost" must be a number .* got nan'),
+        (dict(cost=True), r'operators\[1\]: "cost" must be a number .* got True'),
+        (dict(name=3), r'operators\[1\]: "name" must be text, got 3'),
+        (dict(type=None), r'operators\[1\]: "type" must be text, got None'),
+        (dict(more=1), r'operators\[1\] must have exactly the keys .*\'more\''),
+    ],
+)
+def test_plans_that_cannot_be_used(tmp_path, changes, words):
+    content = json.loads(RECORDED.read_text())
+    changed = content if changes.keys() <= content.keys() else content['operators'][1]
+    changed.update(changes)
+    (tmp_path / 'plan.json').write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf'plan\.json is not a compute plan .*{words}'):
+        load_plan(tmp_path / 'plan.json')
+
+
 def test_missing_packages(package, tmp_path, monkeypatch):
     with monkeypatch.context() as context:
         context.setitem(sys.modules, 'coremltools', None)

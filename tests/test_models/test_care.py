@@ -282,6 +282,32 @@ def test_checkpointing_keeps_gradients_and_statistics():
         assert torch.equal(buffer, other_statistics[name]), name
 
 
+def test_compiled():
+    """Checkpointed training and evaluation, as MMEngine's ``compile`` has them."""
+    image = torch.randn(2, 3, 64, 64)
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(3)
+        model = CARE(
+            TINY,
+            out_indices=(0, 2),
+            with_cp=True,
+            drop_path_rate=0.5,
+            layer_scale_init_value=0.5,
+        )
+        run = torch.compile(model, backend='aot_eager') if compiled else model
+        outputs = run(image)
+        sum(output.square().sum() for output in outputs).backward()
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        buffers = dict(model.named_buffers())
+        with torch.no_grad():
+            model.eval()
+            predicted = run(image)
+        found.append((outputs, gradients, buffers, predicted))
+    torch._dynamo.reset()
+    torch.testing.assert_close(found[1], found[0])
+
+
 @pytest.mark.parametrize('frozen_stages', [-1, 0, 1, 3, 4])
 def test_freezing(frozen_stages):
     model = CARE(TINY, frozen_stages=frozen_stages)

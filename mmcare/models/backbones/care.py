@@ -30,6 +30,7 @@ from mmcare.checkpoint import (
     naming,
     prepare_backbone_state,
 )
+from mmcare.models.arguments import check_numbers, check_switches
 from mmcare.models.layers import (
     FEATURE_MAPS,
     DecoupledMixer,
@@ -287,7 +288,7 @@ class CARE(Foldable, BaseModule):
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         self.arch = check_arch(arch, self.arch_zoo)
-        _check_switches(
+        check_switches(
             norm_eval=norm_eval,
             with_cp=with_cp,
             expand_last=expand_last,
@@ -648,13 +649,6 @@ def check_arch(
     return checked
 
 
-def _check_switches(**switches: bool) -> None:
-    """Text would be taken for True, also the text 'False'."""
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise TypeError(f'{name} must be True or False, got {value!r}')
-
-
 def _check_styles(**configs: dict | None) -> None:
     """Try to build a layer from each config: the toolboxes' errors do not name the argument."""
     for name, config in configs.items():
@@ -694,12 +688,7 @@ def _check_arguments(
             'out_indices must name at least one of the stages 0 to '
             f'{NUM_STAGES - 1}, in ascending order; got {out_indices!r}'
         )
-    for name, rate in (
-        ('drop_path_rate', drop_path_rate),
-        ('layer_scale_init_value', layer_scale_init_value),
-    ):
-        if not isinstance(rate, int | float):
-            raise TypeError(f'{name} must be a number, got {rate!r}')
+    check_numbers(drop_path_rate=drop_path_rate, layer_scale_init_value=layer_scale_init_value)
     if not 0 <= drop_path_rate < 1:
         raise ValueError(f'drop_path_rate must lie in [0, 1), got {drop_path_rate!r}')
     if not 0 <= layer_scale_init_value < math.inf:

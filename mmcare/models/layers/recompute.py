@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
@@ -30,7 +31,14 @@ def recompute(module: nn.Module, x: Tensor) -> Tensor:
     Plain checkpointing runs every batch norm twice and so moves its running mean and variance
     twice per step; the second run here leaves them alone. Generator states are replayed, so drop
     path takes the same decisions.
+
+    ``torch.compile`` leaves this part of the network out: it cannot trace the second run's context.
     """
+    # Not as a decorator, which would import the whole compiler together with this package.
+    return torch.compiler.disable(_recompute)(module, x)
+
+
+def _recompute(module: nn.Module, x: Tensor) -> Tensor:
     return checkpoint(
         module,
         x,
