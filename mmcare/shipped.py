@@ -80,7 +80,8 @@ def main() -> None:
     try:
         print('\n'.join(shipped_configs()) if name is None else shipped_config(name))
     except (FileNotFoundError, ValueError) as error:
-        sys.exit(f'error: {error}')
+        print(f'error: {error}', file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == '__main__':

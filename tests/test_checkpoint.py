@@ -330,7 +330,7 @@ def test_convert_refuses(files, tmp_path):
     done = subprocess.run(
         [sys.executable, TOOL, 'missing.pth', tmp_path / 'out.pth'], capture_output=True, text=True
     )
-    assert done.returncode == 1 and 'missing.pth is not a file' in done.stderr
+    assert done.returncode == 2 and 'missing.pth is not a file' in done.stderr
     assert 'Traceback' not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ['resnet.pth']
 

@@ -59,6 +59,6 @@ def test_without_installed_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_an_unknown_name_leaves_nothing_on_standard_output() -> None:
     command = [sys.executable, '-m', 'mmcare.shipped', 'no/such_config']
     result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode != 0
+    assert result.returncode == 2
     assert result.stdout == ''
     assert 'no shipped config' in result.stderr or 'pip install -e' in result.stderr

@@ -19,6 +19,7 @@ from mmcare.analysis.memory import (
 )
 from mmcare.analysis.memory_report import memory_rows, memory_text, plot_memory
 from mmcare.models import CARE
+from mmcare.output import check_writable
 from mmcare.sample_data.output import count_with_progress
 
 SHAPES = [(512, 512), (800, 1344)]
@@ -73,12 +74,11 @@ def main() -> None:
     for arch in archs:
         if arch not in CARE.arch_zoo:
             parser.error(f'{arch!r} is unknown; choose from {", ".join(CARE.arch_zoo)}')
-    if arguments.out_dir.exists() and not arguments.out_dir.is_dir():
-        parser.error(f'--out-dir {arguments.out_dir} is a file: give a directory')
     try:
         shapes = [check_image(shape) for shape in arguments.shapes or SHAPES]
+        check_writable(arguments.out_dir)
         plots.check_matplotlib()
-    except (ImportError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
 
     precisions = [arguments.precision] if arguments.precision else list(PRECISIONS)

@@ -9,6 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from mmcare.analysis.plots import check_matplotlib
 from mmcare.deploy.latency import (
     BACKENDS,
     BATCH,
@@ -17,14 +18,13 @@ from mmcare.deploy.latency import (
     SIZES,
     Settings,
     benchmark,
-    check_plots,
     write_report,
 )
 from mmcare.deploy.latency_peers import arch_keys, peer_keys
 from mmcare.deploy.latency_recording import read_recording
 from mmcare.deploy.latency_report import markdown_report
 from mmcare.deploy.latency_runners import LatencyError
-from mmcare.deploy.output import check_writable
+from mmcare.output import check_writable
 
 
 def parse_args() -> argparse.Namespace:
@@ -124,7 +124,7 @@ def main() -> None:
         if arguments.from_recording is None:
             recording = benchmark(read_settings(arguments), arguments.out_dir)
         else:
-            check_plots()
+            check_matplotlib()
             recording = read_recording(arguments.from_recording)
             check_writable(arguments.out_dir)
             write_report(recording, arguments.out_dir)

@@ -22,6 +22,7 @@ from mmcare.analysis import (
 from mmcare.analysis.counting import check_shape
 from mmcare.analysis.mixer import ATTENTION_STAGES
 from mmcare.models import CARE
+from mmcare.output import check_writable
 
 
 def parse_args() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -56,7 +57,8 @@ def parse_args() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         '--omega',
         action='store_true',
         help="also compare the paper's complexity model with the token mixers of stages 3 and 4, "
-        "and show where its Proposition 3 holds; for MODEL's arch, or for all without a MODEL",
+        'and show where its Proposition 3 holds; for the arch that MODEL is, or for all of them if '
+        'it is a config or not given',
     )
     parser.add_argument(
         '--out-dir',
@@ -73,10 +75,9 @@ def main() -> None:
     parser, arguments = parse_args()
     if not (arguments.model or arguments.paper or arguments.omega):
         parser.error('nothing to do: give MODEL, --paper or --omega')
-    if arguments.out_dir.exists() and not arguments.out_dir.is_dir():
-        parser.error(f'--out-dir {arguments.out_dir} is a file: give a directory')
     try:
         shape = check_shape(arguments.shape)
+        check_writable(arguments.out_dir)
         plots.check_matplotlib()
         model = build_model(arguments.model, not arguments.no_head) if arguments.model else None
     except (ImportError, OSError, TypeError, ValueError) as error:

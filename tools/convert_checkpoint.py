@@ -8,8 +8,10 @@ and the two ImageNet heads if they are there.
 
 import argparse
 import sys
+from pathlib import Path
 
 from mmcare.checkpoint import CheckpointError, convert_checkpoint
+from mmcare.output import check_writable_file
 
 
 def parse_args() -> argparse.Namespace:
@@ -35,9 +37,11 @@ def main() -> None:
     """Convert, and say what was taken and written."""
     arguments = parse_args()
     try:
+        check_writable_file(Path(arguments.destination))
         print(convert_checkpoint(arguments.source, arguments.destination, arguments.ema))
-    except (CheckpointError, FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        sys.exit(f'error: {error}')
+    except (CheckpointError, OSError) as error:
+        print(f'error: {error}', file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == '__main__':

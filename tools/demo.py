@@ -1,4 +1,7 @@
-"""Train, test and draw on sample data that mmcare makes itself; no download, two CPU cores."""
+"""Train, test and draw on sample data that mmcare makes itself; no download, two CPU cores.
+
+Exit status: 0 if the goal is reached, 1 if not, 2 for bad input.
+"""
 
 import argparse
 import sys
@@ -35,8 +38,9 @@ def main() -> None:
     demo = KINDS[arguments.kind]
     try:
         results = demo.run(work_dir)
-    except FileExistsError as error:
-        sys.exit(str(error))
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        print(f'error: {error}', file=sys.stderr)
+        sys.exit(2)
     metric, goal = results['goal']['metric'], results['goal']['above']
     print(f'{"":24}untrained   trained')
     for name, label in demo.METRICS.items():

@@ -10,6 +10,7 @@ from pathlib import Path
 from mmcare.analysis.architecture import describe_architecture
 from mmcare.analysis.architecture_plot import plot_architecture
 from mmcare.models import CARE
+from mmcare.output import check_writable_file
 
 
 def parse_args() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -55,9 +56,8 @@ def main() -> None:
     filename = arguments.out or Path('work_dirs/architecture') / f'care_{arguments.arch}.png'
     if filename.suffix != '.png':
         parser.error(f'--out {filename} must end in .png')
-    if filename.is_dir():
-        parser.error(f'--out {filename} is a folder: give a file')
     try:
+        check_writable_file(filename)
         architecture = describe_architecture(arguments.arch, arguments.shape, arguments.block)
         plot_architecture(architecture, filename)
     except (ImportError, OSError, TypeError, ValueError) as error:

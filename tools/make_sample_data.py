@@ -46,7 +46,7 @@ def main() -> None:
     make, parser = KINDS[arguments.pop('kind')], arguments.pop('parser')
     try:
         summary = make(**arguments)
-    except (FileExistsError, ValueError) as error:
+    except (FileExistsError, NotADirectoryError, PermissionError, ValueError) as error:
         parser.error(str(error))
     directory = arguments['directory']
     for split, numbers in summary.items():

@@ -36,7 +36,7 @@ def main() -> None:
         print(
             reparameterize_checkpoint(arguments.config, arguments.checkpoint, arguments.destination)
         )
-    except (CheckpointError, OSError, ValueError) as error:
+    except (CheckpointError, ImportError, OSError, ValueError) as error:
         print(f'error: {error}', file=sys.stderr)
         sys.exit(2)
 

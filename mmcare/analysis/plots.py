@@ -1,6 +1,5 @@
 """Complexity as pictures: bars of a network, of the paper's tables, and the proposition's map."""
 
-import io
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +11,8 @@ from mmcare.analysis.counting import PARTS, Complexity
 from mmcare.analysis.equations import delta_limit, omega
 from mmcare.analysis.paper import Comparison
 from mmcare.analysis.proposition import network_stages
-from mmcare.analysis.report import parts_of, stages_of, write_atomically
+from mmcare.analysis.report import parts_of, stages_of
+from mmcare.output import moved_into_place
 
 PANELS = (((7,), 1), ((3, 7), 1), ((7,), 8), ((3, 7), 8))  # kernels, heads
 WIDTHS = (12, 400)  # of the map of the proposition, in channels
@@ -159,6 +159,5 @@ def new_figure(width: float, height: float) -> Any:
 
 def write_png(figure: Any, filename: Path, dpi: int = 110) -> None:
     """Write a figure, whole or not at all; a file that is there is replaced."""
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=dpi, format='png')
-    write_atomically(filename, picture.getvalue())
+    with moved_into_place(filename) as temporary:
+        figure.savefig(temporary, dpi=dpi, format='png')

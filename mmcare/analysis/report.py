@@ -1,8 +1,6 @@
 """Complexity as text to read, and as CSV to compute with."""
 
 import csv
-import io
-import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from mmcare.analysis.equations import smallest_width
 from mmcare.analysis.mixer import MixerTerms
 from mmcare.analysis.paper import Comparison
 from mmcare.analysis.proposition import StageOfNetwork
+from mmcare.output import moved_into_place
 
 Rows = list[dict[str, Any]]
 
@@ -242,19 +241,10 @@ def proposition_rows(stages: Sequence[StageOfNetwork]) -> Rows:
 
 def write_csv(rows: Rows, filename: Path) -> None:
     """Write rows of equal keys as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator='\n')
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(filename, text.getvalue().encode())
-
-
-def write_atomically(filename: Path, content: bytes) -> None:
-    """Write a file under a temporary name and move it into place; make its folder first."""
-    filename.parent.mkdir(parents=True, exist_ok=True)
-    temporary = filename.with_name(f'.{filename.name}.{os.getpid()}.tmp')
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, filename)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (
+        moved_into_place(filename) as temporary,
+        temporary.open('w', newline='', encoding='utf-8') as file,
+    ):
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator='\n')
+        writer.writeheader()
+        writer.writerows(rows)

@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+from mmcare.output import check_writable
+
 # An initialisation that keeps the scale of signals, for training from scratch within minutes.
 QUICK_START = [
     dict(type='Kaiming', layer=['Conv2d'], mode='fan_in', distribution='normal'),
@@ -15,7 +17,9 @@ def empty_data_dir(work_dir: Path) -> Path:
 
     Raises:
         FileExistsError: If there is a folder of that name which no demo has made.
+        NotADirectoryError, PermissionError: If ``work_dir`` cannot be written.
     """
+    check_writable(work_dir)
     data_dir = work_dir / 'sample_data'
     if data_dir.exists():
         if not (data_dir / 'preview.png').is_file():

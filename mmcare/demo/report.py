@@ -1,17 +1,16 @@
 """What a demo leaves for a person to look at: curves, pictures and a table."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import cv2
-import matplotlib
 import numpy as np
 
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
+from mmcare.analysis.plots import new_figure, write_png
+from mmcare.output import moved_into_place
+from mmcare.sample_data.output import write_image
 
 
 def read_scalars(log_dir: Path) -> list[dict[str, Any]]:
@@ -34,7 +33,8 @@ def plot_curves(
         metrics: Label of each metric by the name it is logged under.
         filename: PNG to write.
     """
-    figure, (upper, lower) = plt.subplots(2, 1, figsize=(8, 8))
+    figure = new_figure(8, 8)
+    upper, lower = figure.subplots(2, 1)
     training = [row for row in scalars if losses[0] in row]
     for index, name in enumerate(losses):
         upper.plot(
@@ -55,11 +55,7 @@ def plot_curves(
         )
     lower.set(xlabel='validation after epoch or iteration', ylim=(0, 1))
     lower.legend()
-    figure.tight_layout()
-    temporary = filename.with_name(f'.{filename.name}')
-    figure.savefig(temporary, dpi=100, format='png')
-    plt.close(figure)
-    os.replace(temporary, filename)
+    write_png(figure, filename, dpi=100)
 
 
 def write_grid(pictures: Sequence[np.ndarray], columns: int, filename: Path) -> None:
@@ -80,16 +76,11 @@ def write_grid(pictures: Sequence[np.ndarray], columns: int, filename: Path) -> 
     ]
     padded += [np.full_like(padded[0], 255)] * (-len(padded) % columns)
     rows = [np.hstack(padded[start : start + columns]) for start in range(0, len(padded), columns)]
-    write_bytes(filename, cv2.imencode('.png', np.vstack(rows))[1].tobytes())
-
-
-def write_bytes(filename: Path, content: bytes) -> None:
-    """Write a file under a temporary name and move it into place."""
-    temporary = filename.with_name(f'.{filename.name}')
-    temporary.write_bytes(content)
-    os.replace(temporary, filename)
+    with moved_into_place(filename) as temporary:
+        write_image(temporary, np.vstack(rows))
 
 
 def write_results(results: dict[str, Any], filename: Path) -> None:
     """Write figures as JSON."""
-    write_bytes(filename, (json.dumps(results, indent=2) + '\n').encode())
+    with moved_into_place(filename) as temporary:
+        temporary.write_text(json.dumps(results, indent=2) + '\n', encoding='utf-8')

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from mmcare.deploy.output import check_writable, moved_into_place
 from mmcare.deploy.parts import Graph, attach, fix_pools, fold_behind
 from mmcare.deploy.source import Source
 from mmcare.deploy.stage_maps import StageMaps
@@ -30,6 +29,7 @@ from mmcare.deploy.to_coreml import (
     save_coreml,
 )
 from mmcare.deploy.to_onnx import LARGEST_SIDE, check_onnx, export_onnx, onnx_runner
+from mmcare.output import check_writable, moved_into_place
 from mmcare.version import __version__
 
 FORMATS = ('coreml', 'onnx')

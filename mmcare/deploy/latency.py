@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
+from mmcare.analysis.plots import check_matplotlib
 from mmcare.analysis.report import write_csv
-from mmcare.deploy.latency_models import EXTRA, PURPOSE, STRIDES, build_four_maps, check_timm
+from mmcare.deploy.latency_models import STRIDES, build_four_maps, check_timm
 from mmcare.deploy.latency_peers import Contender, arch_keys, choose_contenders
 from mmcare.deploy.latency_plots import plot_accuracy, plot_growth
 from mmcare.deploy.latency_recording import (
@@ -32,9 +33,8 @@ from mmcare.deploy.latency_runners import (
     torch_run,
     torch_threads,
 )
-from mmcare.deploy.output import check_writable, moved_into_place
-from mmcare.deploy.requirements import require
 from mmcare.deploy.to_onnx import LARGEST_SIDE
+from mmcare.output import check_writable, moved_into_place
 from mmcare.sample_data.output import count_with_progress
 
 BACKENDS = ('onnxruntime', 'torch')
@@ -279,9 +279,4 @@ def check_settings(settings: Settings) -> None:
     check_timm(contenders)
     if 'onnxruntime' in settings.backends:
         check_onnxruntime()
-    check_plots()
-
-
-def check_plots() -> None:
-    """Raise an ImportError that says what installs matplotlib, unless it is there."""
-    require('matplotlib', PURPOSE, EXTRA)
+    check_matplotlib()

@@ -1,11 +1,12 @@
 """Pictures of a recording: latency against accuracy, and against the size of the images."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mmcare.deploy.latency_models import EXTRA, PURPOSE
+from mmcare.analysis.plots import new_figure, write_png
 from mmcare.deploy.latency_peers import read_contenders
 from mmcare.deploy.latency_recording import Recording
 from mmcare.deploy.latency_report import (
@@ -14,8 +15,6 @@ from mmcare.deploy.latency_report import (
     latency_rows,
     pareto_line,
 )
-from mmcare.deploy.output import moved_into_place
-from mmcare.deploy.requirements import require
 
 COLORS = dict(s0='C0', s1='C1', s2='C2')  # by class
 
@@ -23,7 +22,7 @@ COLORS = dict(s0='C0', s1='C1', s2='C2')  # by class
 def plot_accuracy(recording: Recording, backend: str, path: Path) -> None:
     """Published accuracy over measured latency, with quartiles and the Pareto line."""
     rows = [row for row in latency_rows(recording) if row['backend'] == backend]
-    figure = _new_figure(10, 8)
+    figure = new_figure(10, 8)
     axes = figure.subplots()
     times = {row['key']: row['milliseconds'] for row in rows}
     line = pareto_line(times)
@@ -74,12 +73,12 @@ def plot_accuracy(recording: Recording, backend: str, path: Path) -> None:
     )
     axes.grid(alpha=0.3, which='both')
     figure.legend(loc='outside lower center', ncols=len(COLORS) + 1, fontsize=8, frameon=False)
-    _write_png(figure, path)
+    write_png(figure, path)
 
 
 def plot_growth(recording: Recording, path: Path) -> None:
     """Latency over the side of square images, with the exponent of the growth."""
-    figure = _new_figure(8, 6)
+    figure = new_figure(8, 6)
     axes = figure.subplots()
     for key, one in growth_of(recording).items():
         axes.plot(
@@ -102,7 +101,7 @@ def plot_growth(recording: Recording, path: Path) -> None:
     )
     axes.grid(alpha=0.3)
     axes.legend(title='latency ~ side^p; p = 2: linear in pixels', fontsize=9)
-    _write_png(figure, path)
+    write_png(figure, path)
 
 
 def _conditions(recording: Recording, backend: str) -> str:
@@ -114,18 +113,7 @@ def _conditions(recording: Recording, backend: str) -> str:
 
 def _plain_ticks(axis: Any) -> None:
     """Write 50, 100, 200, 500 on a logarithmic axis, not powers of ten."""
-    ticker = require('matplotlib.ticker', PURPOSE, EXTRA)
+    ticker = import_module('matplotlib.ticker')
     axis.set_major_locator(ticker.LogLocator(base=10, subs=(1, 2, 5)))
     axis.set_major_formatter(ticker.FormatStrFormatter('%g'))
     axis.set_minor_formatter(ticker.NullFormatter())
-
-
-def _new_figure(width: float, height: float) -> Any:
-    """A figure of so many inches, without pyplot and its global state."""
-    figure = require('matplotlib.figure', PURPOSE, EXTRA)
-    return figure.Figure(figsize=(width, height), layout='constrained')
-
-
-def _write_png(figure: Any, path: Path) -> None:
-    with moved_into_place(path) as temporary:
-        figure.savefig(temporary, dpi=110, format='png')

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mmcare.deploy.latency_peers import read_contenders
-from mmcare.deploy.output import moved_into_place
+from mmcare.output import moved_into_place
 from mmcare.version import __version__
 
 FORMAT = 1

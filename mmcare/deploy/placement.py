@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from mmcare.analysis.plots import check_matplotlib
-from mmcare.deploy.output import check_writable, moved_into_place
 from mmcare.deploy.placement_picture import draw_placement
 from mmcare.deploy.placement_plan import (
     COMPUTE_UNITS,
@@ -20,6 +19,7 @@ from mmcare.deploy.placement_plan import (
 from mmcare.deploy.placement_program import Program, load_program
 from mmcare.deploy.placement_report import format_report, make_report
 from mmcare.deploy.placement_rules import judge
+from mmcare.output import check_writable, moved_into_place
 
 
 def report_placement(

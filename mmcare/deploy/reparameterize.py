@@ -13,9 +13,9 @@ from torch import nn
 
 from mmcare.checkpoint import CheckpointError, load_weights, write_checkpoint
 from mmcare.config import building_from, read_config
-from mmcare.deploy.output import check_writable
 from mmcare.models import CARE
 from mmcare.models.layers import Foldable
+from mmcare.output import check_writable_file
 from mmcare.version import __version__
 
 TOLERANCE = 1e-4  # of each map's largest magnitude
@@ -65,9 +65,9 @@ def reparameterize_checkpoint(
         CheckpointError: If the checkpoint cannot be read, is folded already, does not fill the
             model, or folding changes what it computes.
         ValueError: If the config has no model, or the model nothing to fold.
-        PermissionError, NotADirectoryError: If the destination cannot be written.
+        IsADirectoryError, NotADirectoryError, PermissionError: If nothing can be written there.
     """
-    check_writable(Path(destination).parent)
+    check_writable_file(Path(destination))
     cfg = read_config(config)
     source = load_weights(checkpoint)
     state = source.get('state_dict', source)

@@ -3,7 +3,8 @@
 from importlib import import_module
 from types import ModuleType
 
-INSTALL = 'pip install "mmcare[{0}]", or in a clone: pip install -e ".[{0}]"'
+# From a clone, since mmcare is not on the package index yet.
+INSTALL = 'it comes with the extra mmcare[{0}]; in a clone: pip install -e ".[{0}]"'
 
 
 def require(name: str, purpose: str, extra: str = 'export') -> ModuleType:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmcare.deploy.output import moved_into_place
 from mmcare.deploy.parts import Behind, Graph, attach
 from mmcare.deploy.requirements import require
 from mmcare.deploy.stage_maps import (
@@ -21,6 +20,7 @@ from mmcare.deploy.stage_maps import (
 )
 from mmcare.deploy.to_onnx import compare, extreme_images
 from mmcare.models import CARE
+from mmcare.output import moved_into_place
 
 PRECISIONS = ('float16', 'float32')
 TARGETS = ('iOS16', 'iOS17', 'iOS18')

@@ -10,6 +10,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from mmcare.output import check_writable
+
 
 def check_at_least(name: str, value: int, minimum: int) -> None:
     """Check an integer argument.
@@ -44,6 +46,7 @@ def new_directory(directory: str | Path) -> Iterator[Path]:
 
     Raises:
         FileExistsError: If ``directory`` is a file or holds anything.
+        NotADirectoryError, PermissionError: If it cannot be written where it is to be.
     """
     directory = Path(directory).resolve()
     if directory.is_dir():
@@ -53,6 +56,7 @@ def new_directory(directory: str | Path) -> Iterator[Path]:
             )
     elif directory.exists():
         raise FileExistsError(f'{directory} is a file: give a directory')
+    check_writable(directory.parent)
     temporary = directory.with_name(f'.{directory.name}.{os.getpid()}')
     temporary.mkdir(parents=True)
     try:

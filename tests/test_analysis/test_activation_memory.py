@@ -90,7 +90,7 @@ def test_the_tool(tmp_path, monkeypatch, capsys):
         (['--shape', 32, 32], 'map of one position'),
         (['--shape', 16, 64], 'at least 32'),
         (['--precision', 'float8'], 'invalid choice'),
-        (['--out-dir', TOOL], 'is a file'),
+        (['--out-dir', TOOL], 'is not a directory'),
     ],
 )
 def test_what_the_tool_refuses(monkeypatch, capsys, arguments, words):

@@ -8,6 +8,7 @@ from pathlib import Path
 import cv2
 import pytest
 
+from mmcare import output
 from mmcare.analysis import paper, report
 
 TOOL = Path(__file__).parents[2] / 'tools/complexity.py'
@@ -131,7 +132,7 @@ def test_output_directory_that_is_a_file(tmp_path, monkeypatch, capsys):
     (tmp_path / 'file').write_text('kept')
     with pytest.raises(SystemExit):
         run(monkeypatch, 's0', '--out-dir', tmp_path / 'file')
-    assert 'is a file: give a directory' in capsys.readouterr().err
+    assert 'file is not a directory: give another place' in capsys.readouterr().err
     assert (tmp_path / 'file').read_text() == 'kept'
 
 
@@ -150,7 +151,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     def fail(*paths):
         raise OSError('the disk is full')
 
-    monkeypatch.setattr(report.os, 'replace', fail)
+    monkeypatch.setattr(output.os, 'replace', fail)
     with pytest.raises(OSError, match='full'):
         report.write_csv([dict(a=1)], filename)
     assert [path.name for path in tmp_path.iterdir()] == ['table.csv']

@@ -15,10 +15,10 @@ from thin import THIN, thin_source
 from mmcare.checkpoint import CheckpointError
 from mmcare.deploy import export as export_module
 from mmcare.deploy import export_backbone, load_source, to_onnx
-from mmcare.deploy.output import moved_into_place
 from mmcare.deploy.requirements import require
 from mmcare.deploy.source import IMAGENET, Normalization
 from mmcare.deploy.stage_maps import StageMaps
+from mmcare.output import moved_into_place
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / 'tools' / 'export_backbone.py'

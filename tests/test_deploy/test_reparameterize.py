@@ -63,6 +63,7 @@ def project(tmp_path):
 
 
 def test_two_heads_become_one():
+    init_default_scope('mmpretrain')
     head = randomise(CAREClsHead(CLASSES, CHANNELS)).eval()
     folded = deepcopy(head)
     folded.switch_to_deploy()
