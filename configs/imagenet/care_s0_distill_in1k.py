@@ -1,6 +1,6 @@
 _base_ = './care_s0_in1k.py'
 
-# Hard distillation as in the released script. The teacher is timm's: requirements/distill.txt.
+# Hard distillation as in the released script. The teacher is timm's: pip install 'timm>=1.0'.
 model = dict(
     type='mmcare.DistillationClassifier',
     teacher=dict(type='TimmClassifier', model_name='regnety_160', pretrained=False),
