@@ -19,7 +19,6 @@ from mmengine.registry import root
 # Packages whose classes a config may name, besides those whose registry is imported already.
 MM_PACKAGES = {'mmengine', 'mmcv', 'mmcare', *MODULE2PACKAGE}
 SUBSTITUTED = '{{'  # MMEngine puts something else in its place before it reads the text
-NUMBERS = dict(inf=float('inf'), nan=float('nan'))
 
 
 def is_harmless_config(text: Any) -> bool:
@@ -44,7 +43,7 @@ def _assignments(module: ast.Module) -> Iterator[tuple[str, Any]]:
             raise ValueError('only assignments are plain')
         for target in statement.targets:
             # _base_ names other files, which would be run.
-            if not isinstance(target, ast.Name) or target.id in ('_base_', 'dict', *NUMBERS):
+            if not isinstance(target, ast.Name) or target.id in ('_base_', 'dict'):
                 raise ValueError('only names are plain')
             yield target.id, _value(statement.value)
 
@@ -59,9 +58,7 @@ def _value(node: ast.expr | None) -> Any:
     match node:
         case ast.Constant():
             return node.value
-        case ast.Name() if node.id in NUMBERS:
-            return NUMBERS[node.id]
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant() | ast.Name() as operand):
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant() as operand):
             return -_value(operand)
         case ast.List():
             return [_value(item) for item in node.elts]

@@ -166,7 +166,7 @@ def test_values_that_are_no_weights(tmp_path, state, value, words):
         load_checkpoint(CARE(TINY), save(dict(state_dict=state), tmp_path))
 
 
-PLAIN = "model = dict(type='A', sizes=[(1, 2)], bound=-inf, options={'a': None})\ngpu_ids = [0]\n"
+PLAIN = "model = dict(type='A', sizes=[(1, 2)], bound=-1e9, options={'a': None})\ngpu_ids = [0]\n"
 
 
 @pytest.mark.parametrize('place', ['config', 'cfg'])

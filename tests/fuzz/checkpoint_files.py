@@ -367,7 +367,7 @@ def make_config_code(sources: Sources) -> Callable[[Path, random.Random], Made]:
         '',
         CONFIG,
         "default_scope = 'mmdet'\ngpu_ids = [0]\n",
-        'a = dict(sizes=[(1, 2)], bound=-inf)\n',
+        'a = dict(sizes=[(1, 2)], bound=-1e9)\n',
     )
 
     def make(folder: Path, rng: random.Random) -> Made:
