@@ -11,14 +11,17 @@ of finite weights, see :func:`prepare_backbone_state`.
 import hashlib
 import logging
 import os
+import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlparse
 
 import torch
+from mmengine.dist import barrier, is_main_process
 from mmengine.logging import print_log
 from mmengine.registry import WEIGHT_INITIALIZERS
 from mmengine.runner import CheckpointLoader
@@ -26,7 +29,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mmcare.embedded_config import is_harmless_config
 from mmcare.unpickling import unpickle
 from mmcare.version import __version__
 
@@ -38,6 +40,8 @@ StateDict = dict[str, Tensor]
 ZIP_MAGIC = b'PK\x03\x04'
 # In the metadata of .safetensors: over tensors and metadata; over tensors alone (mmcare 0.1).
 CHECKSUM, TENSORS_CHECKSUM = 'mmcare_checksum', 'mmcare_sha256'
+
+TRUST_CONFIGS = 'MMCARE_TRUST_CONFIGS'  # environment variable
 
 # Parts of a key in the published files, and ours. Each key holds at most two of them.
 PUBLISHED_NAMES = (
@@ -101,8 +105,8 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> d
     what MM and timm training checkpoints hold is allowed: numpy arrays and scalars,
     ``argparse.Namespace`` and mmengine's log buffers. Checksums of the zip container, which
     ``torch.load`` ignores, are verified; files from before PyTorch 1.6 have none, which is said in
-    a warning. Configs in training checkpoints, which mmengine would run as programs when a run is
-    resumed, are handed on only if they hold plain values and names of registries.
+    a warning. Configs in training checkpoints are left out, unless the environment variable
+    ``MMCARE_TRUST_CONFIGS`` is 1: mmengine would build whatever they name.
 
     Args:
         filename: ``.safetensors``, or any other ending for a file of ``torch.save``.
@@ -134,7 +138,7 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> d
         ) from error
     if not is_archive:
         _warn_unverified(path)
-    _drop_config_programs(path, checkpoint)
+    _drop_configs(path, checkpoint)
     return checkpoint
 
 
@@ -186,34 +190,49 @@ def _read_safetensors(path: Path, map_location: Any) -> dict[str, Any]:
     elif meta[TENSORS_CHECKSUM] != _digest(state, {}):
         raise CheckpointError(f'{path} is damaged: the checksum of its tensors is wrong')
     checkpoint = dict(meta=meta, state_dict=state)
-    _drop_config_programs(path, checkpoint)
+    _drop_configs(path, checkpoint)
     return checkpoint
 
 
-def _drop_config_programs(path: Path, checkpoint: Any) -> None:
-    """Drop, from training metadata, configs that could run code.
+@contextmanager
+def trusting_configs() -> Iterator[None]:
+    """Keep the configs in checkpoints of one's own that are read in the block."""
+    before = os.environ.get(TRUST_CONFIGS)
+    os.environ[TRUST_CONFIGS] = '1'
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[TRUST_CONFIGS]
+        else:
+            os.environ[TRUST_CONFIGS] = before
 
-    mmengine runs ``meta.config`` (which it does not write itself) when a run is resumed, and the
-    other two when an inferencer is made from a checkpoint alone.
+
+def _drop_configs(path: Path, checkpoint: Any) -> None:
+    """Drop configs from training metadata, which say what is built, and with which arguments.
+
+    mmengine runs ``meta.config`` (which it does not write itself) as a program when a run is
+    resumed, and the other two when an inferencer is made of a checkpoint alone. A config of plain
+    values reaches as far: any function of Python goes by ``type='os.system'``, and classes of the
+    toolboxes evaluate text that they are given.
     """
     if not isinstance(checkpoint, dict):
         return
-    hub = checkpoint.get('message_hub')
+    meta, hub = checkpoint.get('meta'), checkpoint.get('message_hub')
     runtime = hub.get('runtime_info') if isinstance(hub, dict) else None
-    for place, values, key in (
-        ('meta.config', checkpoint.get('meta'), 'config'),
-        ('meta.cfg', checkpoint.get('meta'), 'cfg'),
-        ('message_hub.runtime_info.cfg', runtime, 'cfg'),
-    ):
-        if isinstance(values, dict) and key in values and not is_harmless_config(values[key]):
-            del values[key]
-            print_log(
-                f'{path}: {place} is left out; it is more than a config of plain values and names '
-                'of registries, and MMEngine would run it as a program. Give an inferencer the '
-                'config file as well',
-                logger='current',
-                level=logging.WARNING,
-            )
+    if isinstance(meta, dict):
+        meta.pop('config', None)
+    trusted = os.environ.get(TRUST_CONFIGS) == '1'
+    found = [part for part in (meta, runtime) if isinstance(part, dict) and 'cfg' in part]
+    if trusted or not found:
+        return
+    for part in found:
+        del part['cfg']
+    print_log(
+        f'{path}: the config in it is left out, since an inferencer would build whatever it names; '
+        f'give the inferencer a config file, or set {TRUST_CONFIGS}=1 if the checkpoint is yours',
+        logger='current',
+    )
 
 
 def _digest(state: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
@@ -349,6 +368,33 @@ def load_from_local_checked(filename: str, map_location: Any = None) -> dict[str
         checkpoint['state_dict'] = _with_metadata(checkpoint['state_dict'], filename)
         return checkpoint
     return _with_metadata(checkpoint, filename)
+
+
+@CheckpointLoader.register_scheme(prefixes=('http://', 'https://'), force=True)
+def load_from_http_checked(
+    filename: str, map_location: Any = None, model_dir: str | None = None
+) -> dict[str, Any]:
+    """Download a checkpoint for mmengine, unless it was before, and load it as a local one.
+
+    mmengine's own loader runs what code the file brings. Rank 0 downloads, the others wait.
+
+    Args:
+        filename: The address.
+        map_location: As in ``torch.load``.
+        model_dir: Folder to keep the file in, by default that of ``torch.hub``.
+
+    Raises:
+        OSError: If it cannot be downloaded.
+        CheckpointError: As by :func:`load_from_local_checked`.
+    """
+    folder = Path(model_dir or Path(torch.hub.get_dir(), 'checkpoints'))
+    file = folder / Path(urlparse(filename).path).name
+    if is_main_process() and not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        print_log(f'Downloading {filename} to {file}', logger='current')
+        torch.hub.download_url_to_file(filename, str(file), progress=sys.stderr.isatty())
+    barrier()
+    return load_from_local_checked(str(file), map_location)
 
 
 def load_weights(filename: str | os.PathLike) -> dict[str, Any]:

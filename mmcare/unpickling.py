@@ -10,8 +10,10 @@ objects are made of it when the whole file has been read.
 """
 
 import argparse
+import math
 import pickle
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 
 # Kind and size in bytes (characters for text) of numbers, truth values and text.
 PLAIN_DTYPE = re.compile(r'[biufc][1-9][0-9]?|[SU][0-9]{1,6}')
+MOST_EMPTY = 1 << 20  # texts without characters in an array, which take no memory
 BYTE_ORDERS = ('<', '>', '|', '=')
 
 
@@ -37,15 +40,19 @@ def unpickle(path: Path, map_location: Any) -> Any:
     Raises:
         UnpicklingError: If it holds what is not allowed; a damaged file can raise anything.
     """
-    with _allowed_globals():
+    with _LOCK, _allowed_globals() as others:
         checkpoint = torch.load(path, map_location=map_location, weights_only=True)
-    _settle(checkpoint)
+    _settle(checkpoint, others)
     return checkpoint
 
 
 @contextmanager
-def _allowed_globals() -> Iterator[None]:
-    """Let ``torch.load(..., weights_only=True)`` read what MM and timm training files hold."""
+def _allowed_globals() -> Iterator[bool]:
+    """Let ``torch.load(..., weights_only=True)`` read what MM and timm training files hold.
+
+    Yields:
+        Whether something else is allowed too, by the program that reads.
+    """
     stand_ins: list[Any] = [
         (_method_name, 'builtins.getattr'),
         (_no_bytes, 'builtins.bytes'),
@@ -59,15 +66,19 @@ def _allowed_globals() -> Iterator[None]:
             for package in ('numpy.core', 'numpy._core')
         ),
     ]
-    # What the program itself has allowed stays so, but for what has a stand-in.
+    # What the program itself has allowed stays so, but for what has a stand-in. PyTorch adds its
+    # classes for distributed tensors by itself, of which some open connections.
     allowed = torch.serialization.get_safe_globals()
     names = {name for _, name in stand_ins}
+    others = [
+        each
+        for each in allowed
+        if _full_name(each) not in names and not _full_name(each).startswith('torch.')
+    ]
     torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals(
-        [*stand_ins, *(each for each in allowed if _full_name(each) not in names)]
-    )
+    torch.serialization.add_safe_globals([*stand_ins, *others])
     try:
-        yield
+        yield bool(others)
     finally:
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(allowed)
@@ -80,11 +91,15 @@ def _full_name(allowed: Any) -> str:
     return f'{allowed.__module__}.{allowed.__qualname__}'
 
 
-def _settle(checkpoint: Any) -> None:
+def _settle(checkpoint: Any, others: bool) -> None:
     """Make what stand-ins have kept, and drop attributes, which could hide methods of their owner.
 
+    Args:
+        checkpoint: As it was read.
+        others: Whether there may be objects of other classes than those known here.
+
     Raises:
-        UnpicklingError: If a stand-in stands where it cannot become a value.
+        UnpicklingError: If there are others and there must not be.
     """
     todo, seen = [checkpoint], set()
     while todo:
@@ -104,9 +119,19 @@ def _settle(checkpoint: Any) -> None:
         elif isinstance(value, argparse.Namespace):
             todo += vars(value).values()
         elif type(value) in (Tensor, nn.Parameter):
-            vars(value).clear()
-        elif isinstance(value, _Dtype) or any(value is each for each in _STAND_INS):
-            raise pickle.UnpicklingError(f'{value!r} is no value of a checkpoint')
+            _bare(value)
+        elif type(value) in _LEAVES or isinstance(value, np.generic | HistoryBuffer):
+            pass
+        elif not others or isinstance(value, _Dtype) or any(value is each for each in _STAND_INS):
+            raise pickle.UnpicklingError(f'{type(value).__name__} is no value of a checkpoint')
+
+
+def _bare(tensor: Tensor) -> None:
+    """Leave of a tensor its values, not what would be called when it is used."""
+    vars(tensor).clear()
+    tensor.grad = None
+    if tensor._backward_hooks:
+        tensor._backward_hooks = None
 
 
 class _Kept:
@@ -115,9 +140,17 @@ class _Kept:
     __hash__ = None  # type: ignore[assignment]
 
     def __setstate__(self, state: Any) -> None:
-        if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-            raise pickle.UnpicklingError(f'{state!r} is no state of {self!r}')
         self.state = state
+
+    def take(self) -> dict[str, Any]:
+        """Hand out what was kept, and forget it; an object without attributes has no state."""
+        state = vars(self).pop('state', {})
+        if not isinstance(state, dict):
+            raise pickle.UnpicklingError(f'a {type(state).__name__} is no state of an object')
+        attributes = dict(dict.items(state))
+        if not all(isinstance(name, str) for name in attributes):
+            raise pickle.UnpicklingError('an object has an attribute without a name')
+        return attributes
 
     def settle(self) -> None:
         """Become the object."""
@@ -128,7 +161,7 @@ class _Namespace(_Kept):
     """Stand in for ``argparse.Namespace``."""
 
     def settle(self) -> None:
-        attributes = vars(self).pop('state', {})  # an empty one has no state
+        attributes = self.take()
         self.__class__ = argparse.Namespace  # type: ignore[assignment]
         vars(self).update(attributes)
 
@@ -137,7 +170,7 @@ class _HistoryBuffer(_Kept):
     """Stand in for mmengine's ``HistoryBuffer``, whose own state changes the class."""
 
     def settle(self) -> None:
-        state = vars(self).pop('state', {})
+        state: Any = self.take()
         log, counts = state.get('_log_history'), state.get('_count_history')
         length = state.get('max_length')
         if type(length) is not int or not all(
@@ -157,7 +190,7 @@ def _method_name(owner: Any, name: Any) -> str:
     ``getattr(HistoryBuffer, 'mean')``; a buffer that is read has those of its class.
     """
     if owner is not _HistoryBuffer or name not in ('min', 'max', 'current', 'mean'):
-        raise pickle.UnpicklingError(f'attribute {name!r} of {owner!r} is not allowed')
+        raise pickle.UnpicklingError(f'an attribute of a {type(owner).__name__} is not allowed')
     return name
 
 
@@ -171,7 +204,7 @@ class _Dtype:
 
     def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
         if not isinstance(code, str) or not PLAIN_DTYPE.fullmatch(code):
-            raise pickle.UnpicklingError(f'numpy values of type {code!r} are not allowed')
+            raise pickle.UnpicklingError('numpy values other than numbers and text are not allowed')
         self.plain = np.dtype(code)
 
     def __setstate__(self, state: tuple) -> None:
@@ -200,7 +233,9 @@ class _Array(np.ndarray):
         if not isinstance(dtype, _Dtype) or not isinstance(data, bytes):
             raise pickle.UnpicklingError('numpy arrays of objects are not allowed')
         if not all(isinstance(size, int) and size >= 0 for size in shape):
-            raise pickle.UnpicklingError(f'a numpy array cannot have the shape {shape!r}')
+            raise pickle.UnpicklingError('a numpy array has a shape of integers')
+        if not dtype.plain.itemsize and math.prod(shape) > MOST_EMPTY:
+            raise pickle.UnpicklingError(f'more than {MOST_EMPTY} empty texts in a numpy array')
         plain: Any = (1, tuple(shape), dtype.plain, bool(is_fortran), data)
         super().__setstate__(plain)
 
@@ -211,7 +246,7 @@ class _Array(np.ndarray):
 def _reconstruct(subtype: type, shape: Any, code: Any) -> np.ndarray:
     """Stand in for numpy's function: an empty array, which its state fills."""
     if subtype is not _Array:
-        raise pickle.UnpicklingError(f'{subtype!r} is no numpy array')
+        raise pickle.UnpicklingError('only numpy.ndarray is a numpy array')
     return np.empty(0, np.uint8).view(_Array)
 
 
@@ -224,6 +259,7 @@ def _scalar(dtype: _Dtype, data: bytes = b'') -> Any:
     return np.frombuffer(data, dtype.plain)[0] if data else dtype.plain.type()
 
 
+_LOCK = threading.RLock()  # what torch.load allows holds for all threads
 _STAND_INS = (
     _method_name,
     _no_bytes,
@@ -234,3 +270,7 @@ _STAND_INS = (
     _reconstruct,
     _scalar,
 )
+_LEAVES = {
+    *(type(None), bool, int, float, complex, str, bytes, bytearray, _Array),
+    *(torch.dtype, torch.device, torch.layout, torch.qscheme),
+}

@@ -1,10 +1,15 @@
 """What the fuzz run found in checkpoints, each by itself."""
 
 import copy
+import os
 import pickle
 from argparse import Namespace
 from collections import Counter, OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -14,6 +19,7 @@ from fuzz.models import TINY
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader, load_checkpoint
 from torch import nn
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from mmcare import unpickling
 from mmcare.checkpoint import (
@@ -22,6 +28,7 @@ from mmcare.checkpoint import (
     load_from_local_checked,
     read_checkpoint,
     to_published,
+    trusting_configs,
     write_checkpoint,
 )
 from mmcare.models import CARE
@@ -99,6 +106,41 @@ def test_what_could_reach_further_is_refused(tmp_path, name):
     assert torch.Tensor.copy_ is copy_
 
 
+def test_state_that_hides_its_items(tmp_path):
+    """An OrderedDict as the state of an object, whose `keys` are the file's."""
+    state = Call(OrderedDict, (), dict(keys=set, get=torch.Size), None, iter([('lr', 0.1)]))
+    file = save(dict(args=Call(Namespace, (), state)), tmp_path)
+    assert read_checkpoint(file)['args'] == Namespace(lr=0.1)
+
+
+@pytest.mark.parametrize('kind', ['storage', 'tensor class', 'type'])
+def test_other_objects_are_refused(tmp_path, kind):
+    value = {
+        'storage': torch.ones(2).untyped_storage(),
+        'tensor class': DTensorSpec,  # which PyTorch allows by itself
+        'type': set,
+    }[kind]
+    with pytest.raises(CheckpointError, match=r'file\.pth'):
+        read_checkpoint(save(dict(a=[value]), tmp_path))
+
+
+def test_a_large_array_of_nothing(tmp_path):
+    state = 1, (1 << 58,), Call(np.dtype, ('S0', False, True)), False, b''
+    array = Call(np.empty(0).__reduce__()[0], (np.ndarray, (0,), b'b'), state)
+    with pytest.raises(CheckpointError, match='empty texts'):
+        read_checkpoint(save(dict(a=array), tmp_path))
+
+
+def test_readers_in_several_threads(tmp_path):
+    """What is allowed while a file is read holds for all threads."""
+    file = save(dict(args=Namespace(lr=0.1), value=np.float64(1)), tmp_path)
+    allowed = set(torch.serialization.get_safe_globals())
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(read_checkpoint, [file] * 16))
+    assert all(one == dict(args=Namespace(lr=0.1), value=1.0) for one in found)
+    assert set(torch.serialization.get_safe_globals()) == allowed
+
+
 def test_an_array_is_filled_once():
     """A tensor may share its memory, which a second filling would give back."""
     array = unpickling._reconstruct(unpickling._Array, (0,), b'b')
@@ -116,10 +158,11 @@ def test_attributes_are_dropped_everywhere(tmp_path):
     hub.get = Counter
     tensor = torch.ones(2)
     tensor.isfinite = Counter
+    tensor._backward_hooks = OrderedDict({0: Counter})
     loaded = read_checkpoint(save(dict(message_hub=hub, deep=[(hub, {'a': tensor})]), tmp_path))
     assert loaded['message_hub'] == dict(runtime_info={}, log_scalars={})
     found, tensors = loaded['deep'][0]
-    assert not vars(found) and not vars(tensors['a'])
+    assert not vars(found) and not vars(tensors['a']) and not tensors['a']._backward_hooks
 
 
 def test_what_the_program_allows_is_kept(tmp_path):
@@ -166,28 +209,52 @@ def test_values_that_are_no_weights(tmp_path, state, value, words):
         load_checkpoint(CARE(TINY), save(dict(state_dict=state), tmp_path))
 
 
-PLAIN = "model = dict(type='A', sizes=[(1, 2)], bound=-1e9, options={'a': None})\ngpu_ids = [0]\n"
+@pytest.mark.parametrize('trusted', [False, True])
+def test_configs_are_left_out(tmp_path, monkeypatch, messages, trusted):
+    """An inferencer would build what they name, `type='os.system'` as well."""
+    monkeypatch.setenv('MMCARE_TRUST_CONFIGS', str(int(trusted)))
+    config = "model = dict(type='os.system', command='touch executed')"
+    file = save(
+        dict(
+            state_dict={},
+            meta=dict(config=config, cfg=config, epoch=1),
+            message_hub=dict(runtime_info=dict(cfg=config, iter=2)),
+        ),
+        tmp_path,
+    )
+    checkpoint = read_checkpoint(file)
+    kept = dict(cfg=config) if trusted else {}
+    assert checkpoint['meta'] == dict(kept, epoch=1)  # config is of MMCV 1.x, and would be run
+    assert checkpoint['message_hub']['runtime_info'] == dict(kept, iter=2)
+    told = [text for text in messages if 'file.pth: the config in it is left out' in text]
+    assert len(told) == (not trusted)
+    with trusting_configs():
+        assert read_checkpoint(file)['meta']['cfg'] == config
+    assert os.environ['MMCARE_TRUST_CONFIGS'] == str(int(trusted))
 
 
-@pytest.mark.parametrize('place', ['config', 'cfg'])
-@pytest.mark.parametrize(
-    'program',
-    [
-        'import os',
-        "a = open('executed', 'w')",
-        "_base_ = 'other.py'",
-        'a = (lambda: 0)()',
-        'a = [',
-        "a = dict(type='os.system')",
-        3,
-    ],
-)
-def test_programs_in_place_of_configs_are_dropped(tmp_path, place, program, messages):
-    file = save(dict(state_dict={}, meta={place: program, 'epoch': 1}), tmp_path)
-    assert read_checkpoint(file)['meta'] == {'epoch': 1}
-    assert f'file.pth: meta.{place} is left out' in messages[-1]
-    file = save(dict(state_dict={}, meta={place: PLAIN}), tmp_path)
-    assert read_checkpoint(file)['meta'] == {place: PLAIN}
+def test_downloads_are_read_as_local_files(tmp_path, monkeypatch, state):
+    """MMEngine's own loader for addresses runs what code a file brings."""
+    served, kept = tmp_path / 'served', tmp_path / 'kept'
+    served.mkdir()
+    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(kept))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(served))
+    monkeypatch.setattr(SimpleHTTPRequestHandler, 'log_message', lambda *_: None)
+    with ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f'http://127.0.0.1:{server.server_port}'
+        save(dict(state_dict=state), served)
+        backbone = CARE(TINY)
+        load_checkpoint(backbone, f'{address}/file.pth?download=1')
+        assert torch.equal(backbone.stem.conv.weight, state['stem.conv.weight'])
+        (served / 'file.pth').unlink()  # it is downloaded once
+        load_checkpoint(CARE(TINY), f'{address}/file.pth')
+        torch.save(payloads()['os.system'], served / 'code.pth')
+        with pytest.raises(CheckpointError, match=r'code\.pth'):
+            CheckpointLoader.load_checkpoint(f'{address}/code.pth')
+        with pytest.raises(OSError, match='404'):
+            CheckpointLoader.load_checkpoint(f'{address}/missing.pth')
+        server.shutdown()
 
 
 def test_metadata_cannot_change_how_weights_are_loaded(tmp_path, state):

@@ -50,12 +50,14 @@ def check_training_state(checkpoint: Mapping[str, Any], schedulers: Any) -> None
             _fail(file, f'meta.{number} is {checkpoint["meta"][number]}')
     optimizer = checkpoint['optimizer']
     # Several optimizers have their states by name, and single numbers beside.
-    several = {} if optimizer.keys() & OPTIMIZER_KEYS.keys() else optimizer
+    several = [
+        name
+        for name, state in optimizer.items()
+        if isinstance(state, dict) and not optimizer.keys() & OPTIMIZER_KEYS.keys()
+    ]
     for name in several or ('',):
         place = ('optimizer', name) if name else ('optimizer',)
         state = optimizer[name] if name else optimizer
-        if name and not isinstance(state, dict):
-            continue
         for key, kind in OPTIMIZER_KEYS.items():
             _check_type(file, checkpoint, (*place, key), kind)
         _check_optimizer(file, state, checkpoint['meta']['iter'])

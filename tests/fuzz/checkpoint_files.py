@@ -363,12 +363,7 @@ def make_config_code(sources: Sources) -> Callable[[Path, random.Random], Made]:
         None,
         ['list'],
     )
-    harmless = (
-        '',
-        CONFIG,
-        "default_scope = 'mmdet'\ngpu_ids = [0]\n",
-        'a = dict(sizes=[(1, 2)], bound=-1e9)\n',
-    )
+    harmless = CONFIG, "default_scope = 'mmdet'\ngpu_ids = [0]\n"
 
     def make(folder: Path, rng: random.Random) -> Made:
         checkpoint = torch.load(sources.trained, weights_only=False)
@@ -388,11 +383,8 @@ def make_config_code(sources: Sources) -> Callable[[Path, random.Random], Made]:
         (folder / 'other.py').write_text(CODE)
         file = folder / 'crafted.pth'
         torch.save(checkpoint, file)
-        reference = sources.trained
-        if entry == 'inferencer':
-            reference = folder / 'reference.pth'
-            checkpoint['message_hub'] = dict(runtime_info=dict(cfg=CONFIG))
-            torch.save(checkpoint, reference)
+        # No config is handed on: a run resumes without it, an inferencer is refused.
+        reference = sources.trained if entry == 'resume' else None
         words = file.name, 'Cannot find the config in the checkpoint'
         return Made(
             file, f'{place} = {program!r}{hidden * ", hidden"}'[-200:], reference, words, (entry,)

@@ -347,6 +347,7 @@ def test_published_keys(work_dir, trained, killed_before_publishing):
         content = torch.load(work_dir / name, weights_only=False)
         assert set(content) == {'meta', 'state_dict'}
         assert str(work_dir) not in str(content['state_dict']._metadata)
+        assert 'cfg' in content['meta']
 
 
 @pytest.mark.parametrize('name', shipped_configs())

@@ -70,6 +70,7 @@ NOT_FINITE = {0: dict(step=torch.tensor(2.0), exp_avg=torch.full((1, 4), float('
     [
         (['optimizer'], None, 'optimizer is a NoneType'),
         (['optimizer'], 'gone', 'optimizer is missing'),
+        (['optimizer'], {'a': 1}, r'optimizer\.state is missing'),
         (['optimizer', 'state'], {}, r'optimizer\.state is empty, after 2 iterations'),
         (['optimizer', 'state'], {99: {}}, 'the entry 99, which is no parameter'),
         (['optimizer', 'state'], NOT_FINITE, 'parameter 0: exp_avg is not finite'),

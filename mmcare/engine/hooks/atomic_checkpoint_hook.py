@@ -12,7 +12,7 @@ from mmengine.logging import print_log
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
-from mmcare.checkpoint import CheckpointError
+from mmcare.checkpoint import CheckpointError, trusting_configs
 from mmcare.engine.atomic_files import AtomicLocalBackend, atomic_local_files, remove_unfinished
 from mmcare.engine.resume_search import find_whole_checkpoint, name_pattern
 from mmcare.registry import HOOKS
@@ -207,7 +207,7 @@ class AtomicCheckpointHook(CheckpointHook):
 
     def _publish_model(self, runner: Any, ckpt_path: str) -> None:
         """Publish as mmengine does."""
-        with atomic_local_files():
+        with atomic_local_files(), trusting_configs():
             super()._publish_model(runner, ckpt_path)
 
     def _remove_outdated(self) -> None:
