@@ -14,6 +14,7 @@ import torch
 from fuzz.checkpoint_files import COMMAND, Call
 from fuzz.harness import BAD, Kind, Made, run_case
 from fuzz.kinds import KINDS
+from mmengine.logging import HistoryBuffer
 
 from mmcare.checkpoint import CheckpointError, read_checkpoint
 
@@ -68,6 +69,11 @@ def load_unverified(file):
     return torch.load(file, weights_only=True)
 
 
+def change_a_class(file):
+    HistoryBuffer._statistics_methods['mean'] = HistoryBuffer.max
+    return load_unverified(file)
+
+
 def fail_in_the_depths(file):
     raise KeyError(str(file))
 
@@ -93,6 +99,7 @@ def judge(made, read, found):
     ('outcome', 'entry', 'make'),
     [
         ('executed', load_unsafely, code_file),
+        ('executed', change_a_class, weights_file),
         ('silent', load_unverified, lambda folder: weights_file(folder, damage=True)),
         ('unclear', fail_in_the_depths, weights_file),
         ('unclear', fail_without_a_name, weights_file),
