@@ -161,6 +161,7 @@ class _Namespace(_Kept):
     """Stand in for ``argparse.Namespace``."""
 
     def settle(self) -> None:
+        """Become a Namespace."""
         attributes = self.take()
         self.__class__ = argparse.Namespace  # type: ignore[assignment]
         vars(self).update(attributes)
@@ -170,6 +171,7 @@ class _HistoryBuffer(_Kept):
     """Stand in for mmengine's ``HistoryBuffer``, whose own state changes the class."""
 
     def settle(self) -> None:
+        """Become a HistoryBuffer of the numbers that were kept."""
         state: Any = self.take()
         log, counts = state.get('_log_history'), state.get('_count_history')
         length = state.get('max_length')
