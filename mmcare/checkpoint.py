@@ -2,10 +2,10 @@
 
 MM toolboxes load with ``strict=False`` and hand each child module only the keys under its own
 prefix, so that a file with other names loads nothing and says so in a log line at most. Importing
-mmcare closes that trap in two places. Local files go through :func:`load_from_local_checked`,
-which reads them without running code, verifies their checksums and renames published keys to
-those of an MM classifier (``backbone.*``, ``head.*``). The backbone then insists on a complete set
-of finite weights, see :func:`prepare_backbone_state`.
+mmcare closes that trap in two places. Local files and downloads go through
+:func:`load_from_local_checked`, which reads them without running code, verifies their checksums and
+renames published keys to those of an MM classifier (``backbone.*``, ``head.*``). The backbone then
+insists on a complete set of finite weights, see :func:`prepare_backbone_state`.
 """
 
 import hashlib
@@ -371,30 +371,36 @@ def load_from_local_checked(filename: str, map_location: Any = None) -> dict[str
 
 
 @CheckpointLoader.register_scheme(prefixes=('http://', 'https://'), force=True)
-def load_from_http_checked(
-    filename: str, map_location: Any = None, model_dir: str | None = None
-) -> dict[str, Any]:
+def load_from_http_checked(filename: str, map_location: Any = None) -> dict[str, Any]:
     """Download a checkpoint for mmengine, unless it was before, and load it as a local one.
 
-    mmengine's own loader runs what code the file brings. Rank 0 downloads, the others wait.
+    mmengine's own loader runs what code the file brings. Rank 0 downloads, the others wait, and
+    download only if they do not see its file, as on another machine. ``torch.hub`` says where the
+    file is kept.
 
     Args:
         filename: The address.
         map_location: As in ``torch.load``.
-        model_dir: Folder to keep the file in, by default that of ``torch.hub``.
 
     Raises:
         OSError: If it cannot be downloaded.
         CheckpointError: As by :func:`load_from_local_checked`.
     """
-    folder = Path(model_dir or Path(torch.hub.get_dir(), 'checkpoints'))
-    file = folder / Path(urlparse(filename).path).name
-    if is_main_process() and not file.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        print_log(f'Downloading {filename} to {file}', logger='current')
-        torch.hub.download_url_to_file(filename, str(file), progress=sys.stderr.isatty())
+    file = Path(torch.hub.get_dir(), 'checkpoints', Path(urlparse(filename).path).name)
+    if is_main_process():
+        _download(filename, file)
     barrier()
+    _download(filename, file)
     return load_from_local_checked(str(file), map_location)
+
+
+def _download(address: str, file: Path) -> None:
+    """Download a file, whole or not at all, unless it is there."""
+    if file.is_file():
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    print_log(f'Downloading {address} to {file}', logger='current')
+    torch.hub.download_url_to_file(address, str(file), progress=sys.stderr.isatty())
 
 
 def load_weights(filename: str | os.PathLike) -> dict[str, Any]:

@@ -252,6 +252,10 @@ def test_downloads_are_read_as_local_files(tmp_path, monkeypatch, state):
         torch.save(payloads()['os.system'], served / 'code.pth')
         with pytest.raises(CheckpointError, match=r'code\.pth'):
             CheckpointLoader.load_checkpoint(f'{address}/code.pth')
+        with monkeypatch.context() as patch:  # rank 0 of another machine has its own copy
+            patch.setattr('mmcare.checkpoint.is_main_process', lambda: False)
+            torch.save(dict(state_dict=state), served / 'other.pth')
+            assert CheckpointLoader.load_checkpoint(f'{address}/other.pth')['state_dict']
         with pytest.raises(OSError, match='404'):
             CheckpointLoader.load_checkpoint(f'{address}/missing.pth')
         server.shutdown()
