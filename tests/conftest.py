@@ -1,8 +1,11 @@
 """Everything runs on the CPU, seeded, and leaves no trace in the working directory."""
 
 import os
+import sys
+from pathlib import Path
 
 os.environ['CUDA_VISIBLE_DEVICES'] = '-1'
+sys.path.insert(0, str(Path(__file__).parent))  # for `from helpers import ...` in subfolders
 
 import pytest
 import torch

@@ -1,0 +1,180 @@
+"""What several test modules share: a small network, reference weights, commands, the MM stack.
+
+The published network is written here as plain functions, from the description of the architecture
+and the published keys, apart from mmcare's modules, so that the two can be compared at every size.
+"""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import zlib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from mmcare.models import CARE
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = Path(__file__).parent / 'data'
+
+try:
+    version('onedl-mmengine')
+    FORKS = True  # the maintained forks of the MM family (onedl-*) differ in a few places
+except PackageNotFoundError:
+    FORKS = False
+
+# One narrow block a stage: builds, trains and exports within a second.
+THIN = dict(
+    depths=(1, 1, 1, 1),
+    widths=(12, 12, 24, 24),
+    memory_widths=(4, 4, 8, 8),
+    expansions=((2, 2), (2, 3), (3, 2), (2, 4)),
+    head_channels=(4, 4, 8, 8),
+)
+
+
+def thin_backbone(kind=CARE, **arguments):
+    """A thin CARE whose running statistics and layer scales show in the results."""
+    torch.manual_seed(3)
+    backbone = kind(**dict(dict(arch=THIN, layer_scale_init_value=0.3), **arguments))
+    for module in backbone.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+            torch.nn.init.normal_(module.bias)
+    return backbone.eval()
+
+
+def run(*command, cwd=None, check=True, **environment):
+    """Run a command with the interpreter's folder first on PATH; show its output if it fails."""
+    path = f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'
+    env = {**os.environ, 'PATH': path, **environment}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True
+    )
+    assert not check or done.returncode == 0, f'{done.stdout}\n{done.stderr}'
+    return done
+
+
+# ------------------------------------------------------------ the published network
+
+
+KEYS = json.loads(gzip.decompress((DATA / 'published_keys.json.gz').read_bytes()))
+DEPTHS = {'s0': (2, 4, 8, 4), 's1': (3, 6, 10, 6), 's2': (3, 6, 10, 6)}
+HEAD_CHANNELS = (None, None, 16, 32)
+
+
+def published_weights(variant):
+    """Draw a state dict under the published keys, each tensor from its key's CRC-32."""
+    return {
+        key: torch.from_numpy(np.asarray(_draw(key, tuple(shape))))
+        for key, shape in KEYS[variant].items()
+    }
+
+
+def reference_image(height, width):
+    """Draw the (1, 3, height, width) image that belongs to the weights."""
+    rng = np.random.default_rng(height * 10007 + width)
+    return torch.from_numpy(rng.standard_normal((1, 3, height, width)).astype(np.float32))
+
+
+def _draw(key, shape):
+    rng = np.random.default_rng(zlib.crc32(key.encode()))
+    if key.endswith('num_batches_tracked'):
+        return np.zeros(shape, np.int64)
+    if key.endswith('running_var'):
+        drawn = rng.uniform(0.5, 1.5, shape)
+    elif key.endswith('gamma'):
+        drawn = rng.uniform(0.1, 0.4, shape)
+    elif len(shape) >= 2:
+        drawn = rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))
+    elif key.endswith('weight'):
+        drawn = rng.uniform(0.7, 1.3, shape)
+    else:
+        drawn = 0.1 * rng.standard_normal(shape)
+    return drawn.astype(np.float32)
+
+
+def published_forward(weights, variant, image, identity_kernel=False):
+    """Compute the four stage outputs of an image whose sides are multiples of 32.
+
+    All in the dtype of the image and in the released order: phi(k)^T v is summed over all
+    positions before it is divided by their number.
+    """
+    weights = {
+        key: value.to(image.dtype) if value.is_floating_point() else value
+        for key, value in weights.items()
+    }
+
+    def conv(name, x, **options):
+        return F.conv2d(x, weights[f'{name}.weight'], weights[f'{name}.bias'], **options)
+
+    def depthwise(name, x):
+        height, width = weights[f'{name}.weight'].shape[2:]
+        return conv(name, x, padding=(height // 2, width // 2), groups=x.shape[1])
+
+    def norm(name, x):
+        return F.batch_norm(
+            x,
+            weights[f'{name}.running_mean'],
+            weights[f'{name}.running_var'],
+            weights[f'{name}.weight'],
+            weights[f'{name}.bias'],
+        )
+
+    def attention(name, x, head):
+        batch, channels, height, width = x.shape
+        query, key = conv(f'{name}.qk', x).split(channels, 1)
+        query, key, value = (
+            part.reshape(batch, channels // head, head, -1).transpose(2, 3)
+            for part in (query, key, x)
+        )
+        number = height * width
+        if identity_kernel:
+            out = query @ (key.transpose(2, 3) @ value / number)
+        else:
+            query, key = F.elu(query) + 1, F.elu(key) + 1
+            scale = query @ key.mean(2, keepdim=True).transpose(2, 3) + 1e-6
+            out = query @ (key.transpose(2, 3) @ value / number) / scale
+        return out.transpose(2, 3).reshape(x.shape)
+
+    def inter(name, x, closing=True):
+        hidden = F.gelu(conv(f'{name}_fc1', norm(f'{name}_norm', x)))
+        hidden = depthwise(f'{name}_conv', hidden)
+        return x + conv(f'{name}_fc2', hidden) if closing else hidden
+
+    state = norm('stem.1', conv('stem.0', image, stride=4))
+    outputs = []
+    for stage, depth in enumerate(DEPTHS[variant]):
+        if stage:
+            state = norm(f'stages.{stage}.downsample.0', state)
+            state = conv(f'stages.{stage}.downsample.1', state, stride=2)
+        for block in range(depth):
+            name = f'stages.{stage}.blocks.{block}'
+            group = state.shape[1] // 4  # d' = d / 3 in all published networks
+            memory, wide, near, far = state.split(group, 1)
+            mixer = f'{name}.token_mixer'
+            if stage < 2:
+                wide = depthwise(f'{mixer}.dwconvatt_1', wide) + depthwise(
+                    f'{mixer}.dwconvatt_2', wide
+                )
+            else:
+                wide = attention(mixer, wide, HEAD_CHANNELS[stage])
+            features = torch.cat(
+                [wide, depthwise(f'{mixer}.dwconv1', near), depthwise(f'{mixer}.dwconv2', far)], 1
+            )
+            features = inter(f'{name}.inter_layer.inter1', features)
+            mixed = torch.cat([memory, features], 1)
+            last = stage == 3 and block == depth - 1
+            mixed = inter(f'{name}.inter_layer.inter2', mixed, closing=not last)
+            if not last:
+                mixed = state + weights[f'{name}.gamma'][:, None, None] * mixed
+            state = mixed
+        outputs.append(state)
+    return outputs
