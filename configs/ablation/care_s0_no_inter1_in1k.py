@@ -1,4 +1,4 @@
 # Table 4: no interaction of local and global features.
 _base_ = '../imagenet/care_s0_in1k.py'
 
-model = dict(backbone=dict(inter1=False))
+model = dict(backbone=dict(type='mmcare.CAREAblation', inter1=False))

@@ -1,7 +1,7 @@
 """Classification with mmpretrain: the heads of the published networks, and distillation.
 
-The only part of mmcare that needs mmpretrain, and so imported by itself: configs have
-``custom_imports=dict(imports=['mmcare.classification'])``, which imports mmcare, too.
+The only part of mmcare that needs mmpretrain. Configs import it with
+``custom_imports=dict(imports=['mmcare.classification'])``.
 """
 
 from mmcare.compatibility import check_versions
