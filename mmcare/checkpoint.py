@@ -29,7 +29,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mmcare.unpickling import unpickle
+from mmcare.weights.unpickling import unpickle
 from mmcare.version import __version__
 
 if TYPE_CHECKING:  # which needs this module

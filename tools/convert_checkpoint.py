@@ -1,17 +1,16 @@
 """Convert CARE weights between the published files and those of MM toolboxes, either way.
 
 A published file (CARETrans_S0.pth.tar, a timm training checkpoint) becomes the checkpoint of an
-MM classifier: `backbone.*` and `head.*`. Any checkpoint with a CARE backbone in it (of a
+MM classifier: `backbone.*` and `head.*`. Any checkpoint with an S0, S1 or S2 in it (of a
 classifier, a detector, a segmentor, or the backbone alone) becomes a published one: the backbone,
 and the two ImageNet heads if they are there.
 """
 
 import argparse
 import sys
-from pathlib import Path
 
-from mmcare.checkpoint import CheckpointError, convert_checkpoint
-from mmcare.output import check_writable_file
+from mmcare.weights.convert import convert_checkpoint
+from mmcare.weights.reading import CheckpointError
 
 
 def parse_args() -> argparse.Namespace:
@@ -37,7 +36,6 @@ def main() -> None:
     """Convert, and say what was taken and written."""
     arguments = parse_args()
     try:
-        check_writable_file(Path(arguments.destination))
         print(convert_checkpoint(arguments.source, arguments.destination, arguments.ema))
     except (CheckpointError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)

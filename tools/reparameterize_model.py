@@ -1,15 +1,14 @@
 """Fold the checkpoint of a model: the same outputs in evaluation mode, from fewer operators.
 
-Batch norms and layer scales of a CARE backbone go into its convolutions, the two classification
-heads become one. A config takes the result with `deploy=True` for backbone and head, as is
+Batch norms of a CARE backbone go into its convolutions, the two classification heads become one. A config takes the result with `deploy=True` for backbone and head, as is
 printed; the folded model cannot be trained. The model's toolbox must be installed.
 """
 
 import argparse
 import sys
 
-from mmcare.checkpoint import CheckpointError
-from mmcare.deploy import reparameterize_checkpoint
+from mmcare.weights.convert import fold_checkpoint
+from mmcare.weights.reading import CheckpointError
 
 
 def parse_args() -> argparse.Namespace:
@@ -33,9 +32,7 @@ def main() -> None:
     """Fold, and say what was folded."""
     arguments = parse_args()
     try:
-        print(
-            reparameterize_checkpoint(arguments.config, arguments.checkpoint, arguments.destination)
-        )
+        print(fold_checkpoint(arguments.config, arguments.checkpoint, arguments.destination))
     except (CheckpointError, ImportError, OSError, ValueError) as error:
         print(f'error: {error}', file=sys.stderr)
         sys.exit(2)

@@ -1,5 +1,5 @@
-"""The backbone."""
+"""The backbone, and the paper's ablations of it."""
 
-from mmcare.models.backbones import CARE
+from mmcare.models.backbones import CARE, CAREAblation
 
-__all__ = ['CARE']
+__all__ = ['CARE', 'CAREAblation']

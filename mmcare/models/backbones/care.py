@@ -1,18 +1,17 @@
-"""CARE transformers, mobile-friendly backbones with decoupled dual-interactive linear attention.
+"""CARE, a mobile-friendly backbone with decoupled dual-interactive linear attention.
 
 Zhou et al., "CARE Transformer: Mobile-Friendly Linear Visual Transformer via Decoupled Dual
-Interaction", CVPR 2025, https://arxiv.org/abs/2411.16170. Equation numbers in this package are
-the paper's. Where the paper's text and the published weights differ, the weights are followed:
-the kernel of the attention is ELU + 1 with a normaliser (``feature_map='identity'`` gives the
-text's form), q and k are projected but not v and the output, and the last block of the network
-keeps its latent channels (``expand_last=False`` gives a block like the others).
+Interaction", CVPR 2025, https://arxiv.org/abs/2411.16170. Equation numbers are the paper's. Where
+its text and the published weights differ, the weights are followed; the paper's Tables 3 to 5 are
+in :mod:`mmcare.models.backbones.care_ablation`.
+
+A stage carries one tensor, the state. Its channels are [memory | global | near | far]: the memory Z
+of width d', then three groups of d / 3, which together are the features X of width d.
 """
 
-import math
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any, ClassVar, Self, cast
+from contextlib import nullcontext
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -22,219 +21,322 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
-from mmcare.checkpoint import (
-    check_init_cfg,
-    check_pretrained_file,
-    name_of_pretrained_file,
-    naming,
-    prepare_backbone_state,
-)
-from mmcare.models.arguments import check_numbers, check_switches
-from mmcare.models.layers import (
-    FEATURE_MAPS,
-    DecoupledMixer,
-    ExpandingInteraction,
-    Foldable,
-    FoldedBlock,
-    GlobalMixer,
-    Interaction,
-    LinearAttention,
-    LocalLearner,
-    SingleScaleLearner,
-    StackedMixer,
-    StripConv,
+from mmcare.models.arguments import NUM_STAGES, check, resolve_arch
+from mmcare.models.folding import (
     build_norm,
-    fold_conv_norm,
-    fold_norm_conv,
-    recompute,
+    conv_then_norm,
+    fold_before,
+    fold_behind,
+    norm_then_conv,
 )
+from mmcare.models.recompute import recompute
 from mmcare.registry import MODELS
+from mmcare.weights.fitting import fit_backbone, shapes_of
+from mmcare.weights.reading import load_pretrained
 
-NUM_STAGES = 4
 STEM_STRIDE = 4
 TOTAL_STRIDE = STEM_STRIDE * 2 ** (NUM_STAGES - 1)
-DECOUPLINGS = ('asymmetric', 'symmetric', 'stacked', 'global_only')
-TRIAL_CHANNELS = 32
-NUM_STRIP_STAGES = 2  # stages 1 and 2 aggregate with strip convolutions, 3 and 4 with attention
+RECOMPUTATIONS = (False, True, 'activations')
+NUM_STRIP_STAGES = 2  # stages 1 and 2 look far with strip convolutions, 3 and 4 with attention
 
 
-class DualInteraction(nn.Module):
-    """Eq. 12: local and global features interact, then both interact with the memory.
+def depthwise_conv(channels: int, height: int, width: int) -> nn.Conv2d:
+    """Return a depth-wise convolution, zero-padded so that it keeps height and width."""
+    padding = height // 2, width // 2
+    return nn.Conv2d(channels, channels, (height, width), padding=padding, groups=channels)
+
+
+class LinearAttention(nn.Module):
+    """Multi-head linear attention over all positions, Eq. 2 and 6, with phi = ELU + 1.
+
+    out = phi(q) (phi(k)^T v / N) / (phi(q) . mean_N phi(k) + eps)
+
+    q and k come from one convolution, v is the input itself, nothing is projected back. The
+    products run in float32 at least, autocast or not, and both phi are scaled by 1 / (16 sqrt(N)):
+    sums over thousands of positions, cubic in the activations, leave the range of float16. The
+    scale cancels except in eps.
 
     Args:
-        memory_width: Channels of the memory Z, d'; they come first in the state. 0: no memory.
-        width: Channels of the features X, d.
-        mixer: Learns global and local information from the features.
-        inter1: Interaction of the mixed features, (B, d, H, W).
-        inter2: Interaction of memory and features, (B, d' + d, H, W).
+        channels: Width of the input, a multiple of ``head_channels``.
+        head_channels: Channels C of a head; heads are contiguous blocks of q, k and v alike.
+
+    Attributes:
+        eps: 1e-6 as released. Targets that have float16 alone need :attr:`FLOAT16_EPS`.
+    """
+
+    SCALE = 1 / 16
+    FLOAT16_EPS = 2.0**-14 / SCALE**2  # when scaled, float16's smallest normal number
+
+    def __init__(self, channels: int, head_channels: int) -> None:
+        super().__init__()
+        if channels % head_channels:
+            raise ValueError(f'heads of {head_channels} channels do not divide {channels} channels')
+        self.head_channels = head_channels
+        self.eps = 1e-6
+        self.query_key = nn.Conv2d(channels, 2 * channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, heads * C, H, W) to the same shape and dtype."""
+        query_key = self.query_key(x)
+        with autocast_off(x):
+            return self.attend(in_float32(query_key), in_float32(x)).reshape(x.shape).to(x.dtype)
+
+    def attend(self, query_key: Tensor, values: Tensor) -> Tensor:
+        """Map (B, 2 * heads * C, H, W) and (B, heads * C, H, W) to (B * heads, C, H * W)."""
+        phi = (F.elu(query_key) + 1) * (self.SCALE / (values.shape[2] * values.shape[3]) ** 0.5)
+        queries, keys = phi.chunk(2, dim=1)
+        normalizer = keys.sum((2, 3), keepdim=True).reshape(-1, 1, self.head_channels)
+        queries, keys, values = map(self.split_heads, (queries, keys, values))
+        context = torch.bmm(values, keys.transpose(1, 2))  # (B * heads, C, C)
+        denominator = torch.bmm(normalizer, queries) + self.eps * self.SCALE**2
+        return torch.bmm(context, queries) / denominator
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """Map (B, heads * C, H, W) to (B * heads, C, H * W)."""
+        return x.reshape(-1, self.head_channels, x.shape[2] * x.shape[3])
+
+
+def in_float32(x: Tensor) -> Tensor:
+    """Convert what is narrower than float32 to it."""
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
+def autocast_off(x: Tensor) -> nullcontext | torch.autocast:
+    """Suspend autocast where it is on; elsewhere leave the graph alone (some devices have none)."""
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
+class StripConv(nn.Module):
+    """Depth-wise 11x1 plus 1x11, in place of attention where maps are large (Section 3.5).
+
+    Args:
+        channels: Width of input and output.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.vertical = depthwise_conv(channels, 11, 1)
+        self.horizontal = depthwise_conv(channels, 1, 11)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, C, H, W) to the same shape."""
+        return self.vertical(x) + self.horizontal(x)
+
+
+class LocalLearner(nn.Module):
+    """Local inductive bias at two scales, Eq. 14 to 16: depth-wise 3x3 and 7x7.
+
+    Args:
+        channels: Width of each of the two groups.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv3x3 = depthwise_conv(channels, 3, 3)
+        self.conv7x7 = depthwise_conv(channels, 7, 7)
+
+    def forward(self, near: Tensor, far: Tensor) -> tuple[Tensor, ...]:
+        """Map two groups (B, C, H, W) to the same shapes."""
+        return self.conv3x3(near), self.conv7x7(far)
+
+
+class Mixer(nn.Module):
+    """Global and local information, learned apart: Eq. 5 to 7.
+
+    Args:
+        widths: Channels of the groups; the first is global, d in all.
+        global_learner: Takes the first group.
+        local_learner: Takes the other groups and returns as many.
     """
 
     def __init__(
-        self, memory_width: int, width: int, mixer: nn.Module, inter1: nn.Module, inter2: nn.Module
+        self, widths: tuple[int, ...], global_learner: nn.Module, local_learner: nn.Module
     ) -> None:
         super().__init__()
-        self.split_widths = (memory_width, width) if memory_width else (width,)
-        self.mixer = mixer
-        self.inter1 = inter1
-        self.inter2 = inter2
+        self.widths = widths
+        self.global_learner = global_learner
+        self.local_learner = local_learner
 
-    def forward(self, state: Tensor) -> Tensor:
-        """Map the state (B, d' + d, H, W) to what ``inter2`` puts out."""
-        *memory, features = state.split(self.split_widths, dim=1)
-        features = self.inter1(self.mixer(features))
-        return self.inter2(torch.cat([*memory, features], dim=1))
+    def forward(self, long_range: Tensor, *local: Tensor) -> Tensor:
+        """Map groups of channels, each (B, C, H, W), to all features (B, d, H, W)."""
+        return torch.cat([self.global_learner(long_range), *self.local_learner(*local)], dim=1)
 
 
-class CAREBlock(DualInteraction):
-    """A block of the network: a dual interaction, scaled per channel and added to the state.
-
-    The very last block of the published networks is a bare :class:`DualInteraction` that ends in
-    an :class:`ExpandingInteraction` (or in nothing, with ``inter2=False``). The released training
-    script drops that whole map for a sample with the drop path rate, which is left out here.
+class Interaction(nn.Module):
+    """Eq. 13: x + conv1x1(depthwise3x3(act(conv1x1(norm(x))))).
 
     Args:
-        memory_width, width, mixer, inter1, inter2: See :class:`DualInteraction`.
+        channels: Width C of the input.
+        expansion: Latent width in multiples of C.
+        norm_cfg, act_cfg: Configs of norm and activation.
+        project: False: end behind the depth-wise convolution, as the published networks do.
+
+    Attributes:
+        recompute: Compute activation and depth-wise convolution again in the backward pass.
+    """
+
+    recompute = False
+
+    def __init__(
+        self, channels: int, expansion: int, norm_cfg: dict, act_cfg: dict, project: bool = True
+    ) -> None:
+        super().__init__()
+        self.norm = build_norm(norm_cfg, channels)
+        self.expand = nn.Conv2d(channels, channels * expansion, 1)
+        self.act = build_activation_layer(act_cfg)
+        self.depthwise = depthwise_conv(channels * expansion, 3, 3)
+        self.project = nn.Conv2d(channels * expansion, channels, 1) if project else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, C, H, W) to the same shape; without projection to (B, expansion * C, H, W)."""
+        # The latent map has no name here, so that it is freed once its activation is computed.
+        if self.recompute and torch.is_grad_enabled():
+            mixed = checkpoint(
+                self._mix, norm_then_conv(x, self.norm, self.expand), use_reentrant=False
+            )
+        else:
+            mixed = self._mix(norm_then_conv(x, self.norm, self.expand))
+        return mixed if self.project is None else x + mixed
+
+    def _mix(self, latent: Tensor) -> Tensor:
+        latent = self.act(latent)
+        latent = self.depthwise(latent)
+        return latent if self.project is None else self.project(latent)
+
+
+class CAREBlock(nn.Module):
+    """Eq. 12: global and local features interact, then both interact with the memory.
+
+    Args:
+        memory_width: Channels of the memory, d'.
+        mixer: Learns global and local information from groups of features.
+        inter1: Interaction of the features, (B, d, H, W).
+        inter2: Interaction of memory and features, (B, d' + d, H, W).
         drop_path_rate: Probability with which a sample skips the block in training.
-        layer_scale_init_value: Initial value of gamma, one factor a channel.
+        layer_scale: Initial value of gamma, one factor a channel. None: the output is what
+            ``inter2`` puts out, without gamma and shortcut. So end the published networks, whose
+            training script drops that map for a sample with the drop path rate; left out here.
     """
 
     def __init__(
         self,
         memory_width: int,
-        width: int,
-        mixer: nn.Module,
+        mixer: Mixer,
         inter1: nn.Module,
         inter2: nn.Module,
         drop_path_rate: float,
-        layer_scale_init_value: float,
+        layer_scale: float | None,
     ) -> None:
-        super().__init__(memory_width, width, mixer, inter1, inter2)
-        self.gamma = nn.Parameter(
-            torch.full((memory_width + width,), float(layer_scale_init_value))
-        )
+        super().__init__()
+        self.widths = [memory_width, *mixer.widths]
+        self.mixer = mixer
+        self.inter1 = inter1
+        self.inter2 = inter2
         self.drop_path = DropPath(drop_path_rate)
+        self.gamma: nn.Parameter | None = None
+        if layer_scale is not None:
+            self.gamma = nn.Parameter(torch.full((sum(self.widths),), float(layer_scale)))
 
     def forward(self, state: Tensor) -> Tensor:
-        """Map (B, d' + d, H, W) to (B, d' + d, H, W)."""
-        return state + self.drop_path(self.gamma[:, None, None] * super().forward(state))
+        """Map the state (B, d' + d, H, W) to the same shape, or to what ``inter2`` puts out."""
+        memory, *groups = state.split(self.widths, dim=1)  # [memory | global | near | far]
+        features = self.inter1(self.mixer(*groups))
+        update = self.inter2(torch.cat([memory, features], dim=1))
+        if self.gamma is None:
+            return update
+        return state + self.drop_path(self.gamma[:, None, None] * update)
+
+
+class Stem(nn.Module):
+    """4x4 convolution of stride 4, then a norm."""
+
+    def __init__(self, in_channels: int, channels: int, norm_cfg: dict) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, channels, STEM_STRIDE, STEM_STRIDE)
+        self.norm = build_norm(norm_cfg, channels)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Map images (B, C, H, W) to the first state (B, d' + d, H / 4, W / 4)."""
+        return conv_then_norm(image, self.conv, self.norm)
+
+
+class Downsampling(nn.Module):
+    """Norm, then a 2x2 convolution of stride 2 on memory and features at once: Eq. 11."""
+
+    def __init__(self, in_channels: int, channels: int, norm_cfg: dict) -> None:
+        super().__init__()
+        self.norm = build_norm(norm_cfg, in_channels)
+        self.conv = nn.Conv2d(in_channels, channels, 2, 2)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Map a state (B, C, H, W) to the next stage's (B, d' + d, H / 2, W / 2)."""
+        return norm_then_conv(state, self.norm, self.conv)
 
 
 class Stage(nn.Module):
-    """Downsampling, then blocks.
+    """Downsampling (none in stage 1), then blocks; ``recompute`` as in ``with_cp=True``."""
 
-    Args:
-        downsample: Norm and strided convolution of Eq. 11; empty, the identity, in stage 1.
-        blocks: The blocks, in order.
-        with_cp: Keep only each block's input and recompute the rest in the backward pass.
-    """
-
-    def __init__(
-        self, downsample: nn.Sequential, blocks: Sequence[nn.Module], with_cp: bool
-    ) -> None:
+    def __init__(self, downsample: nn.Module, blocks: Sequence[CAREBlock], recompute: bool) -> None:
         super().__init__()
         self.downsample = downsample
         self.blocks = nn.ModuleList(blocks)
-        self.with_cp = with_cp
+        self.recompute = recompute
 
     def forward(self, state: Tensor) -> Tensor:
-        """Map the previous stage's state to this stage's, half as high and wide."""
+        """Map the previous stage's state to this stage's."""
         state = self.downsample(state)
         for block in self.blocks:
-            if self.with_cp and torch.is_grad_enabled():
-                state = recompute(block, state)
-            else:
-                state = block(state)
+            again = self.recompute and torch.is_grad_enabled()
+            state = recompute(block, state) if again else block(state)
         return state
 
 
 @MODELS.register_module()
 @MMENGINE_MODELS.register_module()
-class CARE(Foldable, BaseModule):
+class CARE(BaseModule):
     """CARE backbone: one state [memory | features] goes through four stages.
 
-    The linear attention of stages 3 and 4 is global: every position of a map depends on the whole
-    image *as it is fed*, zero padding included. Features, and so predictions, change (a little)
-    with how much padding a batch brings: evaluate with batches of one image or of equal sizes when
-    figures must repeat, and do not expect tiles of an image to agree with the image.
-
-    An image of any size is zero-padded once, right and bottom, to a multiple of 32, and each map
-    is cropped to ceil(H / stride) x ceil(W / stride); strides are 4, 8, 16 and 32.
+    An image of any size is zero-padded once, right and bottom, to a multiple of 32, and each map is
+    cropped to ceil(H / stride) x ceil(W / stride); strides are 4, 8, 16 and 32. The attention of
+    stages 3 and 4 sees the whole image, padding included: how much of it a batch brings changes
+    features a little, and tiles of an image do not agree with the image.
 
     Args:
-        arch: ``'s0'``, ``'s1'``, ``'s2'``, or a dict with the keys below, a value for each of the
-            four stages:
-
-            - ``depths``: number of blocks;
-            - ``widths``: channels of the features, d; divisible by 3;
-            - ``memory_widths``: channels of the memory, d';
-            - ``expansions``: pairs (r1, r2), the latent widths of the two interactions in
-              multiples of their input's;
-            - ``head_channels``: channels of an attention head; divides a third of the width (used
-              in stages 3 and 4, the first two have no attention).
+        arch: ``'s0'``, ``'s1'``, ``'s2'``, or a dict with a value for each of the four stages:
+            ``depths``; ``widths`` d, divisible by 3; ``memory_widths`` d'; ``expansions``, pairs of
+            latent widths of the two interactions in multiples of their input's; ``head_channels``
+            of the attention, dividing d / 3 (not used in stages 1 and 2).
         in_channels: Channels of the image.
-        out_indices: Stages whose output is returned, ascending, 0 to 3. Stages behind the last
-            one are not built.
-        drop_path_rate: Stochastic depth; rises linearly from 0 to this rate over all blocks of
-            the network.
+        out_indices: Stages whose output is returned, ascending. Those behind are not built.
+        drop_path_rate: Stochastic depth; rises linearly from 0 to this rate over all blocks.
         layer_scale_init_value: Initial value of each block's layer scale (gamma).
-        frozen_stages: -1: none; 0: the stem is frozen (evaluation mode, no gradient); n: the stem
-            and the first n stages.
+        frozen_stages: -1: none; n: the stem and the first n stages (evaluation mode, no gradient).
         norm_eval: Keep all batch norms of the backbone in evaluation mode while training.
-        norm_cfg: Config of the norms.
-        act_cfg: Config of the activations. The published weights need the exact (erf) GELU.
-        with_cp: Trade compute for memory: recompute each block in the backward pass.
+        norm_cfg, act_cfg: Configs of norms and activations, by default those of the published
+            weights: batch norm and exact (erf) GELU.
+        with_cp: Compute again in the backward pass to save memory: whole blocks (True), or only
+            activations and depth-wise convolutions of the interactions (``'activations'``).
         out_norm_cfg: Config of a norm on each output map; None for raw stage outputs.
-        expand_last: The published last block, whose output has the latent channels (1024, or 1536
-            for S2). False: a last block like the others, whose output is the state.
-        feature_map: Kernel of the attention: ``'elu'`` as released, ``'identity'`` as in the
-            paper's text.
-        decoupling: How features are shared out between global and local learners (Table 3):
-
-            - ``'asymmetric'``: a third of the channels is global, two thirds are local;
-            - ``'symmetric'``: half and half, with as many attention heads as before, so that heads
-              are wider; widths must be divisible by 4 (by 2 without ``multi_scale``), and the
-              number of heads must divide half the width;
-            - ``'stacked'``: no split; local, global and again local learner on all channels;
-              widths must be even (not without ``multi_scale``);
-            - ``'global_only'``: no split, no local learner.
-        inter1: Interaction of local and global features, Eq. 13 (Table 4).
-        inter2: Interaction of memory and features (Table 4). Without it ``expand_last`` has
-            nothing to expand: the last block's output is the concatenation itself, without layer
-            scale or shortcut.
-        memory: The memory Z (Table 4); False is d' = 0, whatever ``arch`` says.
-        early_conv: Strip convolutions in stages 1 and 2 (Table 5); False: linear attention there
-            too.
-        multi_scale: Local learner of 3x3 and 7x7 (Table 5); False: 3x3 on all of its channels.
-            Not with ``decoupling='global_only'``, which has no local learner.
-        deploy: Build the folded network, for evaluation only, which takes the weights of a folded
-            one, see :meth:`switch_to_deploy`.
-        init_cfg: Config of the initialisation. By default truncated normal, std 0.02, biases 0;
-            ``dict(type='Pretrained', checkpoint=...)`` takes published files, converted ones and
-            checkpoints of MM toolboxes, whole or not at all.
+        expand_last: The published last block, which puts out its latent channels (1024, or 1536 for
+            S2). False: a last block like the others.
+        deploy: Build what :meth:`switch_to_deploy` leaves; takes folded weights.
+        init_cfg: By default truncated normal, std 0.02, biases 0. ``dict(type='Pretrained',
+            checkpoint=...)`` takes published files, converted ones and checkpoints of MM toolboxes.
 
     Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If an argument is outside of what is allowed. The arguments from
-            ``decoupling`` on, ablations of the paper, combine freely; a combination that is not
-            well defined is named: symmetric decoupling of widths or heads that do not divide
-            (which is so for the three published archs with ``early_conv=False``), stacked
-            decoupling of odd widths, and ``'global_only'`` with ``multi_scale=False``.
+        ValueError: If an argument is outside of what is allowed.
 
     Example:
-        >>> import torch
-        >>> from mmcare.models import CARE
         >>> backbone = CARE('s1').eval()
         >>> backbone.out_channels
         (32, 64, 128, 1024)
-        >>> with torch.no_grad():
-        ...     maps = backbone(torch.rand(1, 3, 100, 224))
-        >>> for stage_map in maps:
-        ...     print(tuple(stage_map.shape))
-        (1, 32, 25, 56)
-        (1, 64, 13, 28)
-        (1, 128, 7, 14)
-        (1, 1024, 4, 7)
+        >>> [tuple(stage_map.shape) for stage_map in backbone(torch.rand(1, 3, 100, 224))]
+        [(1, 32, 25, 56), (1, 64, 13, 28), (1, 128, 7, 14), (1, 1024, 4, 7)]
     """
 
     arch_zoo: ClassVar[dict[str, dict[str, tuple]]] = {
@@ -261,8 +363,6 @@ class CARE(Foldable, BaseModule):
         ),
     }
 
-    init_cfg: dict | list[dict] | None
-
     def __init__(
         self,
         arch: str | Mapping[str, Sequence] = 's0',
@@ -274,107 +374,100 @@ class CARE(Foldable, BaseModule):
         norm_eval: bool = False,
         norm_cfg: dict | None = None,
         act_cfg: dict | None = None,
-        with_cp: bool = False,
+        with_cp: bool | str = False,
         out_norm_cfg: dict | None = None,
         expand_last: bool = True,
-        feature_map: str = 'elu',
-        decoupling: str = 'asymmetric',
-        inter1: bool = True,
-        inter2: bool = True,
-        memory: bool = True,
-        early_conv: bool = True,
-        multi_scale: bool = True,
         deploy: bool = False,
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
-        self.arch = check_arch(arch, self.arch_zoo)
-        check_switches(
-            norm_eval=norm_eval,
-            with_cp=with_cp,
-            expand_last=expand_last,
-            inter1=inter1,
-            inter2=inter2,
-            memory=memory,
-            early_conv=early_conv,
-            multi_scale=multi_scale,
-            deploy=deploy,
-        )
-        _check_styles(norm_cfg=norm_cfg, act_cfg=act_cfg, out_norm_cfg=out_norm_cfg)
-        check_init_cfg(init_cfg)
-        _check_arguments(
-            in_channels,
-            out_indices,
-            drop_path_rate,
-            layer_scale_init_value,
-            frozen_stages,
-            feature_map,
-        )
-        _check_ablation(self.arch, decoupling, early_conv, multi_scale)
         super().__init__(
             init_cfg
             or [
                 dict(type='TruncNormal', layer=['Conv2d', 'Linear'], std=0.02, bias=0.0),
-                dict(
-                    type='Constant',
-                    layer=['_BatchNorm', 'LayerNorm', 'GroupNorm'],
-                    val=1.0,
-                    bias=0.0,
-                ),
+                dict(type='Constant', layer=['_BatchNorm', 'LayerNorm', 'GroupNorm'], val=1.0),
             ]
         )
-        self.in_channels = in_channels
+        self.arch = resolve_arch(arch, self.arch_zoo)
         self.out_indices = tuple(out_indices)
-        self.drop_path_rate = drop_path_rate
+        ascending = tuple(sorted(set(range(NUM_STAGES)) & set(out_indices)))
+        good = () != self.out_indices == ascending
+        check('out_indices', self.out_indices, 'some of 0 to 3, ascending', good)
+        check('drop_path_rate', drop_path_rate, 'in [0, 1)', 0 <= drop_path_rate < 1)
+        check('frozen_stages', frozen_stages, '-1 to 4', frozen_stages in range(-1, NUM_STAGES + 1))
+        check('with_cp', with_cp, str(RECOMPUTATIONS), with_cp in RECOMPUTATIONS)
         self.layer_scale_init_value = layer_scale_init_value
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
-        self.norm_cfg = norm_cfg or dict(type='BN')
-        self.act_cfg = act_cfg or dict(type='GELU')
+        self.styles = norm_cfg or dict(type='BN'), act_cfg or dict(type='GELU')
         self.with_cp = with_cp
         self.expand_last = expand_last
-        self.feature_map = feature_map
-        self.decoupling = decoupling
-        self.inter1 = inter1
-        self.inter2 = inter2
-        self.memory = memory
-        self.early_conv = early_conv
-        self.multi_scale = multi_scale
+        self.deploy = False
 
-        stem_width = self._state_width(0)
-        self.stem = nn.Sequential()
-        self.stem.add_module('conv', nn.Conv2d(in_channels, stem_width, STEM_STRIDE, STEM_STRIDE))
-        self.stem.add_module('norm', build_norm(self.norm_cfg, stem_width))
-        stages = nn.ModuleList(
-            self._build_stage(index) for index in range(self.out_indices[-1] + 1)
+        rates = torch.linspace(0, drop_path_rate, sum(self.arch['depths']), device='cpu')
+        self.stem = Stem(in_channels, self.state_width(0), self.styles[0])
+        self.stages = nn.ModuleList(
+            self._build_stage(index, part.tolist())
+            for index, part in enumerate(rates.split(self.arch['depths']))
+            if index <= self.out_indices[-1]
         )
-        self.stages = cast('Sequence[Stage]', stages)  # a ModuleList, typed as what it holds
-        self.out_norms = (
-            nn.ModuleDict()
-            if out_norm_cfg is None
-            else nn.ModuleDict(
-                {
-                    str(index): build_norm(out_norm_cfg, channels)
-                    for index, channels in zip(self.out_indices, self.out_channels, strict=True)
-                }
-            )
-        )
-        self._freeze_stages()  # now, since distributed wrappers ask once which parameters train
+        self.out_norms = nn.ModuleDict()
+        if out_norm_cfg is not None:
+            for index, channels in zip(self.out_indices, self.out_channels, strict=True):
+                self.out_norms[str(index)] = build_norm(out_norm_cfg, channels)
+        for module in self.modules():
+            if isinstance(module, Interaction):
+                module.recompute = with_cp == 'activations'
+        self._freeze()  # now, since distributed wrappers ask once which parameters train
         if deploy:
-            self.eval()
             self.switch_to_deploy()
+
+    def state_width(self, index: int) -> int:
+        """Channels of the state in a stage, d' + d."""
+        return self.arch['memory_widths'][index] + self.arch['widths'][index]
 
     @property
     def out_channels(self) -> tuple[int, ...]:
         """Channels of each map that ``forward`` returns."""
-        return tuple(
-            self._state_width(index)
-            * (
-                self.arch['expansions'][index][1]
-                if self.inter2 and self._expands(index, last_block=True)
-                else 1
+        widths = [self.state_width(index) for index in range(NUM_STAGES)]
+        if self.expand_last:
+            widths[-1] *= self.arch['expansions'][-1][1]
+        return tuple(widths[index] for index in self.out_indices)
+
+    def _build_stage(self, index: int, drop_path_rates: Sequence[float]) -> Stage:
+        downsample: nn.Module = nn.Identity()
+        if index > 0:
+            widths = self.state_width(index - 1), self.state_width(index)
+            downsample = Downsampling(*widths, self.styles[0])
+        ends = [False] * (len(drop_path_rates) - 1) + [self.expand_last and index == NUM_STAGES - 1]
+        blocks = [
+            CAREBlock(
+                self.arch['memory_widths'][index],
+                self._build_mixer(index),
+                self._build_inter1(index),
+                self._build_inter2(index, project=not end),
+                rate,
+                None if end else self.layer_scale_init_value,
             )
-            for index in self.out_indices
-        )
+            for rate, end in zip(drop_path_rates, ends, strict=True)
+        ]
+        return Stage(downsample, blocks, recompute=self.with_cp is True)
+
+    def _build_mixer(self, index: int) -> Mixer:
+        group, head = self.arch['widths'][index] // 3, self.arch['head_channels'][index]
+        learners = self._build_global_learner(index, group, head), LocalLearner(group)
+        return Mixer((group, group, group), *learners)
+
+    def _build_global_learner(self, index: int, channels: int, head_channels: int) -> nn.Module:
+        strips = index < NUM_STRIP_STAGES
+        return StripConv(channels) if strips else LinearAttention(channels, head_channels)
+
+    def _build_inter1(self, index: int) -> nn.Module:
+        expansion = self.arch['expansions'][index][0]
+        return Interaction(self.arch['widths'][index], expansion, *self.styles)
+
+    def _build_inter2(self, index: int, project: bool) -> nn.Module:
+        expansion = self.arch['expansions'][index][1]
+        return Interaction(self.state_width(index), expansion, *self.styles, project)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Compute the stage outputs of a batch of images.
@@ -387,22 +480,21 @@ class CARE(Foldable, BaseModule):
             (B, C, ceil(H / stride), ceil(W / stride)) with C of :attr:`out_channels`.
 
         Raises:
-            TypeError: If ``x`` is not of floating point.
-            ValueError: If ``x`` is empty or not (B, in_channels, H, W).
+            ValueError: If there is no batch dimension, or a dimension is 0.
         """
-        self._check_images(x)
-        height, width = x.shape[-2:]
+        check('the shape of the images', x.shape, '(B, C, H, W)', x.dim() == 4 and 0 not in x.shape)
+        height, width = x.shape[2:]
         right, bottom = -width % TOTAL_STRIDE, -height % TOTAL_STRIDE
-        state = self.stem(F.pad(x, (0, right, 0, bottom)) if right or bottom else x)
+        padded = bool(right or bottom)
+        state = self.stem(F.pad(x, (0, right, 0, bottom)) if padded else x)
         outputs = []
         for index, stage in enumerate(self.stages):
             state = stage(state)
             if index in self.out_indices:
-                stride = STEM_STRIDE * 2**index
                 output = self.out_norms[str(index)](state) if self.out_norms else state
-                outputs.append(
-                    output[..., : math.ceil(height / stride), : math.ceil(width / stride)]
-                )
+                stride = STEM_STRIDE * 2**index
+                crop = ..., slice(-(-height // stride)), slice(-(-width // stride))
+                outputs.append(output[crop] if padded else output)
         return tuple(outputs)
 
     def train(self, mode: bool = True) -> Self:
@@ -411,27 +503,42 @@ class CARE(Foldable, BaseModule):
         Raises:
             RuntimeError: If a folded network is to train.
         """
+        if mode and self.deploy:
+            raise RuntimeError('this CARE is folded (see deploy): it has no norms left to train')
         super().train(mode)
-        self._freeze_stages()
-        if mode and self.norm_eval:
-            for module in self.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
+        self._freeze()
+        for module in self.modules() if mode and self.norm_eval else ():
+            if isinstance(module, _BatchNorm):
+                module.eval()
         return self
 
-    def init_weights(self) -> None:
-        """Initialise the weights as ``init_cfg`` says.
+    def _freeze(self) -> None:
+        frozen = [self.stem, *self.stages[: self.frozen_stages]] if self.frozen_stages >= 0 else []
+        for part in frozen:
+            part.eval()
+            part.requires_grad_(False)
 
-        Raises:
-            FileNotFoundError: If ``init_cfg`` names a local file that does not exist.
-            CheckpointError: If the file is damaged, refused, or does not fit.
+    def switch_to_deploy(self) -> None:
+        """Put each batch norm into the convolution beside it, in place, for evaluation only.
+
+        Only weights change. Norms of other kinds stay, and so do those of ``out_norm_cfg``. The
+        state dict gains the key ``folded``, so that folded weights fit folded networks only.
         """
-        check_pretrained_file(self.init_cfg)
-        with naming(name_of_pretrained_file(self.init_cfg)):
-            super().init_weights()
+        if self.deploy:
+            return
+        self.eval()
+        self.deploy = True
+        self.register_buffer('folded', torch.ones(()))
+        for module in self.modules():
+            if isinstance(module, Stem):
+                module.norm = fold_behind(module.conv, module.norm)
+            elif isinstance(module, Downsampling):
+                module.norm = fold_before(module.norm, module.conv)
+            elif isinstance(module, Interaction):
+                module.norm = fold_before(module.norm, module.expand)
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
-        """Return the depth of a parameter, for layer-wise learning-rate decay.
+        """Return the depth of a parameter and the number of layers, for learning-rate decay.
 
         The stem is layer 0, each block a layer with the downsampling before it, and everything
         else (output norms, necks, heads) the last layer.
@@ -439,315 +546,32 @@ class CARE(Foldable, BaseModule):
         Args:
             param_name: Name of the parameter in the whole model.
             prefix: What stands before the backbone's own names, such as ``'backbone.'``.
-
-        Returns:
-            The layer's depth and the number of layers.
         """
-        num_layers = sum(len(stage.blocks) for stage in self.stages) + 2
-        if not param_name.startswith(prefix):
-            return num_layers - 1, num_layers
-        part, *rest = param_name[len(prefix) :].split('.')
-        if part == 'stem':
-            return 0, num_layers
-        if part != 'stages':
-            return num_layers - 1, num_layers
-        stage_index, blocks_before = int(rest[0]), 0
-        for stage in self.stages[:stage_index]:
-            blocks_before += len(stage.blocks)
-        block_index = int(rest[2]) if rest[1] == 'blocks' else 0
-        return blocks_before + block_index + 1, num_layers
+        depths = self.arch['depths'][: len(self.stages)]
+        last = sum(depths) + 1
+        part, *rest = param_name.removeprefix(prefix).split('.')
+        if part == 'stages' and param_name.startswith(prefix):
+            block = int(rest[2]) if rest[1] == 'blocks' else 0
+            return sum(depths[: int(rest[0])]) + block + 1, last + 1
+        return 0 if part == 'stem' and param_name.startswith(prefix) else last, last + 1
 
-    def _fold(self) -> None:
-        """Fold batch norms and gamma into convolutions, and attention into two matrix products.
-
-        Norms of another kind stay, and so do those of ``out_norm_cfg``.
-        """
-        conv, norm = self.stem
-        folded_conv = fold_conv_norm(cast(nn.Conv2d, conv), norm)
-        self.stem = nn.Sequential(OrderedDict(folded_conv=folded_conv))
-        for stage in self.stages:
-            if len(stage.downsample):
-                norm, conv = stage.downsample
-                norm, conv = fold_norm_conv(norm, cast(nn.Conv2d, conv))
-                stage.downsample = nn.Sequential(OrderedDict(norm=norm, conv=conv))
-            stage.blocks = nn.ModuleList(
-                FoldedBlock(cast(DualInteraction, block)) for block in stage.blocks
-            )
-
-    def _memory_width(self, index: int) -> int:
-        """Channels of the memory in a stage, d'."""
-        return self.arch['memory_widths'][index] if self.memory else 0
-
-    def _state_width(self, index: int) -> int:
-        """Channels of the state in a stage, d' + d."""
-        return self._memory_width(index) + self.arch['widths'][index]
-
-    def _expands(self, index: int, last_block: bool) -> bool:
-        """Whether a block of a stage is the one that keeps its latent channels."""
-        return self.expand_last and last_block and index == NUM_STAGES - 1
-
-    def _build_stage(self, index: int) -> Stage:
-        state_width = self._state_width(index)
-        downsample = nn.Sequential()
-        if index > 0:
-            previous_width = self._state_width(index - 1)
-            downsample.add_module('norm', build_norm(self.norm_cfg, previous_width))
-            downsample.add_module('conv', nn.Conv2d(previous_width, state_width, 2, 2))
-        depths = self.arch['depths']
-        drop_path_rates = torch.linspace(0, self.drop_path_rate, sum(depths), device='cpu').split(
-            depths
-        )[index]
-        blocks = [
-            self._build_block(index, rate, last_block=position == depths[index] - 1)
-            for position, rate in enumerate(drop_path_rates.tolist())
-        ]
-        return Stage(downsample, blocks, self.with_cp)
-
-    def _build_block(self, index: int, drop_path_rate: float, last_block: bool) -> DualInteraction:
-        memory_width, width = self._memory_width(index), self.arch['widths'][index]
-        expansions = self.arch['expansions'][index]
-        styles = self.norm_cfg, self.act_cfg
-        bare = self._expands(index, last_block)
-        mixer = self._build_mixer(index)
-        inter1 = Interaction(width, expansions[0], *styles) if self.inter1 else nn.Identity()
-        inter2: nn.Module = nn.Identity()
-        if self.inter2:
-            interaction = ExpandingInteraction if bare else Interaction
-            inter2 = interaction(memory_width + width, expansions[1], *styles)
-        if bare:
-            return DualInteraction(memory_width, width, mixer, inter1, inter2)
-        return CAREBlock(
-            memory_width, width, mixer, inter1, inter2, drop_path_rate, self.layer_scale_init_value
-        )
-
-    def _build_mixer(self, index: int) -> nn.Module:
-        width = self.arch['widths'][index]
-        if self.decoupling == 'stacked':
-            return StackedMixer(
-                self._build_local_learner(width),
-                self._build_global_learner(index, width),
-                self._build_local_learner(width),
-            )
-        if self.decoupling == 'global_only':
-            return GlobalMixer(self._build_global_learner(index, width))
-        global_channels = width // 3 if self.decoupling == 'asymmetric' else width // 2  # d1
-        local_channels = width - global_channels  # d2
-        return DecoupledMixer(
-            self._build_global_learner(index, global_channels),
-            self._build_local_learner(local_channels),
-            global_channels,
-            local_channels,
-        )
-
-    def _build_global_learner(self, index: int, channels: int) -> nn.Module:
-        if self.early_conv and index < NUM_STRIP_STAGES:
-            return StripConv(channels)
-        return LinearAttention(
-            channels, _head_channels(self.arch, index, self.decoupling), self.feature_map
-        )
-
-    def _build_local_learner(self, channels: int) -> nn.Module:
-        return LocalLearner(channels) if self.multi_scale else SingleScaleLearner(channels)
-
-    def _freeze_stages(self) -> None:
-        if self.frozen_stages < 0:
-            return
-        for part in (self.stem, *self.stages[: self.frozen_stages]):
-            part.eval()
-            part.requires_grad_(False)
-
-    def _check_images(self, x: Tensor) -> None:
-        if x.dim() != 4 or x.shape[1] != self.in_channels:
-            raise ValueError(
-                f'CARE takes images (B, {self.in_channels}, H, W), got a tensor of '
-                f'shape {tuple(x.shape)}; see the argument in_channels'
-            )
-        if 0 in x.shape:
-            raise ValueError(
-                f'CARE got an empty batch of shape {tuple(x.shape)}; batch, height '
-                'and width must be at least 1'
-            )
-        if not x.is_floating_point():
-            raise TypeError(
-                f'CARE takes images of floating point, got {x.dtype}; normalise them '
-                'first, as a data_preprocessor does'
-            )
+    def init_weights(self) -> None:
+        """Initialise as ``init_cfg`` says; a file is read without running code from it."""
+        if load_pretrained(self, self.init_cfg):
+            self._is_init = True
+        else:
+            super().init_weights()
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+        self, state_dict: dict, prefix: str, local_metadata: dict, *args: Any
     ) -> None:
-        """Take a state dict whole or raise, whatever ``strict`` says (the MM loaders pass False).
-
-        See :func:`mmcare.checkpoint.prepare_backbone_state` for what is accepted.
-        """
-        prepare_backbone_state(self, state_dict, prefix, local_metadata)
+        """Take a state dict whole or raise, whatever ``strict`` says (MM loaders pass False)."""
+        file = local_metadata.get('file')
+        fit_backbone(state_dict, prefix, shapes_of(self), self.known_shapes, file)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
-
-ARCH_KEYS = ('depths', 'widths', 'memory_widths', 'expansions', 'head_channels')
-
-
-def check_arch(
-    arch: str | Mapping[str, Sequence], arch_zoo: Mapping[str, Mapping[str, Sequence]]
-) -> dict[str, tuple]:
-    """Return the arch as a dict of tuples, or say what is wrong with it.
-
-    Raises:
-        TypeError: If ``arch`` is neither a name nor a dict, or a value is not of integers.
-        ValueError: If the name is unknown, or the dict malformed.
-    """
-    if isinstance(arch, str):
-        if arch not in arch_zoo:
-            raise ValueError(
-                f'arch={arch!r} is unknown; choose one of {sorted(arch_zoo)} or give '
-                f'a dict with the keys {list(ARCH_KEYS)}'
-            )
-        return {key: tuple(values) for key, values in arch_zoo[arch].items()}
-    if not isinstance(arch, Mapping):
-        raise TypeError(
-            f'arch must be one of {sorted(arch_zoo)} or a dict with the keys '
-            f'{list(ARCH_KEYS)}, got {arch!r}'
-        )
-    missing, unknown = set(ARCH_KEYS) - set(arch), set(arch) - set(ARCH_KEYS)
-    if missing or unknown:
-        raise ValueError(
-            f'arch must have exactly the keys {list(ARCH_KEYS)}; missing: '
-            f'{sorted(missing)}, unknown: {sorted(unknown)}'
-        )
-    for key in ARCH_KEYS:
-        if not isinstance(arch[key], Sequence) or len(arch[key]) != NUM_STAGES:
-            raise ValueError(
-                f'arch[{key!r}] must hold a value for each of the {NUM_STAGES} '
-                f'stages, got {arch[key]!r}'
-            )
-    checked = {key: tuple(arch[key]) for key in ARCH_KEYS}
-    for pair in checked['expansions']:
-        if not isinstance(pair, Sequence) or len(pair) != 2:
-            raise ValueError(
-                "arch['expansions'] must hold a pair (r1, r2) for each stage, got "
-                f'{arch["expansions"]!r}'
-            )
-    checked['expansions'] = tuple(tuple(pair) for pair in checked['expansions'])
-    for key in ARCH_KEYS:
-        values = sum(checked[key], ()) if key == 'expansions' else checked[key]
-        if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
-            raise TypeError(f'arch[{key!r}] must hold integers, got {arch[key]!r}')
-        if min(values) < 1:
-            raise ValueError(f'arch[{key!r}] must hold numbers of at least 1, got {arch[key]!r}')
-    for width, head in zip(checked['widths'], checked['head_channels'], strict=True):
-        if width % 3:
-            raise ValueError(
-                f"arch['widths'] must be divisible by 3, for the global, 3x3 and 7x7 "
-                f'groups; got {arch["widths"]!r}'
-            )
-        if width // 3 % head:
-            raise ValueError(
-                f"arch['head_channels'] must divide a third of the stage's width: "
-                f'{head} does not divide {width // 3} (widths {arch["widths"]!r}, '
-                f'head_channels {arch["head_channels"]!r})'
-            )
-    return checked
-
-
-def _check_styles(**configs: dict | None) -> None:
-    """Try to build a layer from each config: the toolboxes' errors do not name the argument."""
-    for name, config in configs.items():
-        if config is None:
-            continue
-        if not isinstance(config, Mapping) or not config.get('type'):
-            raise TypeError(f"{name} must be a dict with 'type', or None, got {config!r}")
-        try:
-            if name == 'act_cfg':
-                build_activation_layer(dict(config))
-            else:
-                build_norm(dict(config), TRIAL_CHANNELS)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f'{name}={config!r} cannot be built: {error}') from error
-        except ValueError:
-            continue  # channels and groups that do not divide are for the layers themselves to say
-
-
-def _check_arguments(
-    in_channels: int,
-    out_indices: Sequence[int],
-    drop_path_rate: float,
-    layer_scale_init_value: float,
-    frozen_stages: int,
-    feature_map: str,
-) -> None:
-    if not isinstance(in_channels, int) or isinstance(in_channels, bool) or in_channels < 1:
-        raise ValueError(f'in_channels must be an integer of at least 1, got {in_channels!r}')
-    if not isinstance(out_indices, Sequence) or isinstance(out_indices, str):
-        raise TypeError(f'out_indices must be a sequence of stage indices, got {out_indices!r}')
-    if (
-        not out_indices
-        or any(index not in range(NUM_STAGES) for index in out_indices)
-        or any(first >= second for first, second in pairwise(out_indices))
-    ):
-        raise ValueError(
-            'out_indices must name at least one of the stages 0 to '
-            f'{NUM_STAGES - 1}, in ascending order; got {out_indices!r}'
-        )
-    check_numbers(drop_path_rate=drop_path_rate, layer_scale_init_value=layer_scale_init_value)
-    if not 0 <= drop_path_rate < 1:
-        raise ValueError(f'drop_path_rate must lie in [0, 1), got {drop_path_rate!r}')
-    if not 0 <= layer_scale_init_value < math.inf:
-        raise ValueError(
-            'layer_scale_init_value must be finite and not negative, got '
-            f'{layer_scale_init_value!r}'
-        )
-    if not isinstance(frozen_stages, int) or frozen_stages not in range(-1, NUM_STAGES + 1):
-        raise ValueError(
-            f'frozen_stages must lie between -1 (none) and {NUM_STAGES} (all), got '
-            f'{frozen_stages!r}'
-        )
-    if not isinstance(feature_map, str) or feature_map not in FEATURE_MAPS:
-        raise ValueError(f'feature_map must be one of {sorted(FEATURE_MAPS)}, got {feature_map!r}')
-
-
-def _head_channels(arch: Mapping[str, Sequence], index: int, decoupling: str) -> int:
-    """Channels of an attention head in a stage.
-
-    Symmetric decoupling widens the heads and keeps their number; everything else has the arch's
-    heads, more of them where more channels are global.
-    """
-    head_channels = arch['head_channels'][index]
-    if decoupling != 'symmetric':
-        return head_channels
-    num_heads = arch['widths'][index] // 3 // head_channels
-    return arch['widths'][index] // 2 // num_heads
-
-
-def _check_ablation(
-    arch: Mapping[str, Sequence], decoupling: str, early_conv: bool, multi_scale: bool
-) -> None:
-    if decoupling not in DECOUPLINGS:
-        raise ValueError(f'decoupling must be one of {list(DECOUPLINGS)}, got {decoupling!r}')
-    if decoupling == 'global_only' and not multi_scale:
-        raise ValueError(
-            "decoupling='global_only' has no local learner that multi_scale=False could change; "
-            'leave multi_scale out'
-        )
-    divisor = dict(symmetric=2, stacked=1).get(decoupling, 1)
-    if multi_scale and decoupling in ('symmetric', 'stacked'):
-        divisor *= 2  # 3x3 and 7x7 take half each
-    for index, width in enumerate(arch['widths']):
-        if width % divisor:
-            raise ValueError(
-                f'decoupling={decoupling!r} with multi_scale={multi_scale} needs widths divisible '
-                f"by {divisor}, got arch['widths'] {arch['widths']!r}"
-            )
-        if decoupling == 'symmetric' and (index >= NUM_STRIP_STAGES or not early_conv):
-            num_heads = width // 3 // arch['head_channels'][index]
-            if width // 2 % num_heads:
-                raise ValueError(
-                    "decoupling='symmetric' keeps the number of attention heads, and the "
-                    f'{num_heads} heads of stage {index + 1} do not divide half of its width, '
-                    f'{width // 2}; '
-                    + (
-                        "choose other arch['head_channels']"
-                        if index >= NUM_STRIP_STAGES
-                        else 'early_conv=True has no heads there, or choose other '
-                        "arch['head_channels']"
-                    )
-                )
+    @staticmethod
+    def known_shapes() -> dict[str, dict[str, tuple[int, ...]]]:
+        """Names and shapes of the weights of each arch in ``arch_zoo``."""
+        with torch.device('meta'):
+            return {name: shapes_of(CARE(name)) for name in CARE.arch_zoo}
