@@ -1,6 +1,5 @@
 # What every training run shares, whatever the toolbox.
-custom_imports = dict(imports=['mmcare'], allow_failed_imports=False)
-runner_type = 'mmcare.CheckingRunner'
+custom_imports = dict(imports=['mmcare', 'mmcare.engine.safe_loading'], allow_failed_imports=False)
 
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),
@@ -13,7 +12,7 @@ default_hooks = dict(
 )
 
 randomness = dict(seed=0)
-sync_bn = 'torch'  # in distributed runs on GPUs only
+sync_bn = 'torch'  # in distributed runs; PyTorch has it for GPUs only
 
 env_cfg = dict(
     cudnn_benchmark=False,

@@ -1,23 +1,8 @@
-"""Hooks and a runner that work in any project on MMEngine."""
+"""Hooks for any project on mmengine, and an opt-in safe loader (``mmcare.engine.safe_loading``)."""
 
-from mmcare.engine.cpu_distributed import CPUDistributedDataParallel
-from mmcare.engine.hooks import (
-    AtomicCheckpointHook,
-    BFloat16OpsHook,
-    BroadcastBuffersHook,
-    DataCheckHook,
-    ExactResumeHook,
-    FoldBeforeTestHook,
-)
-from mmcare.engine.runner import CheckingRunner
+from mmcare.engine.hooks.atomic_checkpoint_hook import AtomicCheckpointHook
+from mmcare.engine.hooks.bfloat16_ops_hook import BFloat16OpsHook
+from mmcare.engine.hooks.data_check_hook import DataCheckHook
+from mmcare.engine.hooks.exact_resume_hook import ExactResumeHook
 
-__all__ = [
-    'AtomicCheckpointHook',
-    'BFloat16OpsHook',
-    'BroadcastBuffersHook',
-    'CPUDistributedDataParallel',
-    'CheckingRunner',
-    'DataCheckHook',
-    'ExactResumeHook',
-    'FoldBeforeTestHook',
-]
+__all__ = ['AtomicCheckpointHook', 'BFloat16OpsHook', 'DataCheckHook', 'ExactResumeHook']

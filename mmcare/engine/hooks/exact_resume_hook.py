@@ -1,4 +1,4 @@
-"""A resumed run goes on as the uninterrupted one would have."""
+"""A resumed run goes on as an uninterrupted one would have."""
 
 import logging
 import random
@@ -12,40 +12,32 @@ from mmengine.dataset import worker_init_fn
 from mmengine.dist import all_gather_object, get_rank, get_world_size
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
-from mmengine.registry import HOOKS as MMENGINE_HOOKS
-from mmengine.runner import BaseLoop, EpochBasedTrainLoop
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop, find_latest_checkpoint
 
 from mmcare.registry import HOOKS
+from mmcare.weights.reading import CheckpointError
 
 CHECKPOINT_KEY = 'generator_states'
 
 
 @HOOKS.register_module()
-@MMENGINE_HOOKS.register_module()
 class ExactResumeHook(Hook):
     """Store the states of all random generators in checkpoints and restore them on resume.
 
-    mmengine saves weights, optimizer and schedules but no generator states: drop path, RoI
-    sampling and augmentations of a resumed run differ from those of a run that was not
-    interrupted. This hook stores the states of Python's, NumPy's, torch's and CUDA's generators,
-    of every rank.
+    mmengine saves weights, optimizer and schedules, but no generator states: drop path, RoI
+    sampling and augmentations of a resumed run differ from those of an uninterrupted one. This hook
+    stores the states of Python's, NumPy's, torch's and CUDA's generators, of every rank. Validation
+    moves the generators after a checkpoint is written, so the states are set again when training
+    goes on, in the uninterrupted run as well. Worker processes of the training dataloader start
+    each epoch with other seeds; mmengine's are the same in every epoch.
 
-    A checkpoint is written before the validation that follows it, and validation moves the
-    generators too. So the states are taken once at the end of an epoch (of an iteration, in an
-    iteration-based loop) and set again when training goes on, in the uninterrupted run as well.
+    The hook warns of settings with which a run cannot be resumed exactly. Nor can it be from a
+    checkpoint written within an epoch or between accumulated gradients. On GPUs set
+    ``randomness=dict(seed=0, deterministic=True)`` as well.
 
-    Worker processes of the training dataloader start each epoch with seeds that depend on the
-    epoch; mmengine's own are the same in every epoch.
-
-    An iteration-based loop loads all batches that were trained on again, as mmengine's does, so
-    that the generators of its workers move on, too. onedl-mmengine's would skip them.
-
-    A run cannot be resumed exactly, and the hook warns, without a seed in the config, since
-    mmengine draws one and gives it to the samplers before it reads the checkpoint; with persistent
-    workers, whose generators are out of reach; with ``num_workers=0`` in an iteration-based loop;
-    from a checkpoint written in the middle of an epoch, of accumulated gradients, by another number
-    of processes or without this hook; with onedl-mmengine's ``fast_forward_on_resume``. What
-    remains is the hardware's: on GPUs set ``randomness=dict(seed=0, deterministic=True)``.
+    Raises:
+        CheckpointError: If a run resumes from a file without the state of the optimizer, or with
+            another number of schedulers. mmengine would start these anew without a word.
     """
 
     priority = 'VERY_HIGH'
@@ -55,57 +47,56 @@ class ExactResumeHook(Hook):
         self._to_restore: list[dict[str, Any]] | None = None
 
     def before_run(self, runner: Any) -> None:
-        """Warn if no seed was set: later the runner has one, be it drawn or the checkpoint's."""
-        if isinstance(runner._train_loop, BaseLoop) and runner._randomness_cfg.get('seed') is None:
-            self._warn('no seed is set', 'set randomness=dict(seed=0)')
+        """Warn if a later resume cannot be exact."""
+        if not isinstance(runner._train_loop, BaseLoop):  # a validation or test
+            return
+        loader, by_epoch = runner.train_dataloader, _by_epoch(runner)
+        for reason, holds in (
+            ('no seed is set', runner._randomness_cfg.get('seed') is None),
+            ('workers are persistent', by_epoch and loader.persistent_workers),
+            ('num_workers is 0 in an iteration-based loop', not (by_epoch or loader.num_workers)),
+        ):
+            if holds:
+                _warn(reason)
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        """Check a checkpoint that a run resumes from, and remember its states."""
+        if not runner._resume:
+            return
+        given, wanted = checkpoint.get('param_schedulers'), runner.param_schedulers
+        if not _holds_state(checkpoint.get('optimizer', {})):
+            fault = 'the state of the optimizer is missing'
+        elif wanted is not None and _count(given) != _count(wanted):
+            fault = f'it holds {_count(given)} schedulers, and the run has {_count(wanted)}'
+        else:
+            self._to_restore = self._states = checkpoint.get(CHECKPOINT_KEY)
+            if len(self._states or ()) != get_world_size():
+                _warn('the checkpoint does not hold the generator states of as many processes')
+                self._to_restore = self._states = None
+            return
+        file = runner._load_from or find_latest_checkpoint(runner.work_dir)
+        raise CheckpointError(
+            f'{file} cannot be resumed from: {fault}. To take its weights only: '
+            '--cfg-options resume=False load_from=FILE'
+        )
 
     def before_train(self, runner: Any) -> None:
-        """Warn about settings with which a run cannot be resumed exactly."""
-        if runner.iter == 0:  # any checkpoint is one to start from, not one to go on from
-            self._to_restore = self._states = None
-        else:
-            self._check_loaded_states()
-            iterator: Any = getattr(runner.train_loop, 'dataloader_iterator', None)
-            if hasattr(iterator, 'skip_iter'):  # onedl-mmengine
-                iterator.skip_iter = partial(_load_and_drop, iterator)
-        if getattr(runner.train_loop, 'fast_forward_on_resume', False):
-            self._warn(
-                'train_cfg.fast_forward_on_resume is True',
-                'set it to False, so that the generators of workers move on',
-            )
-        savers = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
-        if _by_epoch(runner) and not all(hook.by_epoch for hook in savers):
-            self._warn(
-                'checkpoints are written in the middle of epochs',
-                'set by_epoch=True in the CheckpointHook',
-            )
-        accumulated = getattr(runner.optim_wrapper, '_accumulative_counts', 1)
-        lengths = [
-            len(runner.train_dataloader) if _by_epoch(runner) else hook.interval for hook in savers
-        ]
-        if any(length % accumulated for length in lengths):
-            self._warn(
-                f'gradients are accumulated over {accumulated} iterations, and checkpoints are '
-                'written between',
-                'choose an interval that is a multiple of accumulative_counts',
-            )
-        loader = runner.train_dataloader
-        if _by_epoch(runner) and loader.persistent_workers:
-            self._warn('train_dataloader.persistent_workers is True', 'set it to False')
-        if not _by_epoch(runner) and loader.num_workers == 0:
-            self._warn(
-                'train_dataloader.num_workers is 0 in an iteration-based loop',
-                'set it to 1 or more',
-            )
+        """Load batches again that were trained on, so that generators of workers move on."""
+        iterator: Any = getattr(runner.train_loop, 'dataloader_iterator', None)
+        if hasattr(iterator, 'skip_iter'):  # onedl-mmengine, which would skip them
+            iterator.skip_iter = partial(_load_and_drop, iterator)
 
     def before_train_epoch(self, runner: Any) -> None:
-        """Restore the states of an epoch-based loop, and seed the workers for the epoch."""
+        """Restore the states in an epoch-based loop, and seed the workers for the epoch."""
         if _by_epoch(runner):
             self._restore()
-            self._seed_workers(runner)
+            loader = runner.train_dataloader
+            if getattr(loader.worker_init_fn, 'func', None) is worker_init_fn:
+                seed = runner.seed + runner.epoch * loader.num_workers * get_world_size()
+                loader.worker_init_fn = partial(loader.worker_init_fn, seed=seed)
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Restore the states of an iteration-based loop."""
+        """Restore the states in an iteration-based loop."""
         if not _by_epoch(runner):
             self._restore()
 
@@ -113,11 +104,14 @@ class ExactResumeHook(Hook):
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         """Take the states if a checkpoint may be written after this iteration."""
-        if not _by_epoch(runner) and (
-            self.every_n_train_iters(runner, runner.val_interval) or self.is_last_train_iter(runner)
+        if _by_epoch(runner):
+            return
+        savers = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
+        due = [(hook.interval, hook.save_begin) for hook in savers]
+        due.append((runner.val_interval, 0))  # validation writes the best checkpoint
+        if self.is_last_train_iter(runner) or any(
+            self.every_n_train_iters(runner, *interval) for interval in due
         ):
-            self._take()  # the best checkpoint is written by validation
-        elif any(self._is_due(runner, hook) for hook in runner.hooks):
             self._take()
 
     def after_train_epoch(self, runner: Any, metrics: Any = None) -> None:
@@ -130,44 +124,6 @@ class ExactResumeHook(Hook):
         if self._states is not None:
             checkpoint[CHECKPOINT_KEY] = self._states
 
-    def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        """Remember the states of a checkpoint; they are set when training goes on from it."""
-        self._to_restore = self._states = checkpoint.get(CHECKPOINT_KEY)
-
-    def _check_loaded_states(self) -> None:
-        states = self._to_restore
-        if states is None:
-            self._warn(
-                'the checkpoint holds no generator states',
-                'use the hook from the first iteration on',
-            )
-        elif len(states) != get_world_size():
-            self._warn(
-                f'the checkpoint was written by {len(states)} processes and '
-                f'{get_world_size()} resume from it',
-                'use as many as before',
-            )
-            self._to_restore = self._states = None
-
-    @staticmethod
-    def _is_due(runner: Any, hook: Hook) -> bool:
-        return (
-            isinstance(hook, CheckpointHook)
-            and not hook.by_epoch
-            and (
-                hook.every_n_train_iters(runner, hook.interval, hook.save_begin)
-                or (hook.save_last and hook.is_last_train_iter(runner))
-            )
-        )
-
-    @staticmethod
-    def _warn(reason: str, remedy: str) -> None:
-        print_log(
-            f'A resumed run will not equal an uninterrupted one: {reason}; {remedy}.',
-            logger='current',
-            level=logging.WARNING,
-        )
-
     def _take(self) -> None:
         # Checkpoints are written by one rank only, so all ranks gather here.
         self._states = self._to_restore = all_gather_object(_generator_states())
@@ -177,18 +133,30 @@ class ExactResumeHook(Hook):
             _set_generator_states(self._to_restore[get_rank()])
             self._to_restore = None
 
-    @staticmethod
-    def _seed_workers(runner: Any) -> None:
-        loader = runner.train_dataloader
-        if getattr(loader.worker_init_fn, 'func', None) is worker_init_fn:
-            stride = loader.num_workers * get_world_size()
-            loader.worker_init_fn = partial(
-                loader.worker_init_fn, seed=runner.seed + runner.epoch * stride
-            )
-
 
 def _by_epoch(runner: Any) -> bool:
     return isinstance(runner.train_loop, EpochBasedTrainLoop)
+
+
+def _warn(reason: str) -> None:
+    text = f'A resumed run will not equal an uninterrupted one: {reason}.'
+    print_log(text, logger='current', level=logging.WARNING)
+
+
+def _holds_state(optimizer: dict[str, Any]) -> bool:
+    """Whether the state dict of an optimizer, or of several by name, holds what it needs."""
+    if 'param_groups' not in optimizer:
+        several = [state for state in optimizer.values() if isinstance(state, dict)]
+        return bool(several) and all(map(_holds_state, several))
+    needed = any('betas' in group or group.get('momentum') for group in optimizer['param_groups'])
+    return bool(optimizer.get('state')) or not needed
+
+
+def _count(schedulers: Any) -> Any:
+    """The number of schedulers, by name of the optimizer if there are several."""
+    if isinstance(schedulers, dict):
+        return {name: len(some) for name, some in schedulers.items()}
+    return len(schedulers or ())
 
 
 def _load_and_drop(iterator: Iterator, number: int) -> None:
@@ -197,10 +165,11 @@ def _load_and_drop(iterator: Iterator, number: int) -> None:
 
 
 def _generator_states() -> dict[str, Any]:
-    """States of this process's generators; plain values, arrays and tensors only."""
+    """States of this process's generators, as plain values and tensors."""
+    name, keys, *rest = np.random.get_state()
     return dict(
         python=random.getstate(),
-        numpy=np.random.get_state(),
+        numpy=(name, np.asarray(keys).tolist(), *rest),
         torch=torch.get_rng_state(),
         cuda=torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     )
