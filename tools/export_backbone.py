@@ -1,34 +1,24 @@
 """Export a CARE backbone to Core ML and ONNX: folded, with outputs stage1 to stage4.
 
-SOURCE is an arch or any detection, segmentation or classification config with a CARE backbone; the
-backbone alone is built, so neither the toolbox nor compiled ops are needed. --with-neck and
---part model take what stands behind it along; they need the config's toolbox. Beside the files a
-report is written, as .json and .txt: size, operators by type, deviations from PyTorch.
+SOURCE is an arch or any detection, segmentation or classification config with a CARE backbone. The
+backbone alone is built, without the toolbox or compiled ops. --with-neck and --part model export
+more of the model; they need the config's toolbox. Beside the files a report is written, as .json
+and .txt: size, operators by type, deviations from PyTorch.
 """
 
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
 
-from mmcare.checkpoint import CheckpointError
-from mmcare.deploy.export import FORMATS, INPUTS, export_backbone, format_report
-from mmcare.deploy.source import load_source
-from mmcare.deploy.to_coreml import COMPRESSIONS, PRECISIONS, TARGETS
-from mmcare.deploy.to_onnx import OPSET, ExportError
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """A parser that says in one line what is wrong, as the rest of the tool does."""
-
-    def error(self, message: str) -> NoReturn:
-        """Leave with exit status 2."""
-        self.exit(2, f'error: {message} (--help shows all options)\n')
+from mmcare.export import export_backbone, load_source
+from mmcare.export.coreml import COMPRESSIONS, PRECISIONS, TARGETS
+from mmcare.export.export import FORMATS, INPUTS, format_report
+from mmcare.export.onnx import OPSET
 
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = OneLineParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('source', metavar='SOURCE', help='s0, s1, s2, or a config (.py)')
@@ -44,16 +34,16 @@ def parse_args() -> argparse.Namespace:
         '--part',
         choices=('backbone', 'model'),
         default='backbone',
-        help='model: a whole classifier or segmentor (EncoderDecoder); its output is logits, of '
-        "a segmentor at the head's stride; default: backbone",
+        help='model: a whole classifier or segmentor; its output is logits, of a segmentor at the '
+        "head's stride; default: backbone",
     )
     part.add_argument(
         '--with-neck',
         action='store_const',
         const='neck',
         dest='part',
-        help="backbone and neck (FPN) of a detector or segmentor; outputs are the neck's, neck1 "
-        'and so on',
+        help="backbone and neck of a detector or segmentor; outputs are the neck's, neck1 and so "
+        'on',
     )
     parser.add_argument(
         '--shape',
@@ -99,12 +89,6 @@ def parse_args() -> argparse.Namespace:
         action='store_true',
         help=f'ONNX (opset {OPSET}) for any height and width that 32 divides, up to 4096',
     )
-    parser.add_argument(
-        '--beside-unfolded',
-        action='store_true',
-        help='also export the unfolded network, to compare its operators and its time in ONNX '
-        'Runtime; no file of it is kept',
-    )
     return parser.parse_args()
 
 
@@ -122,11 +106,10 @@ def main() -> None:
             input_kind=arguments.input,
             compress=arguments.compress,
             dynamic=arguments.dynamic,
-            beside_unfolded=arguments.beside_unfolded,
         )
-    except (CheckpointError, ExportError, ImportError, OSError, TypeError, ValueError) as error:
-        line = ' '.join(str(error).split())
-        print(f'error: {line}', file=sys.stderr)
+    # RuntimeError: CheckpointError and ExportError; LookupError: names that no registry has.
+    except (ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
         sys.exit(2)
     print(format_report(report))
     print(f'Written to {arguments.out_dir}')

@@ -10,6 +10,13 @@ import torch
 import torch.nn.functional as F
 
 
+def deviation(expected, found):
+    """Largest difference of outputs, as a share of each one's largest magnitude."""
+    pairs = list(zip(expected, found, strict=True))
+    assert all(a.shape == b.shape for a, b in pairs)
+    return max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
+
+
 def run_program(program, image):
     """Outputs of ``model._mil_program`` for an image, in order, as float32."""
     function = program.functions['main']

@@ -1,0 +1,6 @@
+"""Export of a folded network to ONNX and Core ML; needs no toolbox for a backbone alone."""
+
+from mmcare.export.export import export_backbone
+from mmcare.export.source import load_source
+
+__all__ = ['export_backbone', 'load_source']

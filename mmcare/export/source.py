@@ -1,0 +1,194 @@
+"""What is exported: a CARE, alone or in a model of a toolbox, with weights and normalisation."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
+from mmengine.utils import import_modules_from_strings
+from torch import Tensor, nn
+
+from mmcare.models import CARE
+from mmcare.weights.reading import CheckpointError, load_weights
+
+PARTS = ('backbone', 'neck', 'model')
+RANDOM_GAMMA = 0.1  # the initial 1e-6 would hide wrong blocks when files are compared
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """How images become the network's input: (pixel - mean) / std, channel by channel.
+
+    Attributes:
+        mean, std: Of pixels from 0 to 255, in the network's order of channels.
+        channels: That order, ``'RGB'`` or ``'BGR'``.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    channels: str
+
+
+IMAGENET = Normalization((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), 'RGB')
+
+
+class Network(nn.Module):
+    """A part of a model as a function of normalised images, in evaluation mode.
+
+    Args:
+        model: A CARE, or a model of a toolbox.
+        part: ``'backbone'``: the CARE. ``'neck'``: backbone and neck, the model's
+            ``extract_feat``. ``'model'``: the model as it computes with ``mode='tensor'``.
+
+    Attributes:
+        backbone: The CARE in it.
+        in_channels: Of the images.
+
+    Raises:
+        ValueError: If the model does not hold exactly one CARE, or lacks the part.
+    """
+
+    def __init__(self, model: nn.Module, part: str = 'backbone') -> None:
+        super().__init__()
+        cares = [module for module in model.modules() if isinstance(module, CARE)]
+        if len(cares) != 1:
+            raise ValueError(
+                f'the {type(model).__name__} must hold exactly one CARE to be exported, '
+                f'it holds {len(cares)}'
+            )
+        if part == 'neck' and not getattr(model, 'with_neck', False):
+            raise ValueError(f'the {type(model).__name__} has no neck: export its backbone alone')
+        if part == 'model' and not hasattr(model, 'head') and not hasattr(model, 'decode_head'):
+            raise ValueError(
+                f'only classifiers and segmentors are exported whole, not a {type(model).__name__}'
+                ': export its backbone, or backbone and neck (--with-neck)'
+            )
+        self.model = cares[0] if part == 'backbone' else model
+        self.part = part
+        self.eval().requires_grad_(False)
+
+    @property
+    def backbone(self) -> CARE:
+        """The CARE in it."""
+        return next(module for module in self.modules() if isinstance(module, CARE))
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of the images."""
+        return self.backbone.stem.conv.in_channels
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Map images (B, C, H, W) to stage maps, maps of the neck, or logits."""
+        outputs = self.model.extract_feat(images) if self.part == 'neck' else self.model(images)
+        return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A network to export.
+
+    Attributes:
+        name: For files: of the arch or the config.
+        weights: Name of the checkpoint, or ``'random'``.
+        network: Folded only if its weights are.
+        normalization: Of the config; ImageNet's for an arch; None if the config has none.
+    """
+
+    name: str
+    weights: str
+    network: Network
+    normalization: Normalization | None
+
+    @property
+    def arch(self) -> str:
+        """Name of the arch, or its values."""
+        own = self.network.backbone.arch
+        return next((name for name, arch in CARE.arch_zoo.items() if arch == own), str(own))
+
+
+def load_source(
+    source: str | os.PathLike, checkpoint: str | os.PathLike | None = None, part: str = 'backbone'
+) -> Source:
+    """Build a network from an arch or a config, and load its weights.
+
+    A backbone in ``model.backbone`` is built alone, without the config's toolbox.
+
+    Args:
+        source: ``'s0'``, ``'s1'``, ``'s2'``, or a config of a model with one CARE.
+        checkpoint: A published file, or a checkpoint of the backbone (``part='backbone'``) or of
+            the whole model, folded or not. None: random weights, to look at sizes, operators and
+            speed.
+        part: One of ``PARTS``, see :class:`Network`. The last two need a config and its toolbox.
+
+    Raises:
+        FileNotFoundError: If config or checkpoint does not exist.
+        CheckpointError: If the checkpoint cannot be read or does not fit.
+        ValueError: If the source is neither, or has not exactly one CARE, or lacks the part.
+        ImportError: If something that the config imports is missing.
+    """
+    source = os.fspath(source)
+    described: Mapping[str, Any]
+    normalization: Normalization | None
+    if source in CARE.arch_zoo:
+        name, described, normalization = f'care_{source}', dict(type=CARE, arch=source), IMAGENET
+        if part != 'backbone':
+            raise ValueError(f'{source!r} is a backbone without neck or head: give a config (.py)')
+    elif Path(source).suffix == '.py':
+        name, (described, normalization) = Path(source).stem, _read_config(source, part)
+    else:
+        raise ValueError(f'{source!r} is neither one of {", ".join(CARE.arch_zoo)} nor a config')
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = Network(MODELS.build(described), part)
+    if checkpoint is None:
+        for key, parameter in network.named_parameters():
+            if key.endswith('gamma'):
+                parameter.fill_(RANDOM_GAMMA)
+    else:
+        _load(network, checkpoint)
+    weights = 'random' if checkpoint is None else Path(checkpoint).name
+    return Source(name, weights, network, normalization)
+
+
+def fold(module: nn.Module) -> None:
+    """Fold every network in a module that has ``switch_to_deploy``, outermost first, in place."""
+    if hasattr(module, 'switch_to_deploy'):
+        module.switch_to_deploy()
+        return
+    for child in module.children():
+        fold(child)
+
+
+def _read_config(path: str, part: str) -> tuple[Mapping[str, Any], Normalization | None]:
+    """Read what is to be built, and the normalisation of images."""
+    config = Config.fromfile(path, import_custom_modules=False)
+    imports = config.get('custom_imports') or dict(imports=[])
+    # What fails may be needed by the rest of the model only.
+    import_modules_from_strings(imports['imports'], allow_failed_imports=part == 'backbone')
+    model = config.get('model') or {}
+    alone = part == 'backbone' and 'backbone' in model
+    described = {**(model['backbone'] if alone else model), '_scope_': config.get('default_scope')}
+    # mmpretrain has the preprocessor beside the model.
+    preprocessor = model.get('data_preprocessor') or config.get('data_preprocessor')
+    if not preprocessor or preprocessor.get('mean') is None:
+        return described, None
+    mean, std = tuple(map(float, preprocessor['mean'])), tuple(map(float, preprocessor['std']))
+    # Images are read as BGR.
+    to_rgb = preprocessor.get('bgr_to_rgb') or preprocessor.get('to_rgb')
+    return described, Normalization(mean, std, 'RGB' if to_rgb else 'BGR')
+
+
+def _load(network: Network, checkpoint: str | os.PathLike) -> None:
+    """Load weights whole, into a network that is folded if they are."""
+    state = load_weights(checkpoint)
+    if any(key.split('.')[-1] == 'folded' for key in state):
+        fold(network)
+    try:
+        # CARE takes its own part of a checkpoint, whole or not at all, whatever strict says.
+        network.model.load_state_dict(state, strict=network.part != 'backbone')
+    except RuntimeError as error:
+        raise CheckpointError(f'{checkpoint} does not fit. {error}') from error

@@ -1,0 +1,48 @@
+"""Comparison of an exported network with PyTorch."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+TOLERANCE = 1e-4  # of each output's largest magnitude, on random images
+
+
+class ExportError(RuntimeError):
+    """An exported file does not compute what the network computes."""
+
+
+def trial_images(channels: int, shape: tuple[int, int]) -> dict[str, Tensor]:
+    """Draw normalised images (1, C, H, W): random ones, and extremes."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(1, channels, *shape, generator=generator)
+    return dict(
+        random=noise,
+        zeros=torch.zeros_like(noise),
+        black_and_white=2.5 * noise.sign(),
+        hundredfold=100 * noise,
+    )
+
+
+@torch.no_grad()
+def compare(
+    network: nn.Module,
+    run: Callable[[Tensor], list[np.ndarray]],
+    images: Mapping[str, Tensor],
+) -> dict[str, float]:
+    """Compute the largest deviation for each image, as a share of each output's maximum.
+
+    Args:
+        network: Maps images to a tuple of outputs.
+        run: Runs the exported file on an image; returns as many outputs.
+        images: By name, each (1, C, H, W).
+    """
+    deviations = {}
+    for name, image in images.items():
+        pairs = zip(network(image), run(image), strict=True)
+        deviations[name] = max(
+            float(np.abs(expected.numpy() - found).max() / max(expected.abs().max().item(), 1e-30))
+            for expected, found in pairs
+        )
+    return deviations

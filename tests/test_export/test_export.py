@@ -1,0 +1,336 @@
+"""Exports of a thin network: files, names, numbers, options and bad input."""
+
+import json
+import platform
+import runpy
+import sys
+from copy import deepcopy
+
+import onnxruntime
+import pytest
+import torch
+from coremltools.optimize.coreml import decompress_weights
+from helpers import ROOT, THIN, published_weights, reference_image, run, thin_backbone
+from mil_interpreter import deviation, run_program
+from torch import nn
+
+from mmcare.export import export_backbone, load_source
+from mmcare.export.coreml import compress_coreml, convert_coreml, count_operators
+from mmcare.export.onnx import write_onnx
+from mmcare.export.source import IMAGENET, Network, Normalization, Source, fold
+from mmcare.export.verify import ExportError
+from mmcare.models.backbones.care import LinearAttention
+from mmcare.weights.reading import CheckpointError
+
+TOOL = ROOT / 'tools' / 'export_backbone.py'
+SHAPE = (64, 96)
+STAGES = ['stage1', 'stage2', 'stage3', 'stage4']
+SMALLEST_NORMAL = 2.0**-14  # of float16
+
+
+def thin_source(**arguments):
+    return Source('thin', 'random', Network(thin_backbone(**arguments)), IMAGENET)
+
+
+def folded(source):
+    network = deepcopy(source.network)
+    fold(network)
+    return network
+
+
+def normalised(pixels):
+    mean, std = torch.tensor([IMAGENET.mean, IMAGENET.std])[:, :, None, None]
+    return (pixels - mean) / std
+
+
+def run_onnx(path, image):
+    session = onnxruntime.InferenceSession(str(path))
+    names = [output.name for output in session.get_outputs()]
+    return names, [torch.from_numpy(found) for found in session.run(None, {'image': image.numpy()})]
+
+
+# ------------------------------------------------------------ files and report
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory):
+    out_dir = tmp_path_factory.mktemp('exported')
+    (out_dir / 'thin_64x96.mlpackage').mkdir()
+    (out_dir / 'thin_64x96.mlpackage' / 'older').touch()
+    return out_dir, export_backbone(thin_source(), out_dir, SHAPE)
+
+
+def test_files_and_report(exported):
+    out_dir, report = exported
+    names = {path.name for path in out_dir.iterdir()}
+    assert names == {f'thin_64x96.{end}' for end in ('mlpackage', 'onnx', 'json', 'txt')}
+    assert not (out_dir / 'thin_64x96.mlpackage' / 'older').exists()
+    assert json.loads((out_dir / 'thin_64x96.json').read_text()) == report
+    assert list(report) == [
+        *('name', 'part', 'arch', 'checkpoint', 'shape', 'parameters', 'mmcare_version'),
+        *('torch_version', 'coreml', 'onnx'),
+    ]
+    assert set(report['coreml']) == {
+        *('file', 'bytes', 'precision', 'target', 'input', 'compression', 'operators'),
+        'deviations',
+    }
+    keys = {'file', 'bytes', 'opset', 'height_and_width', 'operators', 'deviations'}
+    assert set(report['onnx']) == keys
+    text = (out_dir / 'thin_64x96.txt').read_text()
+    assert 'opset 20' in text and 'ML Program, float16, iOS16 or later, input: image (RGB)' in text
+    if platform.system() != 'Darwin':
+        assert 'not run' in report['coreml']['deviations'] and 'not run' in text
+
+
+def test_onnx(exported):
+    out_dir, report = exported
+    image = torch.randn(1, 3, *SHAPE)
+    names, found = run_onnx(out_dir / 'thin_64x96.onnx', image)
+    assert names == STAGES
+    assert deviation(thin_backbone()(image), found) < 1e-4
+    assert set(report['onnx']['deviations']) == {
+        'random',
+        'zeros',
+        'black_and_white',
+        'hundredfold',
+    }
+    assert max(report['onnx']['deviations'].values()) < 1e-3
+    assert 'BatchNormalization' not in report['onnx']['operators']
+
+
+def test_coreml(exported):
+    import coremltools as ct
+
+    out_dir, _ = exported
+    spec = ct.utils.load_spec(str(out_dir / 'thin_64x96.mlpackage'))
+    assert spec.WhichOneof('Type') == 'mlProgram' and spec.specificationVersion == 7  # iOS 16
+    (image,) = spec.description.input
+    kind = image.type.imageType
+    assert image.name == 'image' and (kind.height, kind.width) == SHAPE
+    assert kind.colorSpace == ct.proto.FeatureTypes_pb2.ImageFeatureType.RGB
+    outputs = {out.name: out.type.multiArrayType.dataType for out in spec.description.output}
+    assert outputs == dict.fromkeys(STAGES, ct.proto.FeatureTypes_pb2.ArrayFeatureType.FLOAT16)
+    metadata = spec.description.metadata
+    assert metadata.userDefined['mmcare.shape'] == '64x96'
+    assert metadata.versionString and 'MIT' in metadata.license
+
+
+def test_operators_of_s0():
+    """Few, and none that leaves the neural engine or should have been folded."""
+    model = convert_coreml(folded(load_source('s0')), STAGES, (512, 512), normalization=IMAGENET)
+    operators = count_operators(model)
+    assert sum(operators.values()) <= 520
+    assert not {'batch_norm', 'transpose'} & set(operators)
+
+
+# ------------------------------------------------------------ numbers
+
+
+def test_dynamic_sizes(tmp_path):
+    """Also tried with a side of one block, which must stay free."""
+    source = thin_source(out_indices=(1, 2, 3))
+    report = export_backbone(source, tmp_path, (64, 32), ('onnx',), dynamic=True)['onnx']
+    assert report['file'] == 'thin_dynamic.onnx' and report['height_and_width'] == 'multiples of 32'
+    assert report['deviations']['random, another size'] < 1e-4
+    for shape in ((32, 32), (64, 96), (224, 160)):
+        image = torch.randn(1, 3, *shape)
+        names, found = run_onnx(tmp_path / 'thin_dynamic.onnx', image)
+        assert names == STAGES[1:]
+        assert deviation(source.network(image), found) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ('precision', 'shape', 'limit'),
+    [('float32', SHAPE, 1e-5), ('float16', SHAPE, 2e-2), ('float32', (50, 70), 1e-5)],
+)
+def test_coreml_computes_the_backbone(precision, shape, limit):
+    """Pixels in, the backbone's maps out, where images are padded, too."""
+    source = thin_source(out_indices=(0, 3), norm_eval=True)
+    names = ['stage1', 'stage4']
+    model = convert_coreml(folded(source), names, shape, precision, normalization=IMAGENET)
+    pixels = torch.randint(0, 256, (1, 3, *shape)).float()
+    found = run_program(model._mil_program, pixels)
+    assert deviation(source.network(normalised(pixels)), found) < limit
+
+
+class Alone(nn.Module):
+    """One attention as a network."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+        self.in_channels = attention.query_key.in_channels
+
+    def forward(self, x):
+        return (self.attention(x),)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('stage', [2, 3])
+def test_attention_in_float16(tmp_path, stage):
+    """Within 1 % of float32 at 512x512 with each operator rounded to float16."""
+    torch.save(published_weights('s0'), tmp_path / 's0.pth')
+    network = load_source('s0', tmp_path / 's0.pth').network.backbone
+    seen = []
+    for module in network.stages[stage].blocks[-1].modules():
+        if isinstance(module, LinearAttention):
+            module.register_forward_hook(lambda m, x, out: seen.append((m, x[0], out)))
+    network(reference_image(512, 512))
+    ((attention, x, expected),) = seen
+    attention._forward_hooks.clear()
+    model = convert_coreml(Alone(attention), ['attended'], tuple(x.shape[2:]))
+    (found,) = run_program(model._mil_program, x.half())
+    assert found.isfinite().all() and deviation([expected], [found]) < 0.01
+    constants = [
+        float(variable.val)
+        for operation in model._mil_program.functions['main'].operations
+        for variable in operation.inputs.values()
+        if operation.op_type == 'add' and variable.val is not None and variable.val.size == 1
+    ]
+    # What is smaller may be flushed to zero, and 0 / 0 is what remains of a position without keys.
+    assert constants and min(constants) >= SMALLEST_NORMAL
+    assert attention.eps == 1e-6  # the network itself keeps the published one
+
+
+@pytest.mark.parametrize(
+    ('compression', 'limit', 'share'),
+    [('int8', 0.1, 0.7), ('palettize8', 0.1, 0.7), ('palettize4', 0.5, 0.5)],
+)
+def test_compression(compression, limit, share):
+    if compression != 'int8':
+        pytest.importorskip('sklearn')
+    # coremltools compresses weights of at least 2048 values.
+    source = thin_source(arch=dict(THIN, widths=(96, 12, 24, 24)), out_indices=(0,))
+    model = convert_coreml(folded(source), ['stage1'], (32, 32))
+    compressed = compress_coreml(model, compression)
+    assert count_operators(compressed) == count_operators(model)
+    sizes = [len(m.get_spec().SerializeToString()) for m in (model, compressed)]
+    image = torch.randn(1, 3, 32, 32).half()
+    exact = run_program(model._mil_program, image)
+    found = run_program(decompress_weights(compressed)._mil_program, image)
+    assert 0 < deviation(exact, found) < limit
+    print(sizes)
+
+
+# ------------------------------------------------------------ what is refused
+
+
+def test_a_wrong_graph_is_not_moved_into_place(tmp_path):
+    path = tmp_path / 'thin.onnx'
+    path.write_text('older')
+    network = thin_source(out_indices=(0,)).network
+    other = deepcopy(network)
+    other.backbone.stages[0].blocks[0].gamma *= 1.01
+    with pytest.raises(ExportError, match='nothing is written'):
+        write_onnx(network, ['stage1'], path, SHAPE, reference=other)
+    assert list(tmp_path.iterdir()) == [path] and path.read_text() == 'older'
+
+
+def test_weights(tmp_path):
+    """Of a whole model, folded or not; never those of another variant."""
+    config, weights = tmp_path / 'config.py', tmp_path / 'weights.pth'
+    config.write_text(
+        'model = dict(data_preprocessor=dict(mean=[1], std=[2]), type="NoSuchModel", '
+        f'backbone=dict(type="CARE", arch={THIN}))'
+    )
+    backbone = thin_backbone()
+    image = torch.randn(1, 3, *SHAPE)
+    expected = backbone(image)
+    for is_folded in (False, True):
+        if is_folded:
+            backbone.switch_to_deploy()
+        state = {f'backbone.{key}': value for key, value in backbone.state_dict().items()}
+        torch.save(dict(state_dict=state), weights)
+        found = load_source(config, weights)
+        assert found.network.backbone.deploy is is_folded and found.weights == 'weights.pth'
+        assert found.normalization == Normalization((1,), (2,), 'BGR')
+        assert deviation(expected, found.network(image)) < 1e-5
+    with pytest.raises(CheckpointError):
+        load_source('s0', weights)
+
+
+@pytest.fixture
+def failing(tmp_path, monkeypatch, capsys):
+    """Run the tool, which must fail with one line and leave nothing; return the line."""
+
+    def run_tool(*arguments):
+        command = [TOOL, '--out-dir', tmp_path / 'out', *arguments]
+        monkeypatch.setattr(sys, 'argv', [str(part) for part in command])
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_path(str(TOOL), run_name='__main__')
+        assert stop.value.code == 2
+        assert not (tmp_path / 'out').exists()
+        return capsys.readouterr().err.strip().splitlines()[-1]
+
+    return run_tool
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        ('s0 --shape 0 512', 'height and width must be 32 to 4096'),
+        ('s0 --shape 50 64 --dynamic', 'must be multiples of 32'),
+        ('s0 --dynamic --format coreml', 'dynamic sizes are for onnx'),
+        ('s7', "'s7' is neither one of s0, s1, s2 nor a config"),
+        ('gone.py', 'gone.py'),
+        ('s0 gone.pth', 'gone.pth'),
+        ('s0 --with-neck', 'is a backbone without neck or head: give a config'),
+    ],
+)
+def test_bad_arguments(failing, arguments, words):
+    assert words in failing(*arguments.split())
+
+
+@pytest.mark.parametrize(
+    ('model', 'words'),
+    [
+        ("backbone=dict(type='torch.nn.Identity')", 'it holds 0'),
+        ("backbone=dict(type='CARE', arch='s9')", 's9'),
+        ("backbone=dict(type='CARE', in_channels=4)", 'use --input tensor'),
+    ],
+)
+def test_bad_configs(failing, tmp_path, model, words):
+    (tmp_path / 'config.py').write_text(f'model = dict({model})')
+    assert words in failing(tmp_path / 'config.py')
+
+
+def test_folder_that_cannot_be_written(failing, tmp_path):
+    (tmp_path / 'file').touch()
+    assert 'is not a directory' in failing('s0', '--out-dir', tmp_path / 'file' / 'folder')
+
+
+@pytest.mark.parametrize(
+    ('package', 'arguments'),
+    [
+        ('coremltools', 's0'),
+        ('onnxruntime', 's0'),
+        ('sklearn', 's0 --compress palettize4'),
+    ],
+)
+def test_missing_packages(failing, monkeypatch, package, arguments):
+    monkeypatch.setitem(sys.modules, package, None)
+    line = failing(*arguments.split())
+    assert f'needs {package}' in line and 'mmcare[export]' in line
+
+
+def test_mim(tmp_path):
+    config = f"model = dict(backbone=dict(type='mmcare.CARE', arch={THIN}))"
+    (tmp_path / 'thin.py').write_text(config)
+    options = '--shape', 64, 64, '--format', 'onnx', '--out-dir', tmp_path / 'out'
+    done = run('mim', 'run', 'mmcare', 'export_backbone', tmp_path / 'thin.py', *options)
+    assert 'onnx: thin_64x64.onnx' in done.stdout
+    assert (tmp_path / 'out' / 'thin_64x64.onnx').exists()
+
+
+def test_no_toolbox_is_needed():
+    """Not even where the config imports one."""
+    run(
+        sys.executable,
+        '-c',
+        'import sys\n'
+        "for name in ('mmdet', 'mmseg', 'mmpretrain', 'mmcv.ops', 'mmcv._ext'):\n"
+        '    sys.modules[name] = None\n'
+        'from mmcare.export import load_source\n'
+        f'load_source({str(ROOT / "configs/imagenet/care_s0_in1k.py")!r})\n'
+        f'load_source({str(ROOT / "configs/mask_rcnn/care_s0_coco.py")!r})\n',
+    )

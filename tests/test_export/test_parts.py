@@ -1,0 +1,229 @@
+"""Necks and whole models of the three toolboxes, exported with a thin backbone."""
+
+import sys
+
+import pytest
+import torch
+from helpers import THIN
+from mil_interpreter import deviation, run_program
+from mmengine.config import Config
+from mmengine.registry import MODELS
+from test_export import folded, run_onnx
+
+from mmcare.export import export_backbone, load_source
+from mmcare.export.coreml import convert_coreml, count_operators
+from mmcare.weights.reading import CheckpointError
+
+WIDTHS = [16, 16, 32, 128]
+SHAPE = (64, 96)
+PREPROCESSOR = 'mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375]'
+BACKBONE = f"backbone=dict(type='mmcare.CARE', arch={THIN}"
+SEG_HEAD = "channels=8, num_classes=5, norm_cfg=dict(type='SyncBN'), align_corners=False"
+CLS_HEAD = "head=dict(type='mmcare.CAREClsHead', num_classes=5, in_channels=128)"
+CONFIGS = dict(
+    retinanet=f"""
+default_scope = 'mmdet'
+model = dict(
+    type='RetinaNet',
+    {BACKBONE}, out_indices=(0, 1)),
+    neck=dict(type='FPN', in_channels={WIDTHS[:2]}, out_channels=8, num_outs=3),
+    bbox_head=dict(type='RetinaHead', num_classes=5, in_channels=8, feat_channels=8))
+""",
+    fpn=f"""
+default_scope = 'mmseg'
+model = dict(
+    type='EncoderDecoder',
+    data_preprocessor=dict(type='SegDataPreProcessor', bgr_to_rgb=True, {PREPROCESSOR}),
+    {BACKBONE}),
+    neck=dict(type='FPN', in_channels={WIDTHS}, out_channels=8, num_outs=4),
+    decode_head=dict(type='FPNHead', in_channels=[8] * 4, in_index=[0, 1, 2, 3],
+                     feature_strides=[4, 8, 16, 32], {SEG_HEAD}),
+    auxiliary_head=dict(type='FCNHead', in_channels=32, in_index=2, {SEG_HEAD}),
+    test_cfg=dict(mode='whole'))
+""",
+    upernet=f"""
+default_scope = 'mmseg'
+model = dict(
+    type='EncoderDecoder',
+    {BACKBONE}),
+    decode_head=dict(type='UPerHead', in_channels={WIDTHS}, in_index=[0, 1, 2, 3],
+                     pool_scales=(1, 2, 3, 6), {SEG_HEAD}),
+    test_cfg=dict(mode='whole'))
+""",
+    classifier=f"""
+default_scope = 'mmpretrain'
+custom_imports = dict(imports=['mmcare.classification'], allow_failed_imports=False)
+model = dict(
+    type='ImageClassifier',
+    {BACKBONE}, out_indices=(3,)),
+    neck=dict(type='GlobalAveragePooling'),
+    {CLS_HEAD})
+""",
+    # Its teacher, a CARE too, takes no part in a prediction.
+    distilled=f"""
+default_scope = 'mmpretrain'
+custom_imports = dict(imports=['mmcare.classification'], allow_failed_imports=False)
+model = dict(
+    type='mmcare.DistillationClassifier',
+    {BACKBONE}, out_indices=(3,)),
+    neck=dict(type='GlobalAveragePooling'),
+    {CLS_HEAD},
+    teacher=dict(type='ImageClassifier', {BACKBONE}, out_indices=(3,)), {CLS_HEAD}),
+    teacher_checkpoint='teacher.pth')
+""",
+    # As configs of mmengine's newer style are written.
+    classes=f"""
+from mmpretrain.models import GlobalAveragePooling, ImageClassifier
+from mmcare.classification import CAREClsHead
+from mmcare.models import CARE
+default_scope = 'mmpretrain'
+model = dict(
+    type=ImageClassifier,
+    backbone=dict(type=CARE, arch={THIN}, out_indices=(3,)),
+    neck=dict(type=GlobalAveragePooling),
+    head=dict(type=CAREClsHead, num_classes=5, in_channels=128))
+""",
+)  # fmt: skip
+
+
+@pytest.fixture
+def write_config(tmp_path):
+    def write(name):
+        path = tmp_path / f'{name}.py'
+        path.write_text(CONFIGS[name])
+        return path
+
+    return write
+
+
+@pytest.fixture
+def whole(tmp_path, write_config):
+    """Build a whole model by its toolbox, with weights that all matter; also write both."""
+
+    def build(name):
+        path = write_config(name)
+        config = Config.fromfile(path)
+        model = MODELS.build({**config.model, '_scope_': config.default_scope})
+        model.eval().requires_grad_(False)
+        for key, value in model.state_dict().items():
+            if key.endswith('running_var'):
+                value.uniform_(0.5, 2)
+            elif value.is_floating_point() and value.dim() < 2:
+                value.normal_(0.5, 0.2)
+        torch.save(dict(state_dict=model.state_dict()), tmp_path / 'weights.pth')
+        return model, path, tmp_path / 'weights.pth'
+
+    return build
+
+
+def check_coreml(source, names, expected, image):
+    """Compare the float32 program with PyTorch; return its operators."""
+    model = convert_coreml(folded(source), names, image.shape[2:], 'float32')
+    assert [output.name for output in model.get_spec().description.output] == names
+    assert deviation(expected, run_program(model._mil_program, image)) < 1e-5
+    operators = count_operators(model)
+    assert not {'batch_norm', 'transpose', 'scatter'} & set(operators)
+    return operators
+
+
+def test_neck_of_a_detector(tmp_path, whole):
+    model, config, weights = whole('retinanet')
+    source = load_source(config, weights, 'neck')
+    report = export_backbone(source, tmp_path / 'out', SHAPE, ('onnx',), dynamic=True)
+    assert report['part'] == 'neck' and report['onnx']['file'] == 'retinanet_neck_dynamic.onnx'
+    for shape in (SHAPE, (128, 64)):
+        image = torch.randn(1, 3, *shape)
+        expected = model.extract_feat(image)
+        names, found = run_onnx(tmp_path / 'out' / 'retinanet_neck_dynamic.onnx', image)
+        assert names == ['neck1', 'neck2', 'neck3']
+        assert deviation(expected, found) < 1e-4
+    check_coreml(source, names, expected, image)
+
+
+@pytest.mark.parametrize('name', ['fpn', 'upernet', 'classifier', 'distilled', 'classes'])
+def test_whole_models(tmp_path, whole, name):
+    """Logits as the toolbox's own model has them, before segmentors resize them to the image."""
+    model, config, weights = whole(name)
+    image = torch.randn(1, 3, *SHAPE)
+    expected = model(image, mode='tensor')
+    assert expected.shape == ((1, 5, 16, 24) if name in ('fpn', 'upernet') else (1, 5))
+    source = load_source(config, weights, 'model')
+    report = export_backbone(source, tmp_path / 'out', SHAPE, ('onnx',))
+    names, found = run_onnx(tmp_path / 'out' / f'{name}_model_64x96.onnx', image)
+    assert names == ['logits'] and deviation([expected], found) < 1e-4
+    assert 'BatchNormalization' not in report['onnx']['operators']
+    operators = check_coreml(source, names, [expected], image)
+    if name == 'classifier':
+        assert operators['linear'] == 1 and operators['layer_norm'] == 1  # one head of two
+
+
+def test_folded_classifier(whole):
+    model, config, weights = whole('classifier')
+    image = torch.randn(1, 3, *SHAPE)
+    expected = model(image, mode='tensor')
+    model.backbone.switch_to_deploy()
+    model.head.switch_to_deploy()
+    torch.save(dict(state_dict=model.state_dict()), weights)
+    source = load_source(config, weights, 'model')
+    assert source.network.backbone.deploy
+    assert deviation([expected], source.network(image)) < 1e-4
+
+
+def test_subclass(tmp_path, monkeypatch):
+    """A backbone of one's own is exported as it computes."""
+    (tmp_path / 'my_backbones.py').write_text(
+        'from mmcare.models import CARE\n'
+        'class Doubling(CARE):\n'
+        '    def forward(self, x):\n'
+        '        return tuple(2 * output for output in super().forward(x))\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    text = f'model = dict({BACKBONE}))'
+    (tmp_path / 'plain.py').write_text(text)
+    (tmp_path / 'double.py').write_text(text.replace('mmcare.CARE', 'my_backbones.Doubling'))
+    plain, double = (load_source(tmp_path / f'{name}.py') for name in ('plain', 'double'))
+    image = torch.randn(1, 3, *SHAPE)
+    assert deviation([2 * output for output in plain.network(image)], double.network(image)) == 0
+    sys.modules.pop('my_backbones')
+
+
+# ------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ('name', 'part', 'words'),
+    [
+        ('retinanet', 'model', 'only classifiers and segmentors .* RetinaNet.*--with-neck'),
+        ('upernet', 'neck', 'has no neck'),
+    ],
+)
+def test_parts_that_are_not_there(write_config, name, part, words):
+    with pytest.raises(ValueError, match=words):
+        load_source(write_config(name), part=part)
+
+
+def test_shapes(tmp_path, write_config):
+    source = load_source(write_config('fpn'), part='model')
+    for arguments, words in (
+        (dict(shape=(50, 64)), 'must be multiples of 32'),
+        (dict(shape=SHAPE, dynamic=True, formats=('onnx',)), 'no dynamic sizes'),
+    ):
+        with pytest.raises(ValueError, match=words):
+            export_backbone(source, tmp_path / 'out', **arguments)
+    assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize('lost', ['neck.', 'decode_head.conv_seg'])
+def test_weights_of_less(whole, lost):
+    model, config, weights = whole('fpn')
+    state = {key: v for key, v in model.state_dict().items() if not key.startswith(lost)}
+    torch.save(dict(state_dict=state), weights)
+    with pytest.raises(CheckpointError, match=f'(?s)does not fit.*{lost}'):
+        load_source(config, weights, 'model')
+
+
+def test_toolbox_missing(write_config, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'mmcare.classification', None)
+    with pytest.raises(ImportError, match=r'mmcare\.classification'):
+        load_source(write_config('classifier'), part='model')
+    assert load_source(write_config('classifier')).network.backbone.out_indices == (3,)
