@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mmcare.files import check_writable_file
 from mmcare.models import CARE
 from mmcare.version import __version__
-from mmcare.weights.fitting import CheckpointError, check_fit, shapes_of
+from mmcare.weights.fitting import CheckpointError, check_fit
 from mmcare.weights.published import (
     BACKBONE,
     BACKBONE_PARTS,
@@ -136,7 +136,9 @@ def fold_checkpoint(
     try:
         load_state_dict(model, source.get('state_dict', source), strict=True)
     except RuntimeError as error:
-        raise CheckpointError(f'{checkpoint} does not fill the model of {config}. {error}') from error
+        raise CheckpointError(
+            f'{checkpoint} does not fill the model of {config}. {error}'
+        ) from error
     folded = {}
     for name, module in list(model.named_modules()):
         inside = any(name.startswith(f'{outer}.') for outer in folded)

@@ -15,7 +15,6 @@ import torch
 from mmengine.dist import barrier, is_main_process
 from mmengine.logging import print_log
 from mmengine.model.weight_init import PretrainedInit
-from mmengine.runner import CheckpointLoader
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn

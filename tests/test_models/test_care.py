@@ -126,6 +126,7 @@ def test_low_precision_stays_in_range(s0, dtype, share):
     image = reference_image(800, 1344)
     low = CARE('s0').eval()
     low.load_state_dict(s0.state_dict())
+    low.switch_to_deploy()
     with torch.no_grad():
         exact = s0(image)
         with torch.autocast('cpu', dtype):
@@ -238,7 +239,7 @@ def test_compiled(with_cp):
     """As MMEngine's ``compile`` does it: one graph, in training and evaluation."""
     image, found = torch.randn(2, 3, 64, 64), []
     for compiled in (False, True):
-        model = thin_backbone(with_cp=with_cp).train()
+        model = thin_backbone(with_cp=with_cp, out_indices=(0, 2)).train()
         if compiled:
             model.compile(backend='aot_eager', fullgraph=True)
         outputs, gradients = outputs_and_gradients(model, image)
@@ -283,7 +284,7 @@ def test_output_norms(norm_cfg):
     model = thin_backbone(out_indices=(1, 3), out_norm_cfg=norm_cfg)
     raw = thin_backbone(out_indices=(1, 3))
     raw.load_state_dict(model.state_dict())  # output norms may be left over
-    image = torch.randn(1, 3, 50, 50)
+    image = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
         outputs, states = model(image), raw(image)
     groups = norm_cfg.get('num_groups')
