@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from mmcare.registry import MODELS
 from mmcare.weights.fitting import check_fit, shapes_of
-from mmcare.weights.published import is_published
 
 NORM_EPS = 1e-6
 
@@ -46,11 +45,12 @@ def average(*heads: NormedLinear) -> NormedLinear:
         weight = head.fc.weight.double()
         weights.append(weight * head.norm.weight)
         biases.append(weight @ head.norm.bias.double() + head.fc.bias)
-    averaged = NormedLinear(heads[0].fc.in_features, heads[0].fc.out_features)
-    averaged.norm = nn.LayerNorm(averaged.fc.in_features, NORM_EPS, elementwise_affine=False)
+    classes, channels = weight.shape
+    averaged = NormedLinear(channels, classes).to(heads[0].fc.weight)
+    averaged.norm = nn.LayerNorm(channels, NORM_EPS, elementwise_affine=False)
     averaged.fc.weight.copy_(torch.stack(weights).mean(0))
     averaged.fc.bias.copy_(torch.stack(biases).mean(0))
-    return averaged.to(heads[0].fc.weight)
+    return averaged
 
 
 @MODELS.register_module()
@@ -178,12 +178,7 @@ class CAREClsHead(ClsHead):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def _advise(self, prefix: str, state_dict: dict[str, Any]) -> Iterator[str]:
-        if is_published(state_dict):
-            yield (
-                '  This is a published file. mmengine translates its names if the config has '
-                "custom_imports=dict(imports=['mmcare.engine.safe_loading', ...])."
-            )
-        elif self.deploy and f'{prefix}cls_head.fc.weight' in state_dict:
+        if self.deploy and f'{prefix}cls_head.fc.weight' in state_dict:
             yield '  The head is folded (deploy=True), the weights are not.'
         elif not self.deploy and f'{prefix}folded_head.fc.weight' in state_dict:
             yield '  The weights are folded, the head is not: build it with deploy=True.'

@@ -1,0 +1,332 @@
+"""Both heads and distillation: logits, losses, folding, and loading whole or not at all."""
+
+import copy
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import DATA, THIN, published_weights, reference_image, run
+from mmengine.model import ExponentialMovingAverage
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS as ROOT_MODELS
+from mmengine.registry import DefaultScope, init_default_scope
+from mmengine.runner.checkpoint import load_state_dict
+from torch import nn
+
+pytest.importorskip('mmpretrain')
+from mmpretrain.registry import MODELS
+from mmpretrain.structures import DataSample
+
+from mmcare.classification import CAREClsHead
+from mmcare.weights.published import to_published
+from mmcare.weights.reading import CheckpointError, load_weights
+
+CHANNELS, CLASSES = 128, 3  # 128 is the width of THIN's last map
+POOLING = dict(type='GlobalAveragePooling')
+# A small network of mmpretrain, with batch norms.
+TEACHER = dict(
+    type='ImageClassifier',
+    backbone=dict(type='ResNet', depth=18, base_channels=4, stem_channels=4),
+    neck=POOLING,
+    head=dict(type='LinearClsHead', num_classes=CLASSES, in_channels=32),
+)
+
+
+@pytest.fixture(autouse=True)
+def scope():
+    init_default_scope('mmpretrain')
+    yield
+    DefaultScope._instance_dict.clear()
+
+
+def classifier(arch=THIN, classes=CLASSES, channels=CHANNELS, init_cfg=None, **changes):
+    """An mmpretrain classifier with both heads."""
+    config = dict(
+        type='ImageClassifier',
+        data_preprocessor=dict(num_classes=classes, mean=[120.0] * 3, std=[60.0] * 3, to_rgb=True),
+        backbone=dict(type='mmcare.CARE', arch=arch, out_indices=(3,), init_cfg=init_cfg),
+        neck=POOLING,
+        head=dict(type='mmcare.CAREClsHead', num_classes=classes, in_channels=channels),
+    )
+    return MODELS.build({**config, **changes})
+
+
+def student(teacher=TEACHER, **changes):
+    return classifier(type='mmcare.DistillationClassifier', teacher=teacher, **changes)
+
+
+def randomise(model):
+    """Give every tensor of a model a value that no initialisation has."""
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.rand_like(tensor) + 0.5)
+    return model
+
+
+def assert_equal(state, other):
+    assert state.keys() == other.keys()
+    assert [key for key in state if not torch.equal(state[key], other[key])] == []
+
+
+def labelled(labels):
+    return [DataSample().set_gt_label(label) for label in labels]
+
+
+def batch():
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    return dict(inputs=images, data_samples=labelled([0, 1, 2, 0]))
+
+
+# ------------------------------------------------------------ logits and losses
+
+
+@pytest.mark.parametrize('neck', [POOLING, None], ids=['pooled', 'map'])
+def test_logits_of_the_released_network(tmp_path, neck):
+    torch.save(dict(state_dict=published_weights('s0')), tmp_path / 'CARETrans_S0.pth.tar')
+    model = classifier('s0', 1000, 1024, neck=neck).eval()
+    model.load_state_dict(load_weights(tmp_path / 'CARETrans_S0.pth.tar'))
+    with torch.no_grad():
+        image = reference_image(224, 224)
+        logits = dict(logits=model(image))
+        both = model.head.head_logits(model.extract_feat(image))
+        logits.update(zip(('cls_logits', 'dist_logits'), both, strict=True))
+        model.head.switch_to_deploy()
+        logits_folded = model(image)
+    expected = np.load(DATA / 'reference_s0_224x224.npz')
+    for name, value in logits.items():
+        reference = torch.from_numpy(expected[name])
+        assert value.shape == reference.shape == (1, 1000)
+        assert (value - reference).abs().max() < 1e-4 * reference.abs().max(), name
+    assert (logits_folded - logits['logits']).abs().max() < 1e-5 * logits_folded.abs().max()
+
+
+def test_registered_under_one_name():
+    config = dict(num_classes=3, in_channels=8)
+    assert type(ROOT_MODELS.build(dict(type='mmcare.CAREClsHead', **config))) is CAREClsHead
+    with pytest.raises(KeyError):
+        MODELS.build(dict(type='CAREClsHead', **config))
+
+
+def test_initialisation():
+    head = CAREClsHead(400, 300)
+    head.init_weights()
+    for part in (head.cls_head, head.distill_head):
+        assert abs(part.fc.weight.std() - 0.02) < 5e-4 and part.fc.weight.abs().max() < 0.2
+        assert (part.fc.bias == 0).all() and part.norm.eps == 1e-6
+
+
+@pytest.mark.parametrize('mixed', [False, True], ids=['labels', 'mixed labels'])
+def test_loss_is_the_mean_of_both_heads(mixed):
+    loss = dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original') if mixed else None
+    head = randomise(CAREClsHead(CLASSES, CHANNELS, loss=loss))
+    features = (torch.randn(4, CHANNELS, 2, 3),)
+    labels = torch.tensor([1, 0, 2, 2])
+    samples, targets = labelled(labels), F.one_hot(labels, CLASSES).float()
+    if mixed:
+        scores = torch.rand(4, CLASSES).softmax(1)
+        samples = [DataSample().set_gt_score(score) for score in scores]
+        targets = 0.9 * scores + 0.1 / CLASSES
+    losses = head.loss(features, samples)
+    assert set(losses) == {'loss_cls', 'loss_distill'}
+    for loss, logits in zip(losses.values(), head.head_logits(features), strict=True):
+        torch.testing.assert_close(loss, -(targets * logits.log_softmax(1)).sum(1).mean() / 2)
+
+
+def test_accuracy_is_that_of_the_mean_logits():
+    head = randomise(CAREClsHead(CLASSES, CHANNELS, cal_acc=True, topk=(1, 2)))
+    features = (torch.randn(4, CHANNELS),)
+    predicted = head(features).argmax(1)
+    predicted[0] = (predicted[0] + 1) % CLASSES
+    losses = head.loss(features, labelled(predicted))
+    assert losses['accuracy_top-1'][0] == 75 and losses['accuracy_top-2'][0] >= 75
+
+
+def test_folding_is_exact():
+    head = randomise(CAREClsHead(CLASSES, CHANNELS)).double()
+    features = (torch.randn(2, CHANNELS, 3, 3).double(),)
+    expected = head(features)
+    head.switch_to_deploy()
+    torch.testing.assert_close(head(features), expected, rtol=1e-9, atol=1e-9)
+    loaded = CAREClsHead(CLASSES, CHANNELS, deploy=True)
+    loaded.load_state_dict(head.float().state_dict())
+    assert list(loaded.state_dict()) == ['folded_head.fc.weight', 'folded_head.fc.bias']
+
+
+# ------------------------------------------------------------ loading
+
+
+@pytest.fixture
+def source():
+    return randomise(classifier())
+
+
+@pytest.fixture
+def published(source, tmp_path):
+    """A file in the published format with the weights of ``source``."""
+    state = {key.removeprefix('backbone.'): v for key, v in source.state_dict().items()}
+    torch.save(dict(state_dict=to_published(state)), tmp_path / 'published.pth.tar')
+    return tmp_path / 'published.pth.tar'
+
+
+def test_published_file_fills_the_classifier(published, source):
+    model = classifier()
+    model.load_state_dict(load_weights(published))
+    assert_equal(model.state_dict(), source.state_dict())
+
+
+def test_published_file_without_safe_loading_is_refused(published):
+    """What stock mmengine does: the names as they are in the file, and not strict."""
+    state = torch.load(published)['state_dict']
+    model = nn.ModuleDict(dict(head=CAREClsHead(CLASSES, CHANNELS)))
+    for model in (classifier(), model):
+        with pytest.raises(CheckpointError):
+            load_state_dict(model, dict(state), strict=False)
+
+
+@pytest.mark.parametrize('part', ['', 'distill_head.', 'cls_head.fc.bias'])
+def test_a_part_of_the_heads_is_refused(source, part):
+    state = {k: v for k, v in source.state_dict().items() if not k.startswith(f'head.{part}')}
+    with pytest.raises(CheckpointError, match=f'missing: {part}'):
+        load_state_dict(classifier(), state, strict=False)
+
+
+@pytest.mark.parametrize(
+    ('classes', 'deploy', 'value', 'words'),
+    [
+        (7, False, 0.0, r'cls_head\.fc\.weight \(3, 128\) instead of \(7, 128\)'),
+        (CLASSES, True, 0.0, r'The head is folded \(deploy=True\), the weights are not'),
+        (CLASSES, False, float('nan'), r'distill_head\.fc\.bias has values that are not finite'),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(source, classes, deploy, value, words):
+    state = source.head.state_dict()
+    state['distill_head.fc.bias'][0] = value
+    with pytest.raises(CheckpointError, match=words):
+        load_state_dict(CAREClsHead(classes, CHANNELS, deploy=deploy), state, strict=False)
+
+
+@pytest.mark.parametrize('prefix', [{}, dict(prefix='backbone.')], ids=['', 'backbone.'])
+def test_backbone_of_a_file_with_other_classes(published, source, prefix):
+    init_cfg = dict(type='Pretrained', checkpoint=str(published), **prefix)
+    model = classifier(classes=7, init_cfg=init_cfg)
+    model.init_weights()
+    assert_equal(model.backbone.state_dict(), source.backbone.state_dict())
+    assert model.head.cls_head.fc.weight.std() < 0.03  # as initialised
+
+
+def test_without_mmpretrain():
+    """Only mmcare.classification needs it, and says what to install."""
+    code = "import sys; sys.modules['mmpretrain'] = None; import mmcare, mmcare.classification"
+    done = run(sys.executable, '-c', code, check=False)
+    assert 'ImportError' in done.stderr and 'pip install "mmpretrain>=1.2.0,<2"' in done.stderr
+
+
+# ------------------------------------------------------------ distillation
+
+
+class Fixed(nn.Module):
+    """A teacher that always gives the same logits, and keeps what it has seen."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor(logits))
+        self.seen = []
+
+    def forward(self, images):
+        self.seen.append((images.clone(), self.training, torch.is_grad_enabled()))
+        return self.logits[: len(images)]
+
+
+@pytest.fixture
+def teacher_file(tmp_path):
+    """Weights of a random teacher."""
+    torch.save(dict(state_dict=MODELS.build(TEACHER).state_dict()), tmp_path / 'teacher.pth')
+    return tmp_path / 'teacher.pth'
+
+
+@pytest.mark.parametrize(
+    ('distillation', 'expected'),
+    [
+        # The teacher's class is 1 and 1: log 3 and log(e^2 + 2) - 2.
+        ('hard', 0.3 * (1.098612 + 0.239540) / 2),
+        # tau = 2. p = (1, e, 1) / 4.71828, q = (1, 1, 1) / 3: sum of p log(p / q) is 0.123284; then
+        # p = (1, e, e^0.5) / 5.36700, q = (1, e, 1) / 4.71828: 0.024773.
+        ('soft', 0.3 * 4 * (0.123284 + 0.024773) / 2),
+    ],
+)
+def test_loss_by_hand(monkeypatch, distillation, expected):
+    """0.7 of the labels' cross-entropy on one head, 0.3 of the teacher's loss on the other."""
+    teacher = Fixed([[0.0, 2.0, 0.0], [0.0, 2.0, 1.0]])
+    model = student(teacher, alpha=0.3, distillation=distillation, temperature=2.0)
+    cls_logits = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    distill_logits = torch.tensor([[0.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
+    monkeypatch.setattr(model.head, 'head_logits', lambda feats: (cls_logits, distill_logits))
+    losses = model.loss(torch.rand(2, 3, 32, 32), labelled([0, 2]))
+    # Labels 0 and 2: log(e + 2) - 1 and log 3.
+    assert losses['loss_cls'].item() == pytest.approx(0.7 * (0.551445 + 1.098612) / 2, rel=1e-5)
+    assert losses['loss_distill'].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_teacher_sees_the_very_batch():
+    """Mixed, normalised and in RGB; in evaluation mode, without gradients."""
+    teacher = Fixed([[0.0, 1.0, 0.0]] * 4)
+    augments = [dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)]
+    model = student(teacher, train_cfg=dict(augments=augments)).train()
+    seen = []
+    model.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
+    data = batch()
+    plain = (data['inputs'].flip(1).float() - 120) / 60
+    processed = model.data_preprocessor(data, training=True)
+    model(**processed, mode='loss')
+    ((images, training, with_gradients),) = teacher.seen
+    assert torch.equal(images, seen[0]) and torch.equal(images, processed['inputs'])
+    assert not torch.equal(images, plain) and images.abs().max() < 3
+    assert not training and not with_gradients
+
+
+@pytest.mark.parametrize('form', ['mm', 'bare', 'deit', 'distributed'])
+def test_teacher_is_no_part_of_the_student(teacher_file, form):
+    """Not trained, not saved, in evaluation mode, shared by copies; from any form of its file."""
+    state = torch.load(teacher_file)['state_dict']
+    prefixed = {f'module.{key}': value for key, value in state.items()}
+    forms = dict(mm=dict(state_dict=state), bare=state, deit=dict(model=state))
+    torch.save(dict(forms, distributed=prefixed)[form], teacher_file)
+    model = student(teacher_checkpoint=str(teacher_file))
+    model.init_weights()
+    assert {name.split('.')[0] for name in model.state_dict()} == {'backbone', 'head'}
+    optim_wrapper = build_optim_wrapper(model, dict(optimizer=dict(type='AdamW', lr=1e-2)))
+    model.train()
+    before = model.head.distill_head.fc.weight.clone()
+    losses = model.train_step(batch(), optim_wrapper)
+    assert {'loss', 'loss_cls', 'loss_distill'} <= losses.keys()
+    assert not torch.equal(before, model.head.distill_head.fc.weight)
+    assert_equal(model.teacher.state_dict(), state)  # running statistics, too
+    assert not any(parameter.requires_grad for parameter in model.teacher.parameters())
+    averaged = ExponentialMovingAverage(model)
+    assert copy.deepcopy(model).teacher is averaged.module.teacher is model.teacher
+
+
+def test_testing_needs_no_teacher():
+    missing = dict(type='TimmClassifier', model_name='regnety_160', pretrained=False)
+    model = student(missing, teacher_checkpoint='nowhere.pth').eval()
+    model.load_state_dict(classifier().state_dict())
+    assert model(torch.rand(2, 3, 32, 32)).shape == (2, CLASSES)
+    with pytest.raises(FileNotFoundError, match=r'nowhere\.pth'):
+        student(teacher_checkpoint='nowhere.pth').init_weights()
+
+
+def test_teachers_that_do_not_fit(teacher_file):
+    """Other classes, a part of the weights and random weights could all go unnoticed."""
+    with pytest.raises(ValueError, match=r'\(2, 2\), .* \(2, 3\): .* the same classes'):
+        student(Fixed([[0.0, 1.0]] * 2)).loss(torch.rand(2, 3, 32, 32), labelled([0, 1]))
+    state = torch.load(teacher_file)['state_dict']
+    del state['head.fc.bias']
+    torch.save(state, teacher_file)
+    with pytest.raises(CheckpointError, match=r'teacher\.pth[\s\S]*head\.fc\.bias'):
+        student(teacher_checkpoint=str(teacher_file)).init_weights()
+    with pytest.raises(ValueError, match='teacher_checkpoint must be'):
+        student()
+    with pytest.raises(ValueError, match=r'alpha must be in \[0, 1\], got 1.5'):
+        student(Fixed([[0.0] * 3]), alpha=1.5)
