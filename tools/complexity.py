@@ -1,28 +1,24 @@
-"""Parameters and multiply-adds of CARE networks, by stage and by part, as text, CSV and PNG.
+"""Parameters and multiply-adds of CARE networks, by stage and by part.
 
 Counted by mmengine.analysis for one image, in evaluation mode: a multiply-add of a convolution, a
-linear layer or a matrix product is one, batch norm 2 an element, layer norm 5.
+linear layer or a matrix product is one, batch norm 2 an element, layer norm 5. Tables are printed,
+and written as CSV.
 """
 
 import argparse
 from pathlib import Path
 
-from torch import nn
+import pandas as pd
 
 from mmcare.analysis import (
-    build_model,
+    build_network,
+    compare_mixer,
     compare_with_paper,
     count_complexity,
-    count_mixer,
-    mixer_terms,
-    network_stages,
-    plots,
-    report,
+    where_proposition_holds,
 )
-from mmcare.analysis.counting import check_shape
-from mmcare.analysis.mixer import ATTENTION_STAGES
+from mmcare.files import check_writable, moved_into_place
 from mmcare.models import CARE
-from mmcare.output import check_writable
 
 
 def parse_args() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -36,7 +32,7 @@ def parse_args() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         nargs='?',
         help=f'an arch ({", ".join(CARE.arch_zoo)}), with the two heads of its classifier; or a '
         'config (.py) with a CARE backbone, with neck and head if it is of mmpretrain; of '
-        'detectors and segmentors the backbone alone is counted',
+        'detectors and segmentors only the backbone is counted',
     )
     parser.add_argument(
         '--shape',
@@ -44,86 +40,82 @@ def parse_args() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         nargs=2,
         default=(224, 224),
         metavar=('H', 'W'),
-        help='height and width of the image, at least 32 each; default: 224 224',
+        help='height and width of the image; default: 224 224',
     )
-    parser.add_argument('--no-head', action='store_true', help='leave the heads out')
+    parser.add_argument(
+        '--no-head', action='store_true', help='leave the heads out; they need mmpretrain'
+    )
     parser.add_argument(
         '--paper',
         action='store_true',
-        help="also put the figures of the paper's Tables 3 to 5 beside what is counted for their "
-        'networks, at 224 x 224 with both heads; takes half a minute',
+        help="also put the costs in the paper's Tables 2 to 5 beside what is counted for their "
+        'networks, both heads included; takes a minute',
     )
     parser.add_argument(
         '--omega',
         action='store_true',
-        help="also compare the paper's complexity model with the token mixers of stages 3 and 4, "
-        'and show where its Proposition 3 holds; for the arch that MODEL is, or for all of them if '
-        'it is a config or not given',
+        help="also put the paper's complexity model beside the token mixers of stages 3 and 4, of "
+        'MODEL if it is an arch and of all archs if not, and show where its Proposition 3 holds',
     )
     parser.add_argument(
         '--out-dir',
         type=Path,
         default=Path('work_dirs/complexity'),
         metavar='DIR',
-        help='where the CSV and PNG files go, replacing older ones; default: %(default)s',
+        help='where the CSV files go, replacing older ones; default: %(default)s',
     )
     return parser, parser.parse_args()
 
 
 def main() -> None:
-    """Check everything, then count, print and write."""
+    """Count, print and write."""
     parser, arguments = parse_args()
     if not (arguments.model or arguments.paper or arguments.omega):
         parser.error('nothing to do: give MODEL, --paper or --omega')
     try:
-        shape = check_shape(arguments.shape)
         check_writable(arguments.out_dir)
-        plots.check_matplotlib()
-        model = build_model(arguments.model, not arguments.no_head) if arguments.model else None
-    except (ImportError, OSError, TypeError, ValueError) as error:
+        model = build_network(arguments.model, not arguments.no_head) if arguments.model else None
+    except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
 
     if model:
-        write_complexity(*model, shape, arguments.out_dir)
+        height, width = arguments.shape
+        table = count_complexity(model, arguments.shape)
+        params, macs = table.sum()[['parameters', 'macs']]
+        name = f'{Path(arguments.model).stem}_{height}x{width}'
+        print(f'{name}: {params:,} parameters, {macs:,} multiply-adds ({macs / 1e9:.4f} GMACs)\n')
+        for quantity in table:
+            print(f'{quantity}\n{by_stage(table[quantity])}\n')
+        write(table.reset_index(), arguments.out_dir / f'{name}.csv')
     if arguments.omega:
-        archs = [arguments.model] if arguments.model in CARE.arch_zoo else list(CARE.arch_zoo)
-        write_omega(archs, shape, arguments.out_dir)
+        for arch in [arguments.model] if arguments.model in CARE.arch_zoo else CARE.arch_zoo:
+            for stage in (3, 4):
+                table = compare_mixer(arch, stage, arguments.shape)
+                print(f'One token mixer of {arch}, stage {stage}: multiply-adds\n{table}\n')
+                write(table.reset_index(), arguments.out_dir / f'omega_{arch}_stage{stage}.csv')
+        table = where_proposition_holds()
+        print(f'Omega(D) < Omega(0) holds for 0 < D < d with\n{table.to_string(index=False)}\n')
+        write(table, arguments.out_dir / 'proposition.csv')
     if arguments.paper:
-        write_paper(arguments.out_dir)
+        table = compare_with_paper()
+        print(f'Costs in the paper and as counted\n{table.to_string(index=False)}\n')
+        write(table, arguments.out_dir / 'paper.csv')
     print(f'Written to {arguments.out_dir}')
 
 
-def write_complexity(name: str, network: nn.Module, shape: tuple[int, int], out_dir: Path) -> None:
-    """A network by stage and part."""
-    complexity = count_complexity(network, shape, name)
-    stem = f'{name}_{shape[0]}x{shape[1]}'
-    print(report.complexity_text(complexity), end='\n\n')
-    report.write_csv(report.complexity_rows(complexity), out_dir / f'{stem}.csv')
-    plots.plot_complexity(complexity, out_dir / f'{stem}.png')
+def by_stage(counts: pd.Series) -> str:
+    """Lay out counts with the index (stage, part): parts down, stages across."""
+    wide = counts.unstack('stage', fill_value=0)
+    wide = wide.reindex(counts.index.unique('part'), columns=counts.index.unique('stage'))
+    wide.loc['all'] = wide.sum()
+    wide['all'] = wide.sum(axis=1)
+    return wide.map('{:,}'.format).rename_axis(index=None, columns=None).to_string()
 
 
-def write_omega(archs: list[str], shape: tuple[int, int], out_dir: Path) -> None:
-    """The complexity model: term by term against the network, and where the proposition holds."""
-    rows = []
-    for arch in archs:
-        for stage in ATTENTION_STAGES:
-            terms = mixer_terms(arch, stage, shape)
-            counted = count_mixer(arch, stage, shape)['all']
-            print(report.mixer_text(f'care_{arch}', terms, counted), end='\n\n')
-            rows += report.mixer_rows(f'care_{arch}', terms, counted)
-    stages = network_stages()
-    print(report.proposition_text(stages), end='\n\n')
-    report.write_csv(rows, out_dir / 'omega_terms.csv')
-    report.write_csv(report.proposition_rows(stages), out_dir / 'omega_stages.csv')
-    plots.plot_proposition(out_dir / 'omega.png')
-
-
-def write_paper(out_dir: Path) -> None:
-    """The paper's tables beside ours."""
-    comparisons = compare_with_paper()
-    print(report.paper_text(comparisons), end='\n\n')
-    report.write_csv(report.paper_rows(comparisons), out_dir / 'paper.csv')
-    plots.plot_paper(comparisons, out_dir / 'paper.png')
+def write(table: pd.DataFrame, filename: Path) -> None:
+    """Write a CSV file."""
+    with moved_into_place(filename) as temporary:
+        table.to_csv(temporary, index=False)
 
 
 if __name__ == '__main__':

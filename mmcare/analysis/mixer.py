@@ -1,173 +1,79 @@
-"""Omega against what the network's token mixer costs, term by term (stages 3 and 4).
+"""The paper's complexity model at the dimensions of the published networks."""
 
-With d2 = 2 d1 and kernels k1 and k2, on h x w positions and with n heads::
+from collections.abc import Sequence
 
-    omega - h w (k1^2 + k2^2) d1 - 2 h w d1^2 = multiply-adds of the network's mixer
-                                                without the normaliser, h w d1
-
-since omega has a second local pass, and projections of the values and of the output, that the
-network does not have. Stages 1 and 2 aggregate with strip convolutions, which omega does not model.
-"""
-
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
+import pandas as pd
 import torch
 
-from mmcare.analysis.counting import check_shape, macs_by_module
-from mmcare.analysis.equations import omega_decoupled
+from mmcare.analysis.counting import count_macs
+from mmcare.analysis.equations import delta_limit
 from mmcare.models import CARE
-from mmcare.models.backbones.care import (
-    NUM_STAGES,
-    NUM_STRIP_STAGES,
-    STEM_STRIDE,
-    TOTAL_STRIDE,
-    check_arch,
-)
 
 KERNELS = (3, 7)  # of the network's local learner
-ATTENTION_STAGES = tuple(range(NUM_STRIP_STAGES + 1, NUM_STAGES + 1))  # counted from 1
 
 
-@dataclass(frozen=True)
-class Term:
-    """A term of omega or of the network.
+def compare_mixer(arch: str, stage: int, shape: Sequence[int] = (224, 224)) -> pd.DataFrame:
+    """Put Omega's terms beside the multiply-adds that are counted for a block's token mixer.
 
-    Attributes:
-        name: What is computed.
-        formula: Its multiply-adds.
-        omega: How much of it omega has.
-        network: How much of it the network's mixer has, by the same formula.
-    """
+    With d2 = 2 d1, kernels k1 and k2, h x w positions and n heads::
 
-    name: str
-    formula: str
-    omega: int
-    network: int
+        Omega - h w (k1^2 + k2^2) d1 - 2 h w d1^2 + h w d1 = multiply-adds counted
 
-
-@dataclass(frozen=True)
-class MixerTerms:
-    """Omega and the network's mixer side by side.
-
-    Attributes:
-        stage: Stage, counted from 1.
-        height, width: Size of the stage's map, padding to a multiple of 32 included.
-        global_channels: d1; the local channels are d2 = 2 d1.
-        heads: Number of attention heads, n.
-        terms: All terms; each one's share in omega or in the network can be 0.
-    """
-
-    stage: int
-    height: int
-    width: int
-    global_channels: int
-    heads: int
-    terms: tuple[Term, ...]
-
-    @property
-    def omega(self) -> int:
-        """Sum of omega's terms, Eq. 23 with two kernels."""
-        return sum(term.omega for term in self.terms)
-
-    @property
-    def network(self) -> int:
-        """Sum of the network's terms, the normaliser included."""
-        return sum(term.network for term in self.terms)
-
-    @property
-    def normalizer(self) -> int:
-        """The normaliser's multiply-adds, which omega leaves out: h w d1."""
-        return self.height * self.width * self.global_channels
-
-    @property
-    def network_by_omega(self) -> int:
-        """The right side of the identity: Eq. 23 less what the network does not have."""
-        d1, positions = self.global_channels, self.height * self.width
-        model = omega_decoupled(self.height, self.width, d1, 2 * d1, KERNELS, self.heads)
-        return model - positions * sum(k**2 for k in KERNELS) * d1 - 2 * positions * d1**2
-
-
-def mixer_terms(
-    arch: str | Mapping[str, Sequence], stage: int, shape: tuple[int, int] = (224, 224)
-) -> MixerTerms:
-    """Compare omega at the network's own dimensions with the network's token mixer.
+    since the network has one local pass and two projections fewer, and a normaliser more.
 
     Args:
-        arch: As for :class:`mmcare.models.CARE`.
-        stage: 3 or 4.
+        arch: Name of the network.
+        stage: 3 or 4. The stages before use strip convolutions, which Omega does not model.
         shape: Height and width of the image.
 
     Returns:
-        The terms, of a single block's mixer.
+        Columns ``omega``, ``counted`` and ``the network has``, with a row each for local learners,
+        projections and products.
 
     Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If the arch is unknown, the stage has no attention, or the image is too small.
+        ValueError: If the stage has no attention.
     """
-    arch = check_arch(arch, CARE.arch_zoo)
-    height, width = _map_size(stage, shape)
-    d1 = arch['widths'][stage - 1] // 3
-    heads = d1 // arch['head_channels'][stage - 1]
-    positions = height * width
-    local_pass = positions * sum(k**2 for k in KERNELS) * d1
-    product = positions * d1**2 // heads
-    terms = (
-        Term('local, one pass', 'hw (k1² + k2²) d1', local_pass, local_pass),
-        Term('local, another pass', 'hw (k1² + k2²) d1', local_pass, 0),
-        Term('projections of q and k', '2 hw d1²', 2 * positions * d1**2, 2 * positions * d1**2),
-        Term('projections of v and output', '2 hw d1²', 2 * positions * d1**2, 0),
-        Term('keys with values', 'hw d1² / n', product, product),
-        Term('queries with the result', 'hw d1² / n', product, product),
-        Term('normaliser', 'hw d1', 0, positions * d1),
-    )
-    return MixerTerms(stage, height, width, d1, heads, terms)
+    if stage not in (3, 4):
+        raise ValueError(f'stage must be 3 or 4, which have attention, got {stage!r}')
+    backbone = CARE(arch)
+    path = f'stages.{stage - 1}.blocks.0.mixer'
+    macs = count_macs(backbone, torch.zeros(1, 3, *shape))
+    local, everything = macs[f'{path}.local_learner'], macs[path]
+    projections = macs[f'{path}.global_learner.query_key']
+
+    d1 = backbone.arch['widths'][stage - 1] // 3
+    heads = d1 // backbone.arch['head_channels'][stage - 1]
+    h, w = (-(-side // 32) * 8 // 2 ** (stage - 1) for side in shape)
+    local_omega, global_omega = 2 * h * w * sum(k**2 for k in KERNELS) * d1, 2 * h * w * d1**2
+    rows = [
+        ('local', local_omega, local, 'one pass instead of two'),
+        ('projections', 2 * global_omega, projections, 'q and k, not v and output'),
+        ('products', global_omega // heads, everything - local - projections, 'a normaliser, too'),
+    ]
+    table = pd.DataFrame(rows, columns=['term', 'omega', 'counted', 'the network has'])
+    return table.set_index('term')
 
 
-def count_mixer(
-    arch: str | Mapping[str, Sequence],
-    stage: int,
-    shape: tuple[int, int] = (224, 224),
-    feature_map: str = 'elu',
-) -> dict[str, int]:
-    """Count the multiply-adds of a real block's mixer with mmengine.analysis.
-
-    Args:
-        arch: As for :class:`mmcare.models.CARE`.
-        stage: 3 or 4.
-        shape: Height and width of the image.
-        feature_map: ``'elu'`` has the normaliser, ``'identity'`` has not.
+def where_proposition_holds() -> pd.DataFrame:
+    """Ask at every width of the published networks where Omega(D) < Omega(0) holds.
 
     Returns:
-        ``local``, ``projections``, ``products`` (the normaliser among them) and their sum, ``all``.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If the arch is unknown, the stage has no attention, or the image is too small.
+        A row for each width, choice of kernels and number of heads (one, and the network's, which
+        stages 1 and 2 have with ``early_conv=False`` only): the exact limit ``D below``, and
+        whether the proposition holds for all 0 < D < d and at the network's own D.
     """
-    height, width = _map_size(stage, shape)
-    backbone = CARE(arch, out_indices=(stage - 1,), feature_map=feature_map)
-    features = torch.zeros(1, backbone.arch['widths'][stage - 1], height, width)
-    macs = macs_by_module(backbone.get_submodule(f'stages.{stage - 1}.blocks.0.mixer'), features)
-    projections = macs['global_learner.query_key']
-    return dict(
-        local=macs['local_learner'],
-        projections=projections,
-        products=macs['global_learner'] - projections,
-        all=macs[''],
+    widths = {
+        (d, d // 3 // head_channels)
+        for arch in CARE.arch_zoo.values()
+        for d, head_channels in zip(arch['widths'], arch['head_channels'], strict=True)
+    }
+    rows = [
+        (d, d // 3, ' and '.join(f'{k}x{k}' for k in kernels), n, delta_limit(d, kernels, n))
+        for d, heads in sorted(widths)
+        for kernels in (KERNELS, (7,))
+        for n in (1, heads)
+    ]
+    table = pd.DataFrame(rows, columns=['d', 'D', 'kernels', 'heads', 'D below'])
+    return table.assign(
+        **{'for all D': table['D below'] >= table['d'], 'at own D': table['D'] < table['D below']}
     )
-
-
-def _map_size(stage: int, shape: tuple[int, int]) -> tuple[int, int]:
-    """Height and width of a stage's map, padding included."""
-    if stage not in ATTENTION_STAGES:
-        raise ValueError(
-            f'stage must be one of {ATTENTION_STAGES}, counted from 1, got {stage!r}: the stages '
-            'before aggregate with strip convolutions, which omega does not model'
-        )
-    stride = STEM_STRIDE * 2 ** (stage - 1)
-    height, width = (
-        math.ceil(side / TOTAL_STRIDE) * TOTAL_STRIDE // stride for side in check_shape(shape)
-    )
-    return height, width
