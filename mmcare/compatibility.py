@@ -6,6 +6,7 @@ chosen or compiled with care.
 
 from collections.abc import Iterable
 from importlib import import_module
+from types import ModuleType
 
 INSTALL = {
     'torch': 'pip install "torch>=2.6"',
@@ -49,6 +50,28 @@ def check_versions(names: Iterable[str] = REQUIRED) -> None:
         )
         if not lowest <= numbers < limit:
             raise ImportError(f'mmcare needs {wanted}, found {version}: {INSTALL[name]}')
+
+
+def require(name: str, purpose: str, extra: str = 'export') -> ModuleType:
+    """Import an optional package.
+
+    Args:
+        name: Of the module.
+        purpose: What needs it, for the message.
+        extra: The extra of mmcare that installs it.
+
+    Raises:
+        ImportError: If it is missing; the message says what installs it.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.split('.')[0]:
+            raise
+        raise ImportError(
+            f'{purpose} needs {name}, which is not installed: it comes with the extra '
+            f'mmcare[{extra}]; in a clone: pip install -e ".[{extra}]"'
+        ) from error
 
 
 def _text(version: tuple[int, int, int]) -> str:
