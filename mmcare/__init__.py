@@ -5,7 +5,7 @@ from mmcare.version import __version__
 
 check_versions()
 
-from mmcare import datasets, engine, models  # noqa: E402 (they need what was just checked)
+from mmcare import engine, models  # noqa: E402 (they need what was just checked)
 from mmcare.models import CARE  # noqa: E402
 
-__all__ = ['CARE', '__version__', 'datasets', 'engine', 'models']
+__all__ = ['CARE', '__version__', 'engine', 'models']

@@ -8,7 +8,6 @@ from mmengine.registry import HOOKS as MMENGINE_HOOKS
 from mmengine.registry import MODEL_WRAPPERS as MMENGINE_MODEL_WRAPPERS
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from mmengine.registry import RUNNERS as MMENGINE_RUNNERS
-from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
 from mmengine.registry import Registry, build_runner_from_cfg
 
 MODELS = Registry('model', parent=MMENGINE_MODELS, scope='mmcare', locations=['mmcare.models'])
@@ -25,7 +24,4 @@ RUNNERS = Registry(
     parent=MMENGINE_RUNNERS,
     scope='mmcare',
     locations=['mmcare.engine'],
-)
-TRANSFORMS = Registry(
-    'transform', parent=MMENGINE_TRANSFORMS, scope='mmcare', locations=['mmcare.datasets']
 )

@@ -1,12 +1,9 @@
 # ADE20K as in the scene parsing challenge of 2016: 150 classes, label 0 of the files is ignored.
 data_root = 'data/ade/ADEChallengeData2016'
-# Right behind LoadAnnotations: labels and image still have the size of their files.
-check_labels = dict(type='mmcare.CheckLabels', num_classes=150)
 
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations'),
-    check_labels,
     dict(type='RandomResize', scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True),
     dict(type='RandomCrop', crop_size=(512, 512), cat_max_ratio=0.75),
     dict(type='RandomFlip', prob=0.5),
@@ -17,7 +14,6 @@ test_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='Resize', scale=(2048, 512), keep_ratio=True),
     dict(type='LoadAnnotations'),  # behind Resize: predictions are compared in the image's size
-    check_labels,
     dict(type='PackSegInputs'),
 ]
 tta_pipeline = [
@@ -31,7 +27,6 @@ tta_pipeline = [
             ],
             [dict(type='RandomFlip', prob=prob, direction='horizontal') for prob in (0.0, 1.0)],
             [dict(type='LoadAnnotations')],
-            [check_labels],
             [dict(type='PackSegInputs')],
         ],
     ),

@@ -46,15 +46,8 @@ train_dataloader = dict(
     persistent_workers=False,  # exact resume: see mmcare.ExactResumeHook
     collate_fn=dict(type='default_collate'),
     sampler=dict(type='DefaultSampler', shuffle=True),
-    # Folders of classes, or lists of images and labels in meta/train.txt and meta/val.txt. The
-    # prefix is what split implies; named, it is checked before training.
-    dataset=dict(
-        type='ImageNet',
-        data_root=data_root,
-        split='train',
-        data_prefix='train',
-        pipeline=train_pipeline,
-    ),
+    # Folders of classes, or lists of images and labels in meta/train.txt and meta/val.txt.
+    dataset=dict(type='ImageNet', data_root=data_root, split='train', pipeline=train_pipeline),
 )
 val_dataloader = dict(
     batch_size=192,
@@ -62,13 +55,7 @@ val_dataloader = dict(
     persistent_workers=True,
     collate_fn=dict(type='default_collate'),
     sampler=dict(type='DefaultSampler', shuffle=False),
-    dataset=dict(
-        type='ImageNet',
-        data_root=data_root,
-        split='val',
-        data_prefix='val',
-        pipeline=test_pipeline,
-    ),
+    dataset=dict(type='ImageNet', data_root=data_root, split='val', pipeline=test_pipeline),
 )
 test_dataloader = val_dataloader
 
