@@ -1,0 +1,334 @@
+"""Latency of CARE beside its peers: from an image to four maps, in turn in one process.
+
+Networks have random weights and are folded as far as each can be; peers are timm's. Written are
+recording.json (all times), latency.csv and latency.md (tables), and for each backend a picture,
+accuracy_<backend>.png: published accuracy over latency, with the Pareto line.
+"""
+
+import argparse
+import json
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from mmengine.utils import track_iter_progress
+from timing import describe_machine, measure_in_turn
+from torch import Tensor, nn
+from torch.fx.experimental.optimization import fuse
+
+from mmcare.compatibility import require
+from mmcare.files import check_writable
+from mmcare.models import CARE
+
+PURPOSE = 'the latency benchmark'
+STRIDES = [4, 8, 16, 32]
+TOLERANCE = 1e-4  # of a map's largest magnitude
+BUSY = 0.9  # of a core: below it, something else was running
+# Beginnings of the names of timm's models whose attention is built for one size of image.
+BUILT_FOR_A_SIZE = ('efficientformerv2', 'swin_')
+Run = Callable[[], object]
+Recording = dict[str, Any]
+
+
+def read_peers() -> pd.DataFrame:
+    """Read ``peers.csv``: all networks by key, with the CARE of the nearest accuracy."""
+    peers = pd.read_csv(Path(__file__).with_name('peers.csv'), index_col='key').fillna('')
+    archs = peers[peers['timm_model'] == '']['top1']
+    peers['care'] = [(archs - top1).abs().idxmin() for top1 in peers['top1']]
+    return peers
+
+
+PEERS = read_peers()
+
+
+# ------------------------------------------------------------ networks
+
+
+class FourMaps(nn.Module):
+    """The maps of strides 4, 8, 16 and 32 of a feature extractor of timm, channels first."""
+
+    def __init__(self, features: Any) -> None:
+        super().__init__()
+        if features.feature_info.reduction() != STRIDES:
+            raise ValueError(f'has maps of strides {features.feature_info.reduction()}')
+        self.features = features
+        self.channels_last = getattr(features, 'output_fmt', 'NCHW') == 'NHWC'
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        """Map images (B, 3, H, W) to four maps (B, C, H / stride, W / stride)."""
+        maps = self.features(image)
+        return tuple(one.permute(0, 3, 1, 2) if self.channels_last else one for one in maps)
+
+
+def build(key: str, shape: tuple[int, int]) -> nn.Module:
+    """Build a network in evaluation mode, folded, with random weights from one seed.
+
+    CARE folds itself, MobileOne, FastViT and RepViT do by timm's ``reparameterize_model``.
+    """
+    torch.manual_seed(0)
+    name = PEERS['timm_model'][key]
+    if not name:
+        backbone = CARE(key)
+        backbone.switch_to_deploy()
+        return backbone
+    timm = require('timm', PURPOSE, 'bench')
+    options: dict[str, Any] = dict(img_size=shape) if name.startswith(BUILT_FOR_A_SIZE) else {}
+    features = timm.create_model(name, features_only=True, out_indices=4, **options).eval()
+    return fold_norms(FourMaps(timm.utils.reparameterize_model(features)).eval())
+
+
+def fold_norms(network: nn.Module) -> nn.Module:
+    """Fold each batch norm that alone takes the output of a convolution, on a copy."""
+    kind = require('timm.layers', PURPOSE, 'bench').BatchNormAct2d
+    for name, both in list(network.named_modules()):
+        if isinstance(both, kind):  # with an activation, which is to stay
+            norm = nn.BatchNorm2d(both.num_features, both.eps).eval()
+            norm.load_state_dict(both.state_dict())
+            network.set_submodule(name, nn.Sequential(norm, both.act))
+    return fuse(network)
+
+
+# ------------------------------------------------------------ backends
+
+
+def torch_run(network: nn.Module, image: Tensor, threads: int) -> Run:
+    """Prepare a run in eager PyTorch, whose threads the timer sets."""
+
+    def run() -> object:
+        with torch.inference_mode():
+            return network(image)
+
+    return run
+
+
+def onnxruntime_run(network: nn.Module, image: Tensor, threads: int) -> Run:
+    """Prepare a run in ONNX Runtime; a ValueError if it differs from PyTorch."""
+    import onnxruntime
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # of PyTorch's own code, for each network
+        program = torch.onnx.export(network, (image,), opset_version=20, dynamo=True, verbose=False)
+        expected = network(image)
+    assert program is not None, 'dynamo=True returns a program'
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    options.add_session_config_entry('session.set_denormal_as_zero', '1')
+    session = onnxruntime.InferenceSession(
+        program.model_proto.SerializeToString(), options, providers=['CPUExecutionProvider']
+    )
+    feed = {session.get_inputs()[0].name: image.numpy()}
+    for ours, theirs in zip(expected, session.run(None, feed), strict=True):
+        deviation = (ours - torch.from_numpy(theirs)).abs().max() / ours.abs().max()
+        if not deviation <= TOLERANCE:
+            raise ValueError(f"differs from PyTorch by {deviation:.1e} of a map's largest value")
+    return lambda: session.run(None, feed)
+
+
+BACKENDS = {'onnxruntime': onnxruntime_run, 'torch': torch_run}
+
+
+# ------------------------------------------------------------ measuring
+
+
+def measure(arguments: argparse.Namespace) -> Recording:
+    """Prepare every network for every backend, then measure all in turn.
+
+    What a backend cannot take is left out, with the reason.
+    """
+    torch.set_flush_denormal(True)  # with random weights, numbers may become tiny
+    torch.set_num_threads(arguments.threads)
+    image = torch.randn(arguments.batch, 3, *arguments.shape)
+    runs: dict[tuple[str, str], Run] = {}
+    parameters, left_out = {}, {}
+    keys = [*arguments.archs, *arguments.peers]
+    print('Prepare networks', file=sys.stderr)
+    for key in track_iter_progress(keys, file=sys.stderr):
+        backend = 'all backends'
+        try:
+            network = build(key, arguments.shape).requires_grad_(False)
+            parameters[key] = sum(parameter.numel() for parameter in network.parameters())
+            for backend in arguments.backend:
+                run = BACKENDS[backend](network, image, arguments.threads)
+                run()
+                runs[backend, key] = run
+        except Exception as error:  # whatever a network or a converter of others raises
+            reason = f'{type(error).__name__}: {error}'.splitlines()[0]
+            left_out[f'{PEERS["label"][key]}, {backend}'] = reason
+    print('\nMeasure rounds', file=sys.stderr)
+    start = time.perf_counter(), time.process_time()
+    times = measure_in_turn(runs, arguments.runs, arguments.threads).round(3)
+    share = (time.process_time() - start[1]) / (time.perf_counter() - start[0])
+    settings = ('shape', 'batch', 'threads', 'runs')
+    return dict(
+        settings={name: getattr(arguments, name) for name in settings},
+        versions=describe_machine('onnxruntime', *['timm'] * bool(arguments.peers)),
+        processor_share=round(share, 3) if arguments.threads == 1 else None,
+        parameters=parameters,
+        left_out=left_out,
+        milliseconds={
+            backend: times[backend].to_dict('list')
+            for backend in times.columns.get_level_values(0).unique()
+        },
+    )
+
+
+# ------------------------------------------------------------ tables and pictures
+
+
+def latency_table(recording: Recording, backend: str) -> pd.DataFrame:
+    """Make a row for each network, by class and latency.
+
+    ``x_care`` is the median over the rounds of its time over that of CARE of the same class (the
+    nearest accuracy) in the same round: above 1, CARE is faster. ``pareto`` says that no other
+    network is as fast and as accurate. ``ms`` is a median with quartiles beside it.
+    """
+    times = pd.DataFrame(recording['milliseconds'][backend])
+    table = PEERS.loc[list(times)].assign(backend=backend)
+    table['million'] = pd.Series(recording['parameters']) / 1e6
+    table[['ms', 'q1', 'q3']] = times.quantile([0.5, 0.25, 0.75]).T
+    cares = times.reindex(columns=table['care']).set_axis(times.columns, axis='columns')
+    table['x_care'] = (times / cares).median()
+    table = table.sort_values(['ms', 'top1'], ascending=[True, False])
+    table['pareto'] = table['top1'] > table['top1'].cummax().shift(fill_value=0)
+    return table.sort_values(['care', 'ms'])
+
+
+def losses(table: pd.DataFrame) -> list[str]:
+    """Say for each CARE which networks are at least as fast and as accurate."""
+    lines = []
+    for key, care in table[table['timm_model'] == ''].iterrows():
+        others = table.drop(index=key)
+        better = others[(others['ms'] <= care['ms']) & (others['top1'] >= care['top1'])]
+        names = ', '.join(better['label']) or 'none'
+        lines.append(f'- At least as fast and as accurate as {care["label"]}: {names}.')
+    return lines
+
+
+def conditions(recording: Recording) -> str:
+    """Say in one line what was measured and on what."""
+    settings, (height, width) = recording['settings'], recording['settings']['shape']
+    return (
+        f'{height}x{width}, batch {settings["batch"]}, threads: {settings["threads"]}, median of '
+        f'{settings["runs"]} rounds; {", ".join(recording["versions"])}'
+    )
+
+
+def markdown(recording: Recording) -> str:
+    """Write a table for each backend, who beats CARE, and what was left out."""
+    parts = [f'Four maps of an image, {conditions(recording)}. Bold: on the Pareto line.']
+    for backend in recording['milliseconds']:
+        table = latency_table(recording, backend)
+        table['label'] = table['label'].where(~table['pareto'], '**' + table['label'] + '**')
+        columns = dict(
+            care='class', label='backbone', top1='top-1, %', million='parameters, M', ms='ms',
+            q1='from', q3='to', x_care='x CARE',
+        )  # fmt: skip
+        shown = table[list(columns)].rename(columns=columns)
+        formats = ['', '', *['.1f'] * 5, '.2f']
+        text = shown.to_markdown(index=False, floatfmt=formats)
+        parts += [f'## {backend}', text, '\n'.join(losses(latency_table(recording, backend)))]
+    parts += [f'Left out: {what}: {reason}.' for what, reason in recording['left_out'].items()]
+    share = recording['processor_share']
+    if share is not None and share < BUSY:
+        parts.append(f'The machine was busy: this process had {share:.2f} of a core.')
+    return '\n\n'.join(parts) + '\n'
+
+
+def draw(recording: Recording, backend: str, path: Path) -> None:
+    """Draw published accuracy over latency, with quartiles and the Pareto line."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    table = latency_table(recording, backend)
+    figure = Figure(figsize=(10, 8), layout='constrained')
+    axes = figure.subplots()
+    line = table[table['pareto']].sort_values('ms')
+    axes.step(line['ms'], line['top1'], '--', where='post', color='0.6')
+    for _, row in table.iterrows():
+        ours = row['timm_model'] == ''
+        axes.errorbar(
+            row['ms'],
+            row['top1'],
+            xerr=[[row['ms'] - row['q1']], [row['q3'] - row['ms']]],
+            fmt='*' if ours else 'o',
+            markersize=15 if ours else 6,
+            color=f'C{row["care"][-1]}',  # s0 to s2
+        )
+        axes.annotate(
+            row['label'],
+            (row['ms'], row['top1']),
+            xytext=(9, -3) if ours else (5, 4),
+            textcoords='offset points',
+            fontsize=7,
+            weight='bold' if ours else 'normal',
+        )
+    axes.set_xscale('log')
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FormatStrFormatter('%g'))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.margins(x=0.08)
+    axes.set_xlabel(f'latency in ms, {backend} (colour: nearest CARE; dashed: Pareto line)')
+    axes.set_ylabel('published top-1 accuracy on ImageNet-1K, in %')
+    axes.set_title(conditions(recording), fontsize=8)
+    axes.grid(alpha=0.3, which='both')
+    figure.savefig(path, dpi=110)
+
+
+def write(recording: Recording, out_dir: Path) -> None:
+    """Write tables and pictures of a recording, replacing older ones, and print the tables."""
+    tables = [latency_table(recording, backend) for backend in recording['milliseconds']]
+    pd.concat(tables).round(3).to_csv(out_dir / 'latency.csv')
+    (out_dir / 'latency.md').write_text(markdown(recording), encoding='utf-8')
+    for backend in recording['milliseconds']:
+        draw(recording, backend, out_dir / f'accuracy_{backend}.png')
+    print(f'\n{markdown(recording)}\nWritten to {out_dir}')
+
+
+def parse_args() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    archs = list(PEERS.index[PEERS['timm_model'] == ''])
+    peers = list(PEERS.index[PEERS['timm_model'] != ''])
+    add = parser.add_argument
+    add('--archs', nargs='*', choices=archs, default=archs, help='CARE networks; default: all')
+    add('--peers', nargs='*', choices=peers, default=peers, help='none, if no name follows')
+    add('--shape', type=int, nargs=2, default=(512, 512), metavar=('H', 'W'))
+    add('--backend', nargs='+', choices=BACKENDS, default=list(BACKENDS), help='default: all')
+    add('--threads', type=int, default=1, help='default: %(default)s')
+    add('--batch', type=int, default=1, help='images at once; default: %(default)s')
+    add('--runs', type=int, default=9, help='rounds; default: %(default)s')
+    add('--out-dir', type=Path, default=Path('work_dirs/latency'), metavar='DIR')
+    add('--from-recording', type=Path, metavar='JSON', help='measure nothing, read this')
+    arguments = parser.parse_args()
+    if any(side <= 0 or side % STRIDES[-1] for side in arguments.shape):
+        parser.error('--shape must be multiples of 32, since networks round others up or down')
+    return arguments
+
+
+def main() -> None:
+    """Measure, or read a recording; write and print the tables."""
+    arguments = parse_args()
+    check_writable(arguments.out_dir)
+    if arguments.from_recording is not None:
+        recording = json.loads(arguments.from_recording.read_text(encoding='utf-8'))
+    else:
+        for name in ('matplotlib', 'onnxruntime', 'onnxscript', *['timm'] * bool(arguments.peers)):
+            require(name, PURPOSE, 'bench')
+        recording = measure(arguments)
+    arguments.out_dir.mkdir(parents=True, exist_ok=True)
+    if arguments.from_recording is None:
+        text = json.dumps(recording, indent=1)
+        text = re.sub(r'(?<=[\d\[,])\s+(?=[\d\]])', ' ', text)  # times on one line
+        (arguments.out_dir / 'recording.json').write_text(text + '\n', encoding='utf-8')
+    write(recording, arguments.out_dir)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,152 @@
+"""Time and memory of a training step of CARE backbones, with the options that save memory.
+
+A step is a forward and a backward pass. All options run in turn in one process. On a CPU, memory is
+what the forward pass keeps for the backward pass: the bytes of all saved tensors, each storage
+once, parameters not counted. On a GPU it is the peak of the allocator during a step, over what
+was allocated before it. Necks, heads and the optimizer are not in it.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from timing import describe_machine, measure_in_turn
+from torch import Tensor, nn
+
+from mmcare.files import check_writable
+from mmcare.models import CARE
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    'plain': dict(),
+    'norm_eval': dict(norm_eval=True),
+    'activations': dict(with_cp='activations'),
+    'activations+norm_eval': dict(with_cp='activations', norm_eval=True),
+    'with_cp': dict(with_cp=True),
+}
+PRECISIONS = {'float32': None, 'float16': torch.float16, 'bfloat16': torch.bfloat16}
+
+
+def parse_args() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        'archs', nargs='*', metavar='ARCH', default=['s0', 's1', 's2'], help='default: %(default)s'
+    )
+    parser.add_argument(
+        '--shape',
+        dest='shapes',
+        type=int,
+        nargs=2,
+        action='append',
+        metavar=('H', 'W'),
+        help='of the images; may be given several times; default: 512 512',
+    )
+    parser.add_argument(
+        '--options', nargs='+', choices=OPTIONS, default=list(OPTIONS), help='default: all'
+    )
+    parser.add_argument('--precision', choices=PRECISIONS, default='float32', help='by autocast')
+    parser.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
+    parser.add_argument('--batch', type=int, default=2, help='images; default: %(default)s')
+    parser.add_argument('--threads', type=int, default=1, help='on a CPU; default: %(default)s')
+    parser.add_argument('--rounds', type=int, default=5, help='default: %(default)s')
+    parser.add_argument(
+        '--out-dir',
+        type=Path,
+        default=Path('work_dirs/training'),
+        metavar='DIR',
+        help='where training.csv and training.md go; default: %(default)s',
+    )
+    return parser.parse_args()
+
+
+def bytes_kept(network: nn.Module, images: Tensor, precision: str) -> int:
+    """Count the bytes that a forward pass keeps for its backward pass."""
+    # Storages live as long as the count, so that no address stands for two of them.
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storages.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        forward(network, images, precision)
+    for parameter in network.parameters():
+        storages.pop(parameter.untyped_storage().data_ptr(), None)
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def bytes_allocated(step: Callable[[], object]) -> int:
+    """Peak of the GPU's memory during a step, over what was allocated before, in bytes."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def forward(network: nn.Module, images: Tensor, precision: str) -> Tensor:
+    """Run a backbone; the mean of its maps stands for the loss."""
+    dtype = PRECISIONS[precision]
+    with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
+        maps = network(images)
+    return torch.stack([one.float().mean() for one in maps]).sum()
+
+
+def step(network: nn.Module, images: Tensor, precision: str) -> None:
+    """Run a forward and a backward pass; gradients add up."""
+    forward(network, images, precision).backward()
+
+
+def measure(arch: str, shape: tuple[int, int], arguments: argparse.Namespace) -> pd.DataFrame:
+    """Measure one network at one size with all options, a row for each.
+
+    Memory and times are for one image: those of the batch over its size.
+    """
+    images = torch.randn(arguments.batch, 3, *shape, device=arguments.device)
+    steps, memory = {}, {}
+    for option in arguments.options:
+        torch.manual_seed(0)
+        network = CARE(arch, drop_path_rate=0.1, **OPTIONS[option]).to(arguments.device).train()
+        steps[option] = partial(step, network, images, arguments.precision)
+        steps[option]()  # so that gradients exist already when memory is measured
+        if arguments.device == 'cuda':
+            memory[option] = bytes_allocated(steps[option])
+        else:
+            memory[option] = bytes_kept(network, images, arguments.precision)
+    times = measure_in_turn(steps, arguments.rounds, arguments.threads) / arguments.batch
+    table = times.quantile([0.5, 0.25, 0.75]).T.set_axis(['ms', 'from', 'to'], axis='columns')
+    table['time'] = times.div(times.iloc[:, 0], axis='index').median()
+    table['MiB'] = pd.Series(memory) / arguments.batch / 2**20
+    table['memory'] = table['MiB'] / table['MiB'].iloc[0]
+    table.insert(0, 'image', f'{shape[0]}x{shape[1]}')
+    table.insert(0, 'option', table.index)
+    table.insert(0, 'arch', arch)
+    return table
+
+
+def main() -> None:
+    """Measure every case, print the table and write it."""
+    arguments = parse_args()
+    check_writable(arguments.out_dir)
+    table = pd.concat(
+        measure(arch, tuple(shape), arguments)
+        for shape in arguments.shapes or [(512, 512)]
+        for arch in arguments.archs
+    )
+    arguments.out_dir.mkdir(parents=True, exist_ok=True)
+    table.to_csv(arguments.out_dir / 'training.csv', index=False)
+    text = (
+        f'{table.to_markdown(index=False, floatfmt=".2f")}\n\n'
+        'ms (median and quartiles) and MiB are for one image, time and memory are shares of the '
+        f'first option. Batch {arguments.batch}, {arguments.precision}, {arguments.device}, '
+        f'threads: {arguments.threads}; {", ".join(describe_machine("mmengine"))}.\n'
+    )
+    (arguments.out_dir / 'training.md').write_text(text, encoding='utf-8')
+    print(text)
+
+
+if __name__ == '__main__':
+    main()

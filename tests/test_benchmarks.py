@@ -1,0 +1,180 @@
+"""The benchmarks: what is folded, run, counted and written. No time is asserted."""
+
+import json
+import sys
+
+import pandas as pd
+import pytest
+import torch
+from helpers import ROOT, thin_backbone
+from torch import nn
+
+sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
+
+import latency
+import timing
+import training
+
+RECORDED = ROOT / 'benchmarks/results/latency_1.0.0rc1.json'
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Time each run once, on thin networks."""
+    monkeypatch.setattr(timing, 'SECONDS', 1e-9)
+    monkeypatch.setattr(latency, 'CARE', lambda arch: thin_backbone())
+    monkeypatch.setattr(training, 'CARE', lambda arch, **options: thin_backbone(**options))
+
+
+def call(script, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, 'argv', [script.__file__, *map(str, arguments)])
+    script.main()
+
+
+# ------------------------------------------------------------ latency: what is measured
+
+
+@torch.no_grad()
+def test_peers_are_folded_and_compute_the_same():
+    """MobileNetV2 has norms with activations in one module, and convolutions with a shortcut."""
+    timm = pytest.importorskip('timm')
+    network = latency.FourMaps(
+        timm.create_model('mobilenetv2_035', features_only=True, out_indices=4)
+    )
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(std=0.1)
+            module.running_var.uniform_(0.5, 2)
+            nn.init.normal_(module.bias, std=0.1)
+    image = torch.randn(1, 3, 64, 96)
+    expected = network.eval()(image)
+    folded = latency.fold_norms(network)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    torch.testing.assert_close(folded(image), expected, rtol=1e-4, atol=1e-4)
+    assert [one.shape[2] for one in expected] == [64 // stride for stride in latency.STRIDES]
+
+
+class Unsteady(nn.Module):
+    """Computes something else when it is exported."""
+
+    def forward(self, image):
+        return image + 1, image + (2 if torch.compiler.is_compiling() else 1)
+
+
+def test_an_onnx_graph_that_computes_something_else_is_refused():
+    pytest.importorskip('onnxruntime')
+    with pytest.raises(ValueError, match='differs from PyTorch by'):
+        latency.onnxruntime_run(Unsteady(), torch.rand(1, 3, 8, 8), 1)
+
+
+def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
+    pytest.importorskip('onnxruntime')
+    networks = dict(s0=thin_backbone())
+    monkeypatch.setattr(latency, 'CARE', networks.__getitem__)
+    arguments = '--archs', 's0', 's1', '--peers', '--shape', 64, 64, '--runs', 2
+    call(latency, monkeypatch, *arguments, '--out-dir', tmp_path / 'out')
+    recording = json.loads((tmp_path / 'out/recording.json').read_text())
+    assert list(recording['milliseconds']) == ['onnxruntime', 'torch']
+    for times in recording['milliseconds'].values():
+        assert list(times) == ['s0'] and len(times['s0']) == 2 and min(times['s0']) > 0
+    assert recording['left_out'] == {'CARE-S1, all backends': "KeyError: 's1'"}
+    assert "Left out: CARE-S1, all backends: KeyError: 's1'." in capsys.readouterr().out
+    folded = thin_backbone(deploy=True)
+    assert recording['parameters'] == dict(s0=sum(p.numel() for p in folded.parameters()))
+    # Everything else can be made again from the recording.
+    again = tmp_path / 'again'
+    call(
+        latency,
+        monkeypatch,
+        '--from-recording',
+        tmp_path / 'out/recording.json',
+        '--out-dir',
+        again,
+    )
+    for path in again.iterdir():
+        assert path.read_bytes() == (tmp_path / 'out' / path.name).read_bytes()
+
+
+# ------------------------------------------------------------ latency: what is made of it
+
+
+def planted(**times):
+    return dict(
+        settings=dict(shape=[64, 64], batch=1, threads=1, runs=3),
+        versions=['2 cores'],
+        processor_share=0.5,
+        parameters=dict.fromkeys(times, 1500000),
+        left_out={},
+        milliseconds=dict(torch=times),
+    )
+
+
+def test_ratios_and_the_pareto_line_of_planted_times():
+    """Ratios are those within a round: the slow second round changes none."""
+    recording = planted(
+        s0=[10.0, 100.0, 10.0], resnet18=[20.0, 200.0, 30.0], mobilenetv2=[5.0, 50.0, 5.0],
+        efficientformerv2_s1=[9.0, 90.0, 9.0], convnext_tiny=[50.0, 50.0, 50.0],
+    )  # fmt: skip
+    table = latency.latency_table(recording, 'torch')
+    assert table['care']['efficientformerv2_s1'] == 's0' and table['care']['convnext_tiny'] == 's2'
+    ratios = dict(mobilenetv2=0.5, efficientformerv2_s1=0.9, s0=1.0, resnet18=2.0)
+    assert table['x_care'].dropna().to_dict() == pytest.approx(ratios)
+    assert set(table.index[table['pareto']]) == {
+        'mobilenetv2',
+        'efficientformerv2_s1',
+        'convnext_tiny',
+    }
+    assert table.loc['resnet18', ['q1', 'ms', 'q3']].tolist() == [25, 30, 115]
+    assert latency.losses(table) == [
+        '- At least as fast and as accurate as CARE-S0: EfficientFormerV2-S1.'
+    ]
+    assert 'had 0.50 of a core' in latency.markdown(recording)
+
+
+def test_the_page_shows_the_recording(tmp_path, monkeypatch):
+    call(latency, monkeypatch, '--from-recording', RECORDED, '--out-dir', tmp_path)
+    table = (tmp_path / 'latency.md').read_text().split('## torch')[0]
+    assert table.split('## onnxruntime')[1].strip() in (ROOT / 'docs/latency.md').read_text()
+    rows = pd.read_csv(tmp_path / 'latency.csv')
+    assert len(rows) == 2 * 26 and rows['link'].str.startswith('https://').all()
+    assert (tmp_path / 'accuracy_onnxruntime.png').stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [(['--peers', 'resnet19'], 'resnet19'), (['--shape', 64, 65], 'multiples of 32')],
+)
+def test_what_cannot_be_measured_is_named(arguments, words, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stop:
+        call(latency, monkeypatch, *arguments)
+    assert stop.value.code == 2 and words in capsys.readouterr().err
+
+
+# ------------------------------------------------------------ training
+
+
+def test_bytes_that_are_kept_are_counted_once():
+    """By hand: a convolution keeps its input, GELU its own, a product both factors."""
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def forward(self, image):
+            features = nn.functional.gelu(self.conv(image))
+            return (features * features[:1],)
+
+    kept = 3 + 4 + 4  # image, before GELU, behind GELU: channels of 2 x 64 positions
+    assert training.bytes_kept(Network(), torch.rand(2, 3, 8, 8), 'float32') == kept * 2 * 64 * 4
+
+
+def test_training_steps_side_by_side(tmp_path, monkeypatch):
+    call(training, monkeypatch, 's0', '--shape', 64, 64, '--rounds', 2, '--out-dir', tmp_path)
+    table = pd.read_csv(tmp_path / 'training.csv').set_index('option')
+    assert list(table.index) == list(training.OPTIONS)
+    assert (table['ms'] > 0).all() and table['time']['plain'] == table['memory']['plain'] == 1
+    memory = table['memory']
+    assert memory['with_cp'] < memory['activations+norm_eval'] < memory['activations'] < 1
+    assert memory['activations+norm_eval'] < memory['norm_eval'] < 1
+    assert 'activations' in (tmp_path / 'training.md').read_text()
