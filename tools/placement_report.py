@@ -2,8 +2,7 @@
 
 MODEL is an .mlpackage with an ML Program. Its operators are checked against what Apple documents
 and others have measured about the neural engine; nothing is run, and a model that keeps all rules
-is no promise. On macOS 14.4 or later Core ML's own compute plan is read, too (never run on a Mac
-yet). A table, a JSON file and a picture are written.
+may still run elsewhere. A table and a JSON file are written.
 
 Exit status: 0 if everything is expected on the neural engine, 1 if not, 2 for bad input.
 """
@@ -13,8 +12,7 @@ import logging
 import sys
 from pathlib import Path
 
-from mmcare.deploy.placement import report_placement
-from mmcare.deploy.placement_plan import COMPUTE_UNITS
+from mmcare.export.placement import report_placement
 
 
 def parse_args() -> argparse.Namespace:
@@ -28,21 +26,7 @@ def parse_args() -> argparse.Namespace:
         type=Path,
         default=Path('work_dirs/placement'),
         metavar='DIR',
-        help='where NAME_placement.json, .txt and .png go, replacing older ones; default: '
-        '%(default)s',
-    )
-    parser.add_argument(
-        '--compute-units',
-        choices=COMPUTE_UNITS,
-        default='ALL',
-        help="on macOS: what Core ML's plan may use; default: ALL",
-    )
-    parser.add_argument(
-        '--plan',
-        type=Path,
-        metavar='FILE',
-        help='a NAME_plan.json that this tool has written on macOS, to be read instead of asking '
-        'Core ML',
+        help='where NAME_placement.json and .txt go, replacing older ones; default: %(default)s',
     )
     return parser.parse_args()
 
@@ -53,9 +37,7 @@ def main() -> None:
     # Elsewhere than on macOS, coremltools warns of every part of it that is not there.
     logging.getLogger('coremltools').setLevel(logging.ERROR)
     try:
-        report, text = report_placement(
-            arguments.model, arguments.out_dir, arguments.plan, arguments.compute_units
-        )
+        report, text = report_placement(arguments.model, arguments.out_dir)
     except (ImportError, OSError, ValueError) as error:
         print(f'error: {error}', file=sys.stderr)
         sys.exit(2)
