@@ -17,7 +17,9 @@ from mmpretrain.registry import MODELS
 from mmcare.sample_data import make_imagenet
 
 SIZE, MODES = 32, ('train', 'val', 'test')
-PLAIN, DISTILLED = (ROOT / f'configs/imagenet/care_s0_{kind}.py' for kind in ('in1k', 'distill_in1k'))
+PLAIN, DISTILLED = (
+    ROOT / f'configs/imagenet/care_s0_{kind}.py' for kind in ('in1k', 'distill_in1k')
+)
 TEACHER = dict(
     type='ImageClassifier',
     backbone=dict(type='ResNet', depth=18, base_channels=4, stem_channels=4),
