@@ -161,10 +161,15 @@ def measure(arguments: argparse.Namespace) -> Recording:
         except Exception as error:  # whatever a network or a converter of others raises
             reason = f'{type(error).__name__}: {error}'.splitlines()[0]
             left_out[f'{PEERS["label"][key]}, {backend}'] = reason
+    if not runs:
+        sys.exit(f'error: nothing can be measured: {left_out or "name archs or peers"}')
     print('\nMeasure rounds', file=sys.stderr)
     start = time.perf_counter(), time.process_time()
     times = measure_in_turn(runs, arguments.runs, arguments.threads).round(3)
     share = (time.process_time() - start[1]) / (time.perf_counter() - start[0])
+    milliseconds: dict[str, dict[str, list[float]]] = {}
+    for backend, key in runs:
+        milliseconds.setdefault(backend, {})[key] = times[backend, key].tolist()
     settings = ('shape', 'batch', 'threads', 'runs')
     return dict(
         settings={name: getattr(arguments, name) for name in settings},
@@ -172,10 +177,7 @@ def measure(arguments: argparse.Namespace) -> Recording:
         processor_share=round(share, 3) if arguments.threads == 1 else None,
         parameters=parameters,
         left_out=left_out,
-        milliseconds={
-            backend: times[backend].to_dict('list')
-            for backend in times.columns.get_level_values(0).unique()
-        },
+        milliseconds=milliseconds,
     )
 
 
