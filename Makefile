@@ -61,7 +61,7 @@ demo-seg: $(READY) ## the same for semantic segmentation
 
 bench: $(READY) ## measure latency beside the peers, into work_dirs/latency
 	@$(BIN)/python -c 'import timm' 2> /dev/null || $(PIP) install -r requirements/bench.txt
-	$(BIN)/python tools/benchmark_latency.py
+	$(BIN)/python benchmarks/latency.py
 
 # On the CPU anywhere, so that the outcome does not depend on the machine.
 test test-onedl test-slow: export CUDA_VISIBLE_DEVICES := -1
