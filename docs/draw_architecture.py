@@ -138,13 +138,12 @@ def draw_stages(canvas: Canvas, backbone: CARE, layers: list[Layer]) -> None:
 
 def draw_card(canvas: Canvas, stage: Layer, number: int, left: float, params: int) -> None:
     """Draw one stage: its blocks, the parts of its state, and what comes out."""
-    blocks, right, top = list(stage.module.blocks), left + 24.5, 86.5
+    blocks, top = list(stage.module.blocks), 86.5
     first, keeps_latent = blocks[0], blocks[-1].gamma is None
     canvas.box(left, 57.5, 26, 29, facecolor='#fafafa')
     left += 1.5
     canvas.write(left, top - 2, f'stage {number}', size=12, weight='bold', ha='left')
-    blocks_text = f'{len(blocks)} block{"s" * (len(blocks) > 1)}'
-    canvas.write(right, top - 2, blocks_text, size=11, ha='right')
+    canvas.write(left + 23, top - 2, f'{len(blocks)} blocks', size=11, ha='right')
     for place, block in enumerate(blocks):
         color = LATENT if block.gamma is None else INTERACTION
         canvas.bar(left + place * 23 / 12, top - 9, 1.44, 4.5, color)
@@ -165,8 +164,7 @@ def draw_card(canvas: Canvas, stage: Layer, number: int, left: float, params: in
     middle, color = left + 11.5, '#8c2f24' if keeps_latent else LINE
     text = '{} x {} x {}'.format(*stage.out_shape)
     canvas.write(middle, 59.5, text, size=11, weight='bold', color=color)
-    stride = IMAGE[1] // stage.out_shape[1]
-    canvas.write(middle, 55.9, f'stride {stride}', size=9, color=FAINT)
+    canvas.write(middle, 55.9, f'stride {IMAGE[1] // stage.out_shape[1]}', color=FAINT)
 
 
 def draw_block(canvas: Canvas, backbone: CARE, layers: list[Layer], stage: int) -> None:
@@ -215,8 +213,7 @@ def draw_block(canvas: Canvas, backbone: CARE, layers: list[Layer], stage: int) 
     canvas.arrow((8, memory), (96, memory))
     draw_state(96, 2.4, texts=False)
     canvas.write(97.2, bottom - 1.5, whole)
-    text = f"memory, d' = {block.widths[0]}: waits for the features"
-    canvas.write(70, memory + 1.3, text)
+    canvas.write(70, memory + 1.3, f"memory, d' = {block.widths[0]}: waits for the features")
     canvas.arrow((98.4, centre), (101.5, centre))
     draw_interaction(canvas, parts['inter2'], 'inter2', 101.5, centre)
 
@@ -234,7 +231,7 @@ def draw_block(canvas: Canvas, backbone: CARE, layers: list[Layer], stage: int) 
 
 def draw_global(canvas: Canvas, block: CAREBlock, layers: list[Layer], y: float) -> None:
     """Draw the global learner: projections and attention, or the sum of two strip convolutions."""
-    name = layers[0].name.partition('.mixer.')[2]
+    name = 'mixer.' + layers[0].name.partition('.mixer.')[2]
     if isinstance(block.mixer.global_learner, LinearAttention):  # the values are its input
         text = global_learner(block).replace(', ', ',\n')
         canvas.arrow((8, y), (12.5, y))
@@ -244,11 +241,11 @@ def draw_global(canvas: Canvas, block: CAREBlock, layers: list[Layer], y: float)
         canvas.write(24, y + 1, 'q, k', size=8)
         canvas.arrow((10, y), (10, y + 3.3), (34.5, y + 3.3), (34.5, y + 2.6))
         canvas.write(24, y + 4.1, 'v', size=8)
-        canvas.write(24, y - 3.35, f'mixer.{name}', **CODE)
+        canvas.write(24, y - 3.35, name, **CODE)
     else:
         text = ' +\n'.join(layer.label for layer in layers)
         canvas.arrow((8, y), (26, y))
-        canvas.write(34.5, y - 3.35, f'mixer.{name.partition(".")[0]}', **CODE)
+        canvas.write(34.5, y - 3.35, name.rpartition('.')[0], **CODE)
     canvas.box(26, y - 2.6, 17, 5.2, text, facecolor=GLOBAL)
 
 
@@ -274,8 +271,7 @@ def draw(arch: str, stage: int, filename: Path) -> None:
     """Draw a network into a PNG file; the first block of the stage (1 to 4) is opened."""
     backbone = CARE(arch).eval()
     layers, canvas = trace(backbone), Canvas()
-    title = f'CARE-{arch.upper()}: {count(backbone) / 1e6:.2f} M parameters without a head, '
-    title += f'image of {IMAGE[1]} x {IMAGE[2]}'
+    title = f'CARE-{arch.upper()}: {count(backbone) / 1e6:.2f} M parameters without a head'
     canvas.write(2, 89.5, title, size=15, weight='bold', ha='left')
     labels = "memory, d'", 'global', 'local 3x3', 'local 7x7', 'keeps its latent channels'
     x = 92.0
@@ -285,7 +281,6 @@ def draw(arch: str, stage: int, filename: Path) -> None:
         x += 5.5 + 0.72 * len(label)
     draw_stages(canvas, backbone, layers)
     draw_block(canvas, backbone, layers, stage)
-    filename.parent.mkdir(parents=True, exist_ok=True)
     canvas.figure.savefig(filename, dpi=100)
 
 

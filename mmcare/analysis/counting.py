@@ -1,8 +1,7 @@
 """Parameters and multiply-adds of CARE networks by stage and part, counted by mmengine.analysis.
 
-mmengine counts as fvcore does: a multiply-add of a convolution, a linear layer or a matrix product
-is one, batch norm is 2 an element, layer norm 5. It does not count activations, sums, and products
-of single elements (shortcuts, layer scale).
+As in fvcore, a multiply-add of a convolution, a linear layer or a matrix product is one, batch norm
+2 an element, layer norm 5. Activations, shortcuts and layer scale are not counted.
 """
 
 import re
@@ -39,8 +38,7 @@ PARTS = {
 def build_network(source: str | Path, head: bool = True) -> nn.Module:
     """Build the CARE backbone of an arch or a config, and the neck and head of a classifier.
 
-    Weights that the config names are not read. Of detectors and segmentors only the backbone is
-    built.
+    Weights are not read. Of detectors and segmentors only the backbone is built.
 
     Args:
         source: An arch of :class:`mmcare.models.CARE` (with its heads as in ``configs/imagenet``),
@@ -78,29 +76,28 @@ def count_complexity(network: nn.Module, shape: Sequence[int] = (224, 224)) -> p
         Columns ``parameters`` and ``macs`` (for one image), index (stage, part). The stem belongs
         to stage 1.
     """
-    image = torch.zeros(1, network.get_submodule('backbone.stem.conv').in_channels, *shape)
-    macs = count_macs(network, image)
+    in_channels = network.get_parameter('backbone.stem.conv.weight').shape[1]
+    macs = count_macs(network, torch.zeros(1, in_channels, *shape))
     rows: list[tuple[str, str, int, int]] = []
     for path, module in network.named_modules():
-        children = [f'{path}.{name}'.lstrip('.') for name, _ in module.named_children()]
-        rows.append((*_place(path), 0, macs[path] - sum(macs[child] for child in children)))
+        inside = (macs[f'{path}.{name}'.lstrip('.')] for name, _ in module.named_children())
+        rows.append((*_place(path), 0, macs[path] - sum(inside)))
     rows += [(*_place(path), one.numel(), 0) for path, one in network.named_parameters()]
     table = pd.DataFrame(rows, columns=['stage', 'part', 'parameters', 'macs'])
     table = table.groupby(['stage', 'part'], sort=False).sum()
     return table[table.any(axis=1)]
 
 
-def count_macs(module: nn.Module, x: Tensor) -> Counter[str]:
-    """Count multiply-adds of ``module(x)`` in evaluation mode, by module; ``''`` has all of them.
+def count_macs(module: nn.Module, *inputs: Tensor) -> Counter[str]:
+    """Count multiply-adds in evaluation mode by the names of modules; ``''`` has all of them.
 
     Batch norms are counted, not merged: the analyzer hooks into every module, and CARE merges only
     norms without hooks.
     """
-    analyzer = FlopAnalyzer(deepcopy(module).eval(), (x,))
+    analyzer = FlopAnalyzer(deepcopy(module).eval(), inputs)
     # mmengine counts this mean and no other. A handle of None would keep mmengine's own.
     analyzer.set_op_handle('aten::adaptive_avg_pool2d', lambda inputs, outputs: 0)
-    analyzer.unsupported_ops_warnings(False)
-    analyzer.uncalled_modules_warnings(False)
+    analyzer.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     analyzer.tracer_warnings('none')
     with torch.no_grad():
         return analyzer.by_module()

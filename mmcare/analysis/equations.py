@@ -8,8 +8,8 @@ A decoupled mixer does the global part on d1 channels and the local part on the 
 D = d2 - d1 (Delta in the paper), d1 = (d - D) / 2 and d2 = (d + D) / 2. Several kernel sizes share
 the local channels evenly, so that k^2 becomes the mean of their squares.
 
-This is a model. :func:`mmcare.analysis.compare_mixer` puts it beside the network. Integers and
-fractions give exact results.
+:func:`mmcare.analysis.compare_mixer` puts this model beside the network. Integers and fractions
+give exact results.
 """
 
 from collections.abc import Sequence
@@ -69,8 +69,7 @@ def delta_limit(d: Number, kernels: Sequence[Number], heads: int = 1) -> Number:
 
         Omega(D) - Omega(0) = c h w D (k^2 / c + D - 2 d),   c = 1 + 1/(2n)
 
-    so that for 0 < D < d the proposition holds exactly if D < 2 d - k^2 / c. It holds for every
-    such D if that is at least d, and for none if it is at most 0.
+    so that for 0 < D < d the proposition holds exactly if D < 2 d - k^2 / c.
 
     Example:
         >>> delta_limit(24, kernels=(7,))

@@ -1,4 +1,4 @@
-"""The paper's complexity model at the dimensions of the published networks."""
+"""The paper's complexity model beside the published networks."""
 
 from collections.abc import Sequence
 
@@ -27,31 +27,30 @@ def compare_mixer(arch: str, stage: int, shape: Sequence[int] = (224, 224)) -> p
         shape: Height and width of the image.
 
     Returns:
-        Columns ``omega``, ``counted`` and ``the network has``, with a row each for local learners,
-        projections and products.
+        Columns ``omega``, ``counted``, ``the network has``; local, projections, products as rows.
 
     Raises:
         ValueError: If the stage has no attention.
     """
     if stage not in (3, 4):
         raise ValueError(f'stage must be 3 or 4, which have attention, got {stage!r}')
-    backbone = CARE(arch)
-    path = f'stages.{stage - 1}.blocks.0.mixer'
-    macs = count_macs(backbone, torch.zeros(1, 3, *shape))
-    local, everything = macs[f'{path}.local_learner'], macs[path]
-    projections = macs[f'{path}.global_learner.query_key']
-
+    backbone = CARE(arch, out_indices=(stage - 1,))
+    mixer = backbone.get_submodule(f'stages.{stage - 1}.blocks.0.mixer')
+    h, w = (-(-side // 32) * 8 // 2 ** (stage - 1) for side in shape)
     d1 = backbone.arch['widths'][stage - 1] // 3
     heads = d1 // backbone.arch['head_channels'][stage - 1]
-    h, w = (-(-side // 32) * 8 // 2 ** (stage - 1) for side in shape)
+    macs = count_macs(mixer, *[torch.zeros(1, d1, h, w)] * 3)
+    projections = macs['global_learner.query_key']
+    products = macs['global_learner'] - projections
+
     local_omega, global_omega = 2 * h * w * sum(k**2 for k in KERNELS) * d1, 2 * h * w * d1**2
     rows = [
-        ('local', local_omega, local, 'one pass instead of two'),
+        ('local', local_omega, macs['local_learner'], 'one pass instead of two'),
         ('projections', 2 * global_omega, projections, 'q and k, not v and output'),
-        ('products', global_omega // heads, everything - local - projections, 'a normaliser, too'),
+        ('products', global_omega // heads, products, 'a normaliser, too'),
     ]
-    table = pd.DataFrame(rows, columns=['term', 'omega', 'counted', 'the network has'])
-    return table.set_index('term')
+    columns = ['term', 'omega', 'counted', 'the network has']
+    return pd.DataFrame(rows, columns=columns).set_index('term')
 
 
 def where_proposition_holds() -> pd.DataFrame:
