@@ -1,0 +1,57 @@
+"""``import mmcare`` registers CARE and CAREAblation, and changes nothing else in the process."""
+
+import json
+
+from helpers import run
+
+PROGRAM = """
+import importlib, json, os, pkgutil, sys
+import mmcv.transforms, mmengine.hooks, mmengine.model, mmengine.runner, mmengine.visualization
+import mmengine.registry as registry
+import torch
+from mmengine.registry import Registry
+from mmengine.runner import CheckpointLoader
+
+ROOTS = {n: v for n, v in vars(registry).items() if isinstance(v, Registry)}
+
+
+def snapshot():
+    return dict(
+        registered={name: sorted(root.module_dict) for name, root in ROOTS.items()},
+        schemes={k: f'{f.__module__}.{f.__name__}' for k, f in CheckpointLoader._schemes.items()},
+        allowed=[repr(each) for each in torch.serialization.get_safe_globals()],
+        load=f'{torch.load.__module__} {id(torch.load)}',
+        environment=dict(os.environ),
+    )
+
+
+before = snapshot()
+import mmcare
+
+toolboxes = sorted({'mmdet', 'mmseg', 'mmpretrain', 'timm', 'pycocotools'} & set(sys.modules))
+imported = []
+for module in pkgutil.walk_packages(mmcare.__path__, 'mmcare.'):
+    if module.name != 'mmcare.engine.safe_loading' and 'classification' not in module.name:
+        importlib.import_module(module.name)
+        imported.append(module.name)
+models = [mmcare.registry.MODELS.get(name).__name__ for name in ('CARE', 'CAREAblation')]
+hooks = sorted(mmcare.registry.HOOKS.module_dict)
+after = snapshot()
+print(json.dumps([before, after, imported, toolboxes, models, hooks]))
+"""
+
+
+def test_importing_everything_registers_two_models():
+    done = run('python', '-c', PROGRAM)
+    before, after, imported, toolboxes, models, hooks = json.loads(done.stdout.splitlines()[-1])
+    assert {'mmcare.models', 'mmcare.engine', 'mmcare.export'} <= set(imported)
+    assert toolboxes == [], 'import mmcare imports a toolbox'
+    assert models == ['CARE', 'CAREAblation'] and 'ExactResumeHook' in hooks
+    added = {
+        (registry, name)
+        for registry, names in after.pop('registered').items()
+        for name in set(names) - set(before['registered'][registry])
+    }
+    assert added == {('MODELS', 'CARE'), ('MODELS', 'CAREAblation')}
+    del before['registered']
+    assert after == before

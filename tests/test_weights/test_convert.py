@@ -1,0 +1,124 @@
+"""The two tools that rewrite checkpoints: conversion both ways, and folding whole models."""
+
+import sys
+
+import pytest
+import torch
+from helpers import ROOT, THIN, run, thin_backbone
+from test_loading import published_state, random_backbone
+
+from mmcare.models import CARE
+from mmcare.weights.convert import convert_checkpoint, fold_checkpoint
+from mmcare.weights.published import as_classifier, to_published
+from mmcare.weights.reading import CheckpointError, read_checkpoint
+
+CONFIG = f"""
+custom_imports = dict(imports=['mmcare'])
+default_scope = 'mmseg'
+model = dict(
+    type='EncoderDecoder',
+    backbone=dict(type='mmcare.CARE', arch={THIN!r}),
+    decode_head=dict(
+        type='FCNHead', in_channels=128, in_index=3, channels=8, num_convs=1, num_classes=3))
+"""
+
+
+@pytest.fixture(autouse=True)
+def thin_arch(monkeypatch):
+    """Conversion knows published archs only; here there is a small one."""
+    monkeypatch.setitem(CARE.arch_zoo, 'thin', THIN)
+
+
+@pytest.fixture
+def published(tmp_path):
+    torch.manual_seed(1)
+    state = published_state(random_backbone())
+    ema = {key: value + 1 for key, value in state.items()}
+    torch.save(dict(state_dict=state, state_dict_ema=ema), tmp_path / 'published.pth.tar')
+    return tmp_path / 'published.pth.tar'
+
+
+@pytest.mark.parametrize('ending', ['.pth', '.safetensors'])
+def test_both_ways(published, tmp_path, ending):
+    there, back = tmp_path / f'ours{ending}', tmp_path / f'published{ending}'
+    assert 'took state_dict, left state_dict_ema aside. Wrote' in convert_checkpoint(
+        published, there
+    )
+    assert "in the published format: CARE('thin')" in convert_checkpoint(there, back)
+    first, second = (read_checkpoint(file)['state_dict'] for file in (published, back))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_ema_only_if_asked(published, tmp_path):
+    assert 'took state_dict_ema' in convert_checkpoint(published, tmp_path / 'ema.pth', True)
+    ema = to_published(read_checkpoint(tmp_path / 'ema.pth')['state_dict'])
+    plain = read_checkpoint(published)['state_dict']
+    assert torch.equal(ema['backbone.stem.0.weight'], plain['stem.0.weight'] + 1)
+    torch.save(plain, tmp_path / 'plain.pth')
+    with pytest.raises(CheckpointError, match='no state_dict_ema'):
+        convert_checkpoint(tmp_path / 'plain.pth', tmp_path / 'none.pth', use_ema=True)
+
+
+@pytest.mark.parametrize('kind', ['part', 'ablation', 'resnet', 'folded', 'nan'])
+def test_refuses(tmp_path, kind):
+    backbone = thin_backbone()
+    if kind == 'folded':
+        backbone.switch_to_deploy()
+    state = {
+        'ablation': {**backbone.state_dict(), 'stages.0.blocks.1.gamma': torch.ones(16)},
+        'resnet': {'conv1.weight': torch.rand(3)},
+    }.get(kind, backbone.state_dict())
+    if kind == 'part':
+        del state['stages.2.blocks.0.gamma']
+    if kind == 'nan':
+        state['stem.conv.bias'].fill_(float('nan'))
+    torch.save(dict(state_dict=as_classifier(state)), tmp_path / 'source.pth')
+    with pytest.raises(CheckpointError, match='does not hold the whole backbone of an s0, s1 or'):
+        convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'out.pth')
+    assert not (tmp_path / 'out.pth').exists()
+
+
+def test_tools_say_what_is_wrong_in_one_line(tmp_path):
+    for tool, arguments in (
+        ('convert_checkpoint.py', ['missing.pth', tmp_path / 'out.pth']),
+        ('reparameterize_model.py', ['missing.py', 'missing.pth', '/proc/out.pth']),
+    ):
+        done = run(sys.executable, ROOT / 'tools' / tool, *arguments, check=False)
+        assert done.returncode == 2 and done.stderr.startswith('error: ')
+        assert 'Traceback' not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_fold_a_whole_model(tmp_path):
+    from mmengine.config import Config
+    from mmengine.registry import MODELS, init_default_scope
+
+    (tmp_path / 'config.py').write_text(CONFIG)
+    cfg = Config.fromfile(tmp_path / 'config.py')
+    init_default_scope('mmseg')
+    model = MODELS.build(cfg.model).eval()
+    model.backbone.load_state_dict(thin_backbone().state_dict())
+    meta = dict(dataset_meta=dict(classes=('a', 'b', 'c')), epoch=3)
+    torch.save(dict(meta=meta, state_dict=model.state_dict()), tmp_path / 'trained.pth')
+    said = fold_checkpoint(
+        tmp_path / 'config.py', tmp_path / 'trained.pth', tmp_path / 'folded.safetensors'
+    )
+    assert '--cfg-options model.backbone.deploy=True' in said
+    fold_checkpoint(tmp_path / 'config.py', tmp_path / 'trained.pth', tmp_path / 'folded.pth')
+    written = read_checkpoint(tmp_path / 'folded.pth')
+    assert written['meta']['epoch'] == 3 and written['meta']['folded_from'] == 'trained.pth'
+    cfg.model.backbone.deploy = True
+    folded = MODELS.build(cfg.model).eval()
+    folded.load_state_dict(written['state_dict'])
+    image = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected, found = model(image), folded(image)
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+
+    state = model.state_dict()
+    state['backbone.stem.norm.running_var'].fill_(float('nan'))
+    torch.save(dict(state_dict=state), tmp_path / 'nan.pth')
+    with pytest.raises(CheckpointError, match='not finite'):
+        fold_checkpoint(tmp_path / 'config.py', tmp_path / 'nan.pth', tmp_path / 'out.pth')
+    assert not (tmp_path / 'out.pth').exists()
