@@ -87,6 +87,9 @@ class AtomicCheckpointHook(CheckpointHook):
         self.file_backend.outdated += [path for path in outdated if path]
         # The same list as in the backend, so that checkpoints name what is to be deleted.
         runner.message_hub.update_info(OUTDATED, self.file_backend.outdated)
+        if is_main_process():
+            for left in Path(self.out_dir).glob('.*.tmp'):  # of moved_into_place
+                shutil.rmtree(left)
         if runner.iter == 0:  # not resumed
             return
         # mmengine forgets the last checkpoint, and takes the path of the best from the file.
@@ -97,9 +100,6 @@ class AtomicCheckpointHook(CheckpointHook):
         elif self.save_best:
             self.best_ckpt_path = self._find(self.best_ckpt_path)
         self._remove_outdated()
-        if is_main_process():
-            for left in Path(self.out_dir).glob('.*.tmp'):  # of moved_into_place
-                shutil.rmtree(left)
         if self.save_best and runner.val_loop and self._validates_now(runner.train_loop):
             runner.logger.info(f'Validating {self.last_ckpt}, as the run may have been killed.')
             runner.val_loop.run()
