@@ -8,20 +8,16 @@ Without a name, ``python -m mmcare.shipped`` lists all names.
 """
 
 import argparse
-import difflib
-import sys
 from pathlib import Path
 
 CONFIGS = Path(__file__).resolve().parent / '.mim' / 'configs'
 
 
 def shipped_configs() -> list[str]:
-    """Lists the names of all shipped configs, such as ``'mask_rcnn/care_s1_coco'``.
-
-    The parts that configs are put together from, in ``_base_``, are left out.
+    """List the names of all shipped configs, such as ``'mask_rcnn/care_s1_coco'``.
 
     Raises:
-        FileNotFoundError: mmcare runs from a folder that was never installed.
+        FileNotFoundError: If mmcare runs from a folder that was never installed.
     """
     if not CONFIGS.is_dir():
         raise FileNotFoundError(
@@ -33,39 +29,29 @@ def shipped_configs() -> list[str]:
 
 
 def shipped_config(name: str) -> Path:
-    """Finds a shipped config, in editable, wheel and sdist installs alike.
+    """Find a shipped config, in editable, wheel and sdist installs alike.
 
     Args:
         name: ``'mask_rcnn/care_s1_coco'``; a leading ``configs/`` and the suffix ``.py`` are
-            allowed, and the folder may be left out where only one config has the name.
+            allowed.
 
     Returns:
         The absolute path of the config; in an editable install that of the checkout's file.
 
     Raises:
-        ValueError: no shipped config has this name, or several have.
-        FileNotFoundError: mmcare runs from a folder that was never installed.
+        ValueError: If no shipped config has this name.
+        FileNotFoundError: If mmcare runs from a folder that was never installed.
     """
-    names = shipped_configs()
     wanted = name.removeprefix('configs/').removesuffix('.py')
-    matches = [known for known in names if wanted in (known, known.rpartition('/')[2])]
-    if len(matches) == 1:
-        return (CONFIGS / f'{matches[0]}.py').resolve()
-    if matches:
-        raise ValueError(f'several shipped configs are named {name!r}: {", ".join(matches)}')
-    near = [
-        known
-        for known in names
-        if difflib.get_close_matches(wanted, (known, known.rpartition('/')[2]), n=1)
-    ]
-    advice = f'near names: {", ".join(near)}; ' if near else ''
-    raise ValueError(
-        f'no shipped config is named {name!r}; {advice}`python -m mmcare.shipped` lists all'
-    )
+    if wanted not in shipped_configs():
+        raise ValueError(
+            f'no shipped config is named {name!r}; `python -m mmcare.shipped` lists all'
+        )
+    return (CONFIGS / f'{wanted}.py').resolve()
 
 
 def main() -> None:
-    """Prints the path of one config, or the names of all."""
+    """Print the path of one config, or the names of all."""
     parser = argparse.ArgumentParser(
         prog='python -m mmcare.shipped',
         description='Print the path of a config that is installed with mmcare.',
@@ -80,8 +66,7 @@ def main() -> None:
     try:
         print('\n'.join(shipped_configs()) if name is None else shipped_config(name))
     except (FileNotFoundError, ValueError) as error:
-        print(f'error: {error}', file=sys.stderr)
-        sys.exit(2)
+        parser.exit(2, f'error: {error}\n')
 
 
 if __name__ == '__main__':

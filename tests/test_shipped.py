@@ -1,64 +1,72 @@
+"""``python -m mmcare.shipped`` and atomic writes."""
+
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers import run
 
 from mmcare import shipped
+from mmcare.files import check_writable, check_writable_file, moved_into_place
 
 
-@pytest.fixture
-def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / 'configs'
-    for name in ('_base_/runtime', 'mask_rcnn/care_s0_coco', 'mask_rcnn/care_s1_coco'):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / f'{name}.py').touch()
-    (folder / 'mask_rcnn' / 'metafile.yml').touch()
-    monkeypatch.setattr(shipped, 'CONFIGS', folder)
-    return folder
+def test_names_and_paths():
+    names = run(sys.executable, '-m', 'mmcare.shipped').stdout.split()
+    assert 'mask_rcnn/care_s1_coco' in names and not [n for n in names if n.startswith('_base_')]
+    for name in ('mask_rcnn/care_s1_coco', 'configs/mask_rcnn/care_s1_coco.py'):
+        path = shipped.shipped_config(name)
+        assert path.is_file() and path.parts[-2:] == ('mask_rcnn', 'care_s1_coco.py')
+    done = run(sys.executable, '-m', 'mmcare.shipped', 'no/such_config', check=False)
+    assert (done.returncode, done.stdout) == (2, '')
+    assert "no shipped config is named 'no/such_config'" in done.stderr
 
 
-def test_only_whole_configs_are_listed(configs: Path) -> None:
-    assert shipped.shipped_configs() == ['mask_rcnn/care_s0_coco', 'mask_rcnn/care_s1_coco']
-
-
-@pytest.mark.parametrize(
-    'name',
-    [
-        'mask_rcnn/care_s1_coco',
-        'mask_rcnn/care_s1_coco.py',
-        'configs/mask_rcnn/care_s1_coco.py',
-        'care_s1_coco',
-    ],
-)
-def test_names_that_are_found(configs: Path, name: str) -> None:
-    assert shipped.shipped_config(name) == (configs / 'mask_rcnn' / 'care_s1_coco.py').resolve()
-
-
-def test_a_misspelt_name_is_answered_with_near_ones(configs: Path) -> None:
-    with pytest.raises(ValueError, match='near names: mask_rcnn/care_s0_coco, mask_rcnn/care_s1_c'):
-        shipped.shipped_config('maskrcnn/care_s1_coco')
-    with pytest.raises(ValueError, match=r"named 'something'; `python -m mmcare.shipped` lists"):
-        shipped.shipped_config('something')
-
-
-def test_a_name_in_two_folders_must_be_given_with_one(configs: Path) -> None:
-    (configs / 'fcos').mkdir()
-    (configs / 'fcos' / 'care_s1_coco.py').touch()
-    with pytest.raises(ValueError, match=r'several .*: fcos/care_s1_coco, mask_rcnn/care_s1_coco'):
-        shipped.shipped_config('care_s1_coco')
-    assert shipped.shipped_config('fcos/care_s1_coco').parent.name == 'fcos'
-
-
-def test_without_installed_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_installed_configs(tmp_path, monkeypatch):
     monkeypatch.setattr(shipped, 'CONFIGS', tmp_path / 'missing')
     with pytest.raises(FileNotFoundError, match='pip install -e'):
         shipped.shipped_config('mask_rcnn/care_s1_coco')
 
 
-def test_an_unknown_name_leaves_nothing_on_standard_output() -> None:
-    command = [sys.executable, '-m', 'mmcare.shipped', 'no/such_config']
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert result.stdout == ''
-    assert 'no shipped config' in result.stderr or 'pip install -e' in result.stderr
+# ------------------------------------------------------------ files
+
+
+def test_where_nothing_can_be_written(tmp_path):
+    (tmp_path / 'file').touch()
+    with pytest.raises(NotADirectoryError, match='choose another place'):
+        check_writable(tmp_path / 'file' / 'below')
+    with pytest.raises(PermissionError, match='cannot be written'):
+        check_writable(Path('/proc/nothing'))
+    with pytest.raises(IsADirectoryError, match='give the name of a file'):
+        check_writable_file(tmp_path)
+    check_writable_file(tmp_path / 'new' / 'file')
+    assert os.listdir(tmp_path) == ['file']
+
+
+def test_moved_into_place(tmp_path):
+    for text in ('old', 'new'):
+        with moved_into_place(tmp_path / 'folder' / 'file') as temporary:
+            temporary.write_text(text)
+        with moved_into_place(tmp_path / 'package') as temporary:
+            temporary.mkdir()
+            (temporary / text).touch()
+    assert (tmp_path / 'folder' / 'file').read_text() == 'new'
+    assert sorted(path.name for path in tmp_path.rglob('*')) == ['file', 'folder', 'new', 'package']
+
+
+def test_a_failed_or_killed_write_leaves_the_old_file(tmp_path):
+    (tmp_path / 'file').write_text('old')
+    with pytest.raises(OSError, match='full'), moved_into_place(tmp_path / 'file') as temporary:
+        temporary.write_text('half')
+        raise OSError('the disk is full')
+    assert os.listdir(tmp_path) == ['file']
+    program = (
+        'import os, signal, sys, pathlib; from mmcare.files import moved_into_place\n'
+        'with moved_into_place(pathlib.Path(sys.argv[1])) as temporary:\n'
+        "    temporary.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, '-c', program, tmp_path / 'file'])
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / 'file').read_text() == 'old'
