@@ -11,12 +11,12 @@ FLAGS = {
     'seed': 'equal seeds give equal files',
     'train': 'number of training images',
     'val': 'number of validation images',
-    'size': 'height and width of the images, in pixels',
+    'size': 'height and width of the images, in pixels, at least 64',
 }
 
 
-def parse_args() -> argparse.Namespace:
-    """Read the command line; each kind's flags and defaults are its function's."""
+def main() -> None:
+    """Make the data set that the command line asks for; each kind's defaults are its function's."""
     parser = argparse.ArgumentParser(description=__doc__)
     kinds = parser.add_subparsers(dest='kind', required=True, metavar='KIND')
     for kind, make in KINDS.items():
@@ -27,31 +27,16 @@ def parse_args() -> argparse.Namespace:
             description=f'{summary} {details}',
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
-        one.add_argument(
-            'directory',
-            metavar='DIR',
-            type=Path,
-            help='the directory to make; it must not exist, or be empty',
-        )
-        for name, parameter in inspect.signature(make).parameters.items():
-            if name != 'directory':
-                one.add_argument(f'--{name}', type=int, default=parameter.default, help=FLAGS[name])
-        one.set_defaults(parser=one)
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Make the data set, then say what was written."""
-    arguments = vars(parse_args())
-    make, parser = KINDS[arguments.pop('kind')], arguments.pop('parser')
+        one.add_argument('directory', metavar='DIR', type=Path, help='a new or empty directory')
+        for name, text in FLAGS.items():
+            default = inspect.signature(make).parameters[name].default
+            one.add_argument(f'--{name}', type=int, default=default, help=text)
+    arguments = vars(parser.parse_args())
     try:
-        summary = make(**arguments)
+        KINDS[arguments.pop('kind')](**arguments)
     except (FileExistsError, NotADirectoryError, PermissionError, ValueError) as error:
         parser.error(str(error))
-    directory = arguments['directory']
-    for split, numbers in summary.items():
-        print(f'{split}: ' + ', '.join(f'{number} {what}' for what, number in numbers.items()))
-    print(f'Written to {directory}; a look at it: {directory / "preview.png"}')
+    print(f'Written to {arguments["directory"]}')
 
 
 if __name__ == '__main__':

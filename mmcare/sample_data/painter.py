@@ -1,0 +1,189 @@
+"""Paints textured shapes on textured grounds; every choice comes from the generator it is given."""
+
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+
+ANY_ANGLE = (0.0, np.pi)
+# Share of an object that must stay visible, or it is placed elsewhere.
+VISIBLE = 0.75
+# Least distance of an object's colour from what is behind its rim, in grey levels.
+RIM_CONTRAST = 90
+
+
+def draw_pattern(
+    rng: np.random.Generator,
+    name: str,
+    height: int,
+    width: int,
+    angles: tuple[float, float] = ANY_ANGLE,
+) -> np.ndarray:
+    """Draw one of five patterns.
+
+    Args:
+        rng: Source of period, direction and origin.
+        name: ``'stripes'``, ``'checks'``, ``'dots'``, ``'grain'`` (fine noise) or ``'clouds'``
+            (soft changes over tens of pixels).
+        height: Height of the pattern, in pixels.
+        width: Width of the pattern, in pixels.
+        angles: Range of the direction, in radians; grain and clouds have none.
+
+    Returns:
+        A float32 array (height, width) of values from 0 to 1.
+    """
+    if name == 'grain':
+        noise = rng.standard_normal((height, width), dtype=np.float32)
+        smooth = cv2.GaussianBlur(noise, (0, 0), rng.uniform(0.5, 0.9))
+        return np.clip(0.5 + 0.25 * smooth / smooth.std(), 0, 1)
+    if name == 'clouds':
+        cell = rng.uniform(24, 40)
+        coarse = rng.random((int(height / cell) + 4, int(width / cell) + 4), dtype=np.float32)
+        full = cv2.resize(coarse, None, fx=cell, fy=cell, interpolation=cv2.INTER_CUBIC)
+        # Without the outermost cells, which are flat: the border is repeated there.
+        top, left = (int(cell * rng.uniform(0.5, 1.5)) for _ in range(2))
+        return np.clip(full[top : top + height, left : left + width], 0, 1)
+    angle, period = rng.uniform(*angles), rng.uniform(7, 14)
+    y, x = np.mgrid[:height, :width].astype(np.float32)
+    u = (x * np.cos(angle) + y * np.sin(angle)) / period + rng.random()
+    v = (y * np.cos(angle) - x * np.sin(angle)) / period + rng.random()
+    if name == 'stripes':
+        wave = 0.5 + 1.5 * np.sin(2 * np.pi * u)
+    elif name == 'checks':
+        wave = 0.5 + 3 * np.sin(2 * np.pi * u) * np.sin(2 * np.pi * v)
+    else:
+        wave = (0.36 - np.hypot(u % 1 - 0.5, v % 1 - 0.5)) * 8
+    return np.clip(wave, 0, 1).astype(np.float32)
+
+
+PATTERNS = ('stripes', 'checks', 'dots', 'grain', 'clouds')
+
+
+def draw_colours(
+    rng: np.random.Generator, contrast: tuple[float, float], chroma: float | None = None
+) -> np.ndarray:
+    """Draw the two colours of a texture.
+
+    Args:
+        rng: Source of the colours.
+        contrast: Range of their distance, in grey levels.
+        chroma: How colourful they are around a middle grey, 0 for greys; by default they are drawn
+            from the whole colour space.
+
+    Returns:
+        Two colours, float32 (2, 3), from 0 to 255.
+    """
+    middle, direction = rng.uniform(30, 225, size=3), rng.standard_normal(3)
+    if chroma is not None:
+        middle = rng.uniform(115, 140) + chroma * (middle - 127.5)
+        direction = rng.choice([-1, 1]) + chroma * direction
+    step = rng.uniform(*contrast) * direction / np.linalg.norm(direction)
+    return np.clip([middle - step / 2, middle + step / 2], 0, 255).astype(np.float32)
+
+
+def colour(pattern: np.ndarray, colours: np.ndarray) -> np.ndarray:
+    """Mix two colours (2, 3) as a pattern (H, W) says: a float32 picture (H, W, 3)."""
+    return colours[0] + pattern[..., None] * (colours[1] - colours[0])
+
+
+def draw_ground(
+    rng: np.random.Generator, height: int, width: int, contrast: tuple[float, float]
+) -> np.ndarray:
+    """Draw a float32 picture (height, width, 3) of any pattern in any two colours."""
+    pattern = draw_pattern(rng, rng.choice(PATTERNS), height, width)
+    return colour(pattern, draw_colours(rng, contrast))
+
+
+def draw_outline(
+    rng: np.random.Generator, shape: str, size: float, centre: np.ndarray, tilt: float
+) -> np.ndarray:
+    """Draw the outline of a shape with proportions and a rotation of its own.
+
+    Args:
+        rng: Source of the rotation and of the proportions.
+        shape: ``'disc'``, ``'kite'``, ``'cross'`` (a Latin one), ``'star'`` (with five points) or
+            ``'blob'`` (a smooth curve).
+        size: Longer side of the upright box around the rotated shape, in pixels.
+        centre: Centre (x, y) of that box, in pixels.
+        tilt: Largest rotation to either side, in radians.
+
+    Returns:
+        Corners (N, 2) as (x, y), in pixels; (0, 0) is the top left corner of the image.
+    """
+    angles = np.linspace(0, 2 * np.pi, 10 if shape == 'star' else 72, endpoint=False)
+    radii = np.ones(len(angles))
+    if shape == 'star':
+        radii[1::2] = rng.uniform(0.38, 0.46)
+    elif shape == 'blob':
+        for frequency in (2, 3, 4):
+            phase = rng.uniform(0, 2 * np.pi)
+            radii += rng.uniform(0.1, 0.25) * np.cos(frequency * angles + phase)
+    points = radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    if shape == 'kite':
+        half, shoulder = rng.uniform(0.28, 0.36), rng.uniform(0.3, 0.42)
+        points = np.array([[0, 0], [half, shoulder], [0, 1], [-half, shoulder]])
+    elif shape == 'cross':
+        arm, bar = rng.uniform(0.12, 0.15), rng.uniform(0.36, 0.46)
+        top, bottom = bar - arm, bar + arm
+        right = [[arm, 0], [arm, top], [0.5, top], [0.5, bottom], [arm, bottom], [arm, 1]]
+        points = np.array(right + [[-x, y] for x, y in reversed(right)])
+    angle = rng.uniform(-tilt, tilt)
+    cosine, sine = np.cos(angle), np.sin(angle)
+    points = points @ np.array([[cosine, sine], [-sine, cosine]])
+    low, high = points.min(axis=0), points.max(axis=0)
+    return (points - (low + high) / 2) * (size / (high - low).max()) + centre
+
+
+def paint_objects(
+    rng: np.random.Generator,
+    picture: np.ndarray,
+    shapes: Sequence[str],
+    sizes: tuple[float, float],
+    tilt: float,
+    contrast: tuple[float, float],
+) -> list[np.ndarray]:
+    """Paint shapes over a picture, in place, from back to front, with soft edges.
+
+    Three quarters of each object stay visible, also at the border of the picture, and its colours
+    differ from what is behind its rim.
+
+    Args:
+        rng: Source of places, sizes, patterns and colours.
+        picture: Float32 picture (H, W, 3), of values from 0 to 255.
+        shapes: Shapes as in :func:`draw_outline`, from back to front.
+        sizes: Range of the objects' sizes, in pixels.
+        tilt: Largest rotation to either side, in radians.
+        contrast: Range of the distance of an object's two colours, in grey levels.
+
+    Returns:
+        The visible part of each object, a boolean mask (H, W).
+    """
+    height, width = picture.shape[:2]
+    areas: list[float] = []
+    masks: list[np.ndarray] = []
+    while len(masks) < len(shapes):
+        # Larger ones are more frequent, as many shapes cover little of their box.
+        size = rng.triangular(sizes[0], sizes[1], sizes[1])
+        centre = rng.uniform(0.05, 0.95, size=2) * (width, height)
+        outline = draw_outline(rng, shapes[len(masks)], size, centre, tilt)
+        cover = np.zeros((height, width), np.uint8)
+        # Fixed-point numbers, counted from the centre of the first pixel.
+        corners = np.round((outline - 0.5) * 16).astype(np.int32)
+        cv2.fillPoly(cover, [corners], 255, cv2.LINE_AA, shift=4)
+        mask = cover > 127
+        visible = [*(other & ~mask for other in masks), mask]
+        wanted = [*areas, cv2.contourArea(outline.astype(np.float32))]
+        if any(part.sum() < VISIBLE * area for part, area in zip(visible, wanted, strict=True)):
+            continue
+        areas, masks = wanted, visible
+        rim = cv2.dilate(mask.astype(np.uint8), np.ones((5, 5), np.uint8)) > mask
+        colours = draw_colours(rng, contrast)
+        while np.quantile(_distance(picture[rim], colours.mean(axis=0)), 0.1) < RIM_CONTRAST:
+            colours = draw_colours(rng, contrast)
+        pattern = draw_pattern(rng, rng.choice(PATTERNS), height, width)
+        picture += cover[..., None] / np.float32(255) * (colour(pattern, colours) - picture)
+    return masks
+
+
+def _distance(colours: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(colours - other, axis=-1)

@@ -1,0 +1,224 @@
+"""Small data sets in the folder layouts of COCO 2017, ADE20K and ImageNet, drawn from a seed."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from mmcare.files import check_writable, moved_into_place
+
+from . import painter
+
+MIN_SIZE = 64
+SMALL_TILT = np.pi / 8  # things in photographs have an upright side
+
+COCO_SHAPES = {'airplane': 'cross', 'sports ball': 'disc', 'kite': 'kite'}
+# The numbers from 1 to 90 that no category of COCO has.
+COCO_GAPS = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
+
+# ADE20K's annotation files count classes from 1; 0 is "other".
+ADE20K_GROUNDS = {'clouds': 3, 'checks': 4, 'grain': 10, 'stripes': 19, 'dots': 29}
+ADE20K_SHAPES = {'star': 67, 'cross': 91, 'disc': 120}
+
+# Folder: label among the 1000 of ImageNet-1K, shape.
+IMAGENET_CLASSES = {
+    'n01608432': (21, 'kite'),
+    'n02317335': (327, 'star'),
+    'n02690373': (404, 'cross'),
+    'n02799071': (429, 'disc'),
+}
+
+
+@contextmanager
+def _new_directory(directory: str | Path, size: int) -> Iterator[Path]:
+    """Give an empty directory that becomes ``directory`` if the block succeeds."""
+    directory = Path(directory).absolute()
+    if size < MIN_SIZE:
+        raise ValueError(f'size must be at least {MIN_SIZE}, got {size}')
+    if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
+        raise FileExistsError(f'{directory} exists: remove it first, or give another directory')
+    check_writable(directory.parent)
+    with moved_into_place(directory) as temporary:
+        temporary.mkdir()
+        yield temporary
+
+
+def _generators(seed: int, split: int, number: int) -> Iterator[np.random.Generator]:
+    """Give each image its own generator: a larger split begins with the images of a smaller."""
+    return (np.random.default_rng([seed, split, index]) for index in range(number))
+
+
+def _odd_sides(rng: np.random.Generator, index: int, size: int) -> tuple[int, int]:
+    """Height and width of an image: odd and unequal for every fourth, otherwise ``size``."""
+    if index % 4 != 3:
+        return size, size
+    height, width = 2 * rng.choice(np.arange(size // 3, size // 2), 2, replace=False) + 1
+    return int(height), int(width)
+
+
+def _write(path: Path, picture: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # As OpenCV encodes files that end in .jpg: cv2.imwrite only returns False on a full disk.
+    _, encoded = cv2.imencode(path.suffix, picture.round().astype(np.uint8))
+    path.write_bytes(encoded.tobytes())
+
+
+def make_coco(
+    directory: str | Path, seed: int = 0, train: int = 600, val: int = 60, size: int = 160
+) -> None:
+    """Make a small data set in the layout of COCO 2017, for detection and instance segmentation.
+
+    Each scene shows 2 to 6 objects of 12 to 80 pixels, at most half the image, on a textured
+    ground: airplanes (crosses), sports balls (discs) and kites. Only the shape tells the category:
+    colours and textures of objects and grounds come from one distribution. Masks, boxes and areas
+    are those of the visible part, at least three quarters. The file lists all 80 categories, so
+    that configs for COCO work as they are. Needs mmdet.
+
+    Args:
+        directory: The directory to make, with ``{train,val}2017/*.jpg`` and
+            ``annotations/instances_{train,val}2017.json``.
+        seed: Seed, at least 0. Equal seeds give equal files.
+        train: Number of training images.
+        val: Number of validation images.
+        size: Height and width of the images, at least 64.
+
+    Raises:
+        ValueError: If ``size`` is too small.
+        FileExistsError: If ``directory`` is a file or not empty.
+        NotADirectoryError, PermissionError: If it cannot be written.
+    """
+    from mmdet.datasets import CocoDataset
+    from pycocotools import mask as masks
+
+    ids = sorted(set(range(1, 91)) - set(COCO_GAPS))
+    names = dict(zip(CocoDataset.METAINFO['classes'], ids, strict=True))
+    categories = [dict(id=number, name=name) for name, number in names.items()]
+    contrast = (15.0, 35.0)
+    image_id = annotation_id = 0
+    with _new_directory(directory, size) as root:
+        (root / 'annotations').mkdir()
+        for stream, (split, number) in enumerate({'train2017': train, 'val2017': val}.items()):
+            images, annotations = [], []
+            for rng in _generators(seed, stream, number):
+                image_id += 1
+                image = dict(id=image_id, file_name=f'{image_id:012d}.jpg', height=size, width=size)
+                shown = rng.choice(list(COCO_SHAPES), rng.integers(2, 6, endpoint=True))
+                shapes = [COCO_SHAPES[name] for name in shown]
+                sizes = (12, min(80, size / 2))
+                picture = painter.draw_ground(rng, size, size, contrast)
+                visible = painter.paint_objects(rng, picture, shapes, sizes, SMALL_TILT, contrast)
+                for name, mask in zip(shown, visible, strict=True):
+                    annotation_id += 1
+                    runs = masks.encode(np.asfortranarray(mask, np.uint8))
+                    annotation = dict(
+                        id=annotation_id,
+                        image_id=image_id,
+                        category_id=names[name],
+                        iscrowd=0,
+                        area=float(masks.area(runs)),
+                        bbox=masks.toBbox(runs).tolist(),
+                        segmentation=dict(size=runs['size'], counts=runs['counts'].decode()),
+                    )
+                    annotations.append(annotation)
+                _write(root / split / str(image['file_name']), picture)
+                images.append(image)
+            content = dict(images=images, annotations=annotations, categories=categories)
+            (root / f'annotations/instances_{split}.json').write_text(json.dumps(content))
+
+
+def make_ade20k(
+    directory: str | Path, seed: int = 0, train: int = 1000, val: int = 40, size: int = 160
+) -> None:
+    """Make a small data set in the layout of ADE20K (ADEChallengeData2016), for segmentation.
+
+    Greyish regions of sky, floor, grass, curtain and rug are told by their texture; flowers,
+    airplanes and balls on them by their shape; colours do not tell them apart. Every image has
+    pixels of "other" (0), in the form of a blob. Every fourth validation image is not square, with
+    odd sides.
+
+    Args:
+        directory: The directory to make, with ``images/{training,validation}/*.jpg`` and
+            ``annotations/{training,validation}/*.png``.
+        seed: Seed, at least 0. Errors are those of :func:`make_coco`.
+        train: Number of training images.
+        val: Number of validation images.
+        size: Height and width of the square images, at least 64.
+    """
+    with _new_directory(directory, size) as root:
+        for stream, (split, number) in enumerate({'training': train, 'validation': val}.items()):
+            for index, rng in enumerate(_generators(seed, stream, number)):
+                sides = _odd_sides(rng, index if split == 'validation' else 0, size)
+                picture, labels = _draw_regions(rng, *sides)
+                shapes = rng.choice(list(ADE20K_SHAPES), rng.integers(2, 4, endpoint=True)).tolist()
+                sizes = (0.2 * min(sides), 0.4 * min(sides))
+                # In front, so that no scene lacks pixels of "other".
+                shapes.append('blob')
+                masks = painter.paint_objects(rng, picture, shapes, sizes, 0.4, (0, 30))
+                for shape, mask in zip(shapes, masks, strict=True):
+                    labels[mask] = ADE20K_SHAPES.get(shape, 0)
+                name = f'ADE_{split.removesuffix("ing").removesuffix("idation")}_{index + 1:08d}'
+                _write(root / 'images' / split / f'{name}.jpg', picture)
+                _write(root / 'annotations' / split / f'{name}.png', labels)
+
+
+def _draw_regions(
+    rng: np.random.Generator, height: int, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw two to four grounds with smooth borders, (H, W, 3), and their labels, (H, W).
+
+    Grounds are greyish, light and dark around the same middle grey: nothing but texture tells them.
+    """
+    names = rng.permutation(list(ADE20K_GROUNDS))[: rng.integers(2, 4, endpoint=True)]
+    fields = [
+        cv2.resize(rng.standard_normal((4, 4)), (width, height), interpolation=cv2.INTER_CUBIC)
+        for _ in names
+    ]
+    regions = np.argmax(fields, axis=0)
+    picture = np.empty((height, width, 3), np.float32)
+    for region, name in enumerate(names):
+        # Curtains hang and floors are level, give or take some degrees.
+        pattern = painter.draw_pattern(rng, name, height, width, angles=(-0.2, 0.2))
+        colours = painter.draw_colours(rng, (90, 150), chroma=0.15)
+        picture[regions == region] = painter.colour(pattern, colours)[regions == region]
+    return picture, np.array([ADE20K_GROUNDS[name] for name in names], np.uint8)[regions]
+
+
+def make_imagenet(
+    directory: str | Path, seed: int = 0, train: int = 240, val: int = 60, size: int = 96
+) -> None:
+    """Make a small data set in the layout of ImageNet-1K, with four of its classes.
+
+    Each image shows one object on a textured ground: a kite, a starfish (a star), an airliner (a
+    cross) or a baseball (a disc). Only the shape tells the class. Classes take turns. Every fourth
+    image in the validation split is not square, with odd sides.
+
+    Args:
+        directory: The directory to make, with ``{train,val}/<WordNet id>/*.JPEG`` and each image's
+            label among the 1000 in ``meta/{train,val}.txt``.
+        seed: Seed, at least 0. Errors are those of :func:`make_coco`.
+        train: Number of training images; below 4 some classes have none.
+        val: Number of validation images; below 4 some classes have none.
+        size: Height and width of the square images, at least 64.
+    """
+    contrast = (15.0, 50.0)
+    with _new_directory(directory, size) as root:
+        (root / 'meta').mkdir()
+        for stream, (split, number) in enumerate({'train': train, 'val': val}.items()):
+            lines = []
+            for index, rng in enumerate(_generators(seed, stream, number)):
+                folder = list(IMAGENET_CLASSES)[index % len(IMAGENET_CLASSES)]
+                label, shape = IMAGENET_CLASSES[folder]
+                # By rounds of the classes, so that no class has all the odd images.
+                turn = index // len(IMAGENET_CLASSES) if split == 'val' else 0
+                sides = _odd_sides(rng, turn, size)
+                picture = painter.draw_ground(rng, *sides, contrast)
+                sizes = (0.35 * min(sides), 0.7 * min(sides))
+                painter.paint_objects(rng, picture, [shape], sizes, np.pi, contrast)
+                prefix = folder if split == 'train' else 'ILSVRC2012_val'
+                file_name = f'{folder}/{prefix}_{index + 1:08d}.JPEG'
+                _write(root / split / file_name, picture)
+                lines.append(f'{file_name} {label}\n')
+            (root / 'meta' / f'{split}.txt').write_text(''.join(lines))
