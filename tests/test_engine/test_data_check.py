@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import os
 import shutil
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import nn
 
 from mmcare.engine.hooks.data_check_hook import _check_label_map
 
-CATEGORIES = {3: 'ant', 7: 'bee', 9: 'cat'}
+CLASSES = ('ant', 'bee', 'cat')
 SIZE = (8, 6)
 
 
@@ -34,30 +33,24 @@ class Tiny(BaseModel):
 
 
 def make_coco(folder):
-    for split, number in (('train', 2), ('val', 1)):
+    for split in ('train', 'val'):
         (folder / split).mkdir(parents=True)
-        names = [f'{index}.jpg' for index in range(number)]
-        for name in names:
-            Image.new('RGB', SIZE).save(folder / split / name)
+        for index in range(2):
+            Image.new('RGB', SIZE).save(folder / split / f'{index}.jpg')
+        annotation = dict(category_id=7, bbox=[1, 1, 4, 4], area=16)
         content = dict(
-            images=[
-                dict(id=index, file_name=name, width=SIZE[0], height=SIZE[1])
-                for index, name in enumerate(names)
-            ],
-            categories=[dict(id=number, name=name) for number, name in CATEGORIES.items()],
-            annotations=[
-                dict(id=index, image_id=index, category_id=7, bbox=[1, 1, 4, 4], area=16)
-                for index in range(number)
-            ],
+            images=[dict(id=i, file_name=f'{i}.jpg', width=8, height=6) for i in range(2)],
+            categories=[dict(id=number, name=name) for number, name in enumerate(CLASSES, 5)],
+            annotations=[dict(annotation, id=index, image_id=index) for index in range(2)],
         )
         (folder / f'{split}.json').write_text(json.dumps(content))
 
 
 def make_ade20k(folder):
-    for split, number in (('train', 2), ('val', 1)):
+    for split in ('train', 'val'):
         for kind in ('images', 'labels'):
             (folder / kind / split).mkdir(parents=True)
-        for index in range(number):
+        for index in range(2):
             Image.new('RGB', SIZE).save(folder / 'images' / split / f'{index}.jpg')
             labels = np.random.default_rng(index).integers(0, 151, SIZE[::-1])
             save_labels(folder / 'labels' / split / f'{index}.png', labels)
@@ -69,11 +62,15 @@ def save_labels(path, labels, dtype=np.uint8, **options):
 
 def make_imagenet(folder):
     for split in ('train', 'val'):
-        for name in CATEGORIES.values():
+        for name in CLASSES:
             (folder / split / name).mkdir(parents=True)
             Image.new('RGB', SIZE).save(folder / split / name / '0.jpg')
-        lines = [f'{name}/0.jpg {label}\n' for label, name in enumerate(CATEGORIES.values())]
+        lines = [f'{name}/0.jpg {label}\n' for label, name in enumerate(CLASSES)]
         (folder / f'{split}.txt').write_text(''.join(lines))
+
+
+def steps(*names):
+    return [dict(type=name) for name in ('LoadImageFromFile', *names)]
 
 
 def coco(folder, split):
@@ -82,14 +79,8 @@ def coco(folder, split):
         data_root=str(folder),
         ann_file=f'{split}.json',
         data_prefix=dict(img=split),
-        metainfo=dict(classes=tuple(CATEGORIES.values())),
-        filter_cfg=None,
-        test_mode=split == 'val',
-        pipeline=[
-            dict(type='LoadImageFromFile'),
-            dict(type='mmdet.LoadAnnotations', with_bbox=True),
-            dict(type='mmdet.PackDetInputs', meta_keys=('img_id', 'img_path')),
-        ],
+        metainfo=dict(classes=CLASSES),
+        pipeline=steps('mmdet.LoadAnnotations', 'mmdet.PackDetInputs'),
     )
 
 
@@ -98,11 +89,7 @@ def ade20k(folder, split):
         type='mmseg.ADE20KDataset',
         data_root=str(folder),
         data_prefix=dict(img_path=f'images/{split}', seg_map_path=f'labels/{split}'),
-        pipeline=[
-            dict(type='LoadImageFromFile'),
-            dict(type='mmseg.LoadAnnotations'),
-            dict(type='mmseg.PackSegInputs'),
-        ],
+        pipeline=steps('mmseg.LoadAnnotations', 'mmseg.PackSegInputs'),
     )
 
 
@@ -111,16 +98,12 @@ def imagenet(folder, split):
         type='mmpretrain.CustomDataset',
         data_root=str(folder),
         data_prefix=split,
-        pipeline=[dict(type='LoadImageFromFile'), dict(type='mmpretrain.PackInputs')],
+        pipeline=steps('mmpretrain.PackInputs'),
     )
 
 
 def listed(folder, split):
-    return dict(
-        imagenet(folder, split),
-        ann_file=f'{split}.txt',
-        metainfo=dict(classes=tuple(CATEGORIES.values())),
-    )
+    return dict(imagenet(folder, split), ann_file=f'{split}.txt', metainfo=dict(classes=CLASSES))
 
 
 LAYOUTS = dict(
@@ -131,16 +114,11 @@ LAYOUTS = dict(
 )
 
 
-@pytest.fixture(autouse=True)
-def no_trace(monkeypatch):
-    monkeypatch.setattr(Runner, '_log_env', lambda *_: None)  # it looks for compilers, for a second
-    yield
-    DefaultScope._instance_dict.clear()
-
-
 @pytest.fixture
-def data(tmp_path):
-    return tmp_path / 'data'
+def data(tmp_path, monkeypatch):
+    monkeypatch.setattr(Runner, '_log_env', lambda *_: None)  # it looks for compilers, for a second
+    yield tmp_path / 'data'
+    DefaultScope._instance_dict.clear()
 
 
 def build(layout, data, num_classes=None, wrap=dict, enabled=True, evaluated='val.json', **changes):
@@ -148,15 +126,16 @@ def build(layout, data, num_classes=None, wrap=dict, enabled=True, evaluated='va
     make, dataset, classes = LAYOUTS[layout]
     if not data.exists():
         make(data)
-    loaders = {
-        mode: dict(
-            dataset=wrap(dict(dataset(data, 'train' if mode == 'train' else 'val'), **changes)),
-            batch_size=2 if mode == 'train' else 1,
+    changes['serialize_data'] = False  # or mmengine collects garbage, for a second
+    train, val = (
+        dict(
+            dataset=wrap(dict(dataset(data, split), **changes)),
+            batch_size=2,
             sampler=dict(type='DefaultSampler', shuffle=False),
             collate_fn=dict(type='pseudo_collate'),
         )
-        for mode in ('train', 'val', 'test')
-    }
+        for split in ('train', 'val')
+    )
     evaluator = dict(type='mmdet.CocoMetric', ann_file=f'{data}/{evaluated}')
     if layout != 'coco':
         evaluator = dict(type='DumpResults', out_file_path=str(data / 'results.pkl'))
@@ -164,9 +143,9 @@ def build(layout, data, num_classes=None, wrap=dict, enabled=True, evaluated='va
         model=Tiny(num_classes or classes),
         work_dir=str(data / 'work'),
         experiment_name=f'{data}{enabled}',
-        train_dataloader=loaders['train'],
-        val_dataloader=loaders['val'],
-        test_dataloader=loaders['test'],
+        train_dataloader=train,
+        val_dataloader=val,
+        test_dataloader=val,
         train_cfg=dict(by_epoch=False, max_iters=1, val_interval=9, val_begin=9),
         val_cfg=dict(),
         test_cfg=dict(),
@@ -181,93 +160,60 @@ def build(layout, data, num_classes=None, wrap=dict, enabled=True, evaluated='va
     )
 
 
-def edit(path, change):
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
-def flip(path, place):
-    content = bytearray(path.read_bytes())
-    content[place] ^= 4
-    path.write_bytes(content)
-
-
-def hang(path):
-    path.unlink()
-    path.symlink_to('nowhere')
-
-
 def wrap_twice(dataset):
-    return dict(
-        type='ConcatDataset', datasets=[dict(type='RepeatDataset', times=2, dataset=dataset)]
-    )
+    repeated = dict(type='RepeatDataset', times=2, dataset=dataset)
+    return dict(type='ConcatDataset', datasets=[repeated])
 
 
-def reverse(content):
-    content['categories'].reverse()
+def remove(path):
+    return lambda data: shutil.rmtree(data / path) if '.' not in path else (data / path).unlink()
+
+
+def hang(data):
+    (data / 'train/1.jpg').unlink()
+    (data / 'train/1.jpg').symlink_to('nowhere')
+
+
+def edit(path, method, *arguments):
+    def change(data):
+        content = json.loads((data / path).read_text())
+        getattr(content['categories'], method)(*arguments)
+        (data / path).write_text(json.dumps(content))
+
+    return change
+
+
+def flip(data):
+    content = bytearray((data / 'labels/train/1.png').read_bytes())
+    content[-30] ^= 4
+    (data / 'labels/train/1.png').write_bytes(content)
+
+
+def rename(data):
+    (data / 'val/ant').rename(data / 'val/dog')
+
+
+def deepen(data):
+    save_labels(data / 'labels/train/1.png', np.full(SIZE[::-1], 300), np.uint16)
 
 
 # Layout, what is done to the data, arguments of build, and what the message says.
 FAULTS = dict(
-    image=(
-        'coco',
-        lambda data: (data / 'train/1.jpg').unlink(),
-        {},
-        r"1 files of the train .* '.*train/1\.jpg': .* set train_dataloader\.dataset\.data_root",
-    ),
-    image_of_val=('coco', lambda data: (data / 'val/0.jpg').unlink(), {}, r'val/0\.jpg'),
-    image_folder=('coco', lambda data: shutil.rmtree(data / 'train'), {}, '2 files of the train'),
-    image_link=('coco', lambda data: hang(data / 'train/1.jpg'), {}, r'train/1\.jpg'),
-    image_in_wrappers=(
-        'coco',
-        lambda data: (data / 'train/1.jpg').unlink(),
-        dict(wrap=wrap_twice),
-        r'train/1\.jpg',
-    ),
-    image_in_list=('listed', lambda data: (data / 'val/bee/0.jpg').unlink(), {}, r'bee/0\.jpg'),
-    categories=(
-        'coco',
-        lambda data: edit(data / 'train.json', reverse),
-        {},
-        r"train\.json' .* set train_.*classes to \('cat', 'bee', 'ant'\)",
-    ),
-    categories_of_val=('coco', lambda data: edit(data / 'val.json', reverse), {}, r'val\.json'),
-    category=(
-        'coco',
-        lambda data: edit(data / 'train.json', lambda content: content['categories'].pop(0)),
-        {},
-        r"classes to \('bee', 'cat'\)",
-    ),
-    evaluator=(
-        'coco',
-        lambda data: shutil.copy(data / 'val.json', data / 'old.json'),
-        dict(evaluated='old.json'),
-        r'val_evaluator\.ann_file=.*old\.json.* set val_evaluator\.ann_file=.*val\.json',
-    ),
-    classes=('coco', None, dict(num_classes=2), r'3 classes, but model\.head\.num_classes=2'),
-    classes_of_labels=('ade20k', None, dict(num_classes=19), '150 classes, .*num_classes=19'),
-    classes_of_folders=('imagenet', None, dict(num_classes=2), '3 classes, .*num_classes=2'),
-    label_map=('ade20k', lambda data: (data / 'labels/val/0.png').unlink(), {}, r'val/0\.png'),
-    label_bit=('ade20k', lambda data: flip(data / 'labels/train/1.png', -30), {}, 'damaged.*anew'),
-    label_text=(
-        'ade20k',
-        lambda data: (data / 'labels/train/1.png').write_text('404'),
-        {},
-        r'labels/train/1\.png.* is damaged',
-    ),
-    label_16_bits=(
-        'ade20k',
-        lambda data: save_labels(data / 'labels/train/1.png', [[300]], np.uint16),
-        {},
-        r'labels/train/1\.png.* in 8 bits',
-    ),
-    folders=(
-        'imagenet',
-        lambda data: (data / 'val/ant').rename(data / 'val/dog'),
-        {},
-        r"data/train' \(train\) and '.*data/val' \(val\), .* ant, dog: give both",
-    ),
+    image=('coco', remove('train/1.jpg'), {}, r"1 files of the train .*train/1\.jpg': .*data_root"),
+    image_folder=('coco', remove('val'), {}, r'2 files of the val .*val/0\.jpg'),
+    image_link=('coco', hang, {}, r'train/1\.jpg'),
+    image_in_wrappers=('coco', remove('train/1.jpg'), dict(wrap=wrap_twice), r'train/1\.jpg'),
+    image_in_list=('listed', remove('val/bee/0.jpg'), {}, r'bee/0\.jpg'),
+    order=('coco', edit('train.json', 'reverse'), {}, r"train\.json.* to \('cat', 'bee', 'ant'\)"),
+    order_of_val=('coco', edit('val.json', 'reverse'), {}, r'val\.json.* set val_'),
+    category=('coco', edit('train.json', 'pop', 0), {}, r"classes to \('bee', 'cat'\)"),
+    classes=('coco', str, dict(num_classes=2), r'3 classes, but model\.head\.num_classes=2'),
+    classes_of_labels=('ade20k', str, dict(num_classes=19), '150 classes, .*num_classes=19'),
+    classes_of_folders=('imagenet', str, dict(num_classes=2), '3 classes, .*num_classes=2'),
+    label_map=('ade20k', remove('labels/val/0.png'), {}, r'1 files of the val .*val/0\.png'),
+    label_bit=('ade20k', flip, {}, r'labels/train/1\.png.* is damaged .* get it anew'),
+    label_16_bits=('ade20k', deepen, {}, r'labels/train/1\.png.* in 8 bits'),
+    folders=('imagenet', rename, {}, r"train' \(train\) and '.*val' \(val\), .* ant, dog: give"),
 )
 
 
@@ -275,8 +221,7 @@ FAULTS = dict(
 def test_named_before_training(data, fault):
     layout, plant, arguments, words = FAULTS[fault]
     LAYOUTS[layout][0](data)
-    if plant:
-        plant(data)
+    plant(data)
     runner = build(layout, data, **arguments)
     with pytest.raises(ValueError, match=words):
         runner.train()
@@ -296,11 +241,13 @@ def test_good_data_pass(data, layout, wrap):
         build(layout, data, wrap=wrap).test()
 
 
-def test_evaluator_of_a_test(data):
+@pytest.mark.parametrize(('mode', 'evaluated'), [('train', 'val'), ('test', 'test')])
+def test_stale_evaluator(data, mode, evaluated):
     make_coco(data)
     shutil.copy(data / 'val.json', data / 'old.json')
-    with pytest.raises(ValueError, match=r'test_evaluator\.ann_file=.*old\.json'):
-        build('coco', data, evaluated='old.json').test()
+    words = rf"{evaluated}_evaluator\.ann_file='.*old\.json' is not .*\.ann_file=.*val\.json"
+    with pytest.raises(ValueError, match=words):
+        getattr(build('coco', data, evaluated='old.json'), mode)()
 
 
 @pytest.mark.parametrize(
@@ -320,16 +267,16 @@ def test_remote_data_pass(data, layout, changes):
     runner.call_hook('before_run')
 
 
-def test_what_needs_fewer_classes_passes(data):
+def test_parts_without_the_number_of_classes_pass(data):
     runner = build('coco', data)
-    runner.model.rpn_head, runner.model.backbone, runner.model.edge_head = Tiny(1), Tiny(2), Tiny(3)
-    runner.model.edge_head.boundary_threshold = 0.1
-    runner.model.edge_head.head.num_classes = 3
-    runner.model.edge_head.num_classes = 2
     assert runner.train_loop
+    for name in ('rpn_head', 'backbone', 'border_head'):
+        part = nn.Module()
+        part.num_classes = 2
+        runner.model.add_module(name, part)
+    part.boundary_threshold = 0.1
     runner.call_hook('before_run')
-    runner.model.head.num_classes, runner.model.fusion = 2, nn.Module()
-    runner.model.fusion.num_stuff_classes = 1
+    runner.model.head.num_classes, runner.model.head.num_stuff_classes = 2, 1
     runner.call_hook('before_run')
 
 
@@ -349,9 +296,19 @@ def test_label_beyond_the_classes(data, mode, reduced):
     getattr(build('ade20k', data, reduce_zero_label=reduced, enabled=False), mode)()
 
 
+def test_label_beyond_the_classes_in_test_time_views(data):
+    make_ade20k(data)
+    save_labels(data / 'labels/val/1.png', np.full(SIZE[::-1], 151))
+    views = [[dict(type='RandomFlip', prob=flip, direction='horizontal') for flip in (0.0, 1.0)]]
+    load, *rest = steps('mmseg.LoadAnnotations', 'mmseg.PackSegInputs')
+    pipeline = [load, dict(type='TestTimeAug', transforms=views + [[step] for step in rest])]
+    with pytest.raises(ValueError, match=r'val/1\.png.* has the label 151'):
+        build('ade20k', data, pipeline=pipeline).test()
+
+
 def test_each_flipped_bit_is_found_or_harmless(tmp_path):
     path = tmp_path / 'labels.png'
-    save_labels(path, np.random.default_rng(0).integers(0, 150, (5, 7)))
+    save_labels(path, np.random.default_rng(0).integers(0, 150, (3, 4)))
     content, labels = path.read_bytes(), np.asarray(Image.open(path))
     assert not list(_check_label_map(str(path)))
     for bit in range(8 * len(content)):
@@ -371,7 +328,6 @@ def test_grey_values_of_few_bits(tmp_path, bits, wrong):
 
 
 def stop_on_every_rank(rank, store, runner, results):
-    os.environ.update(RANK=str(rank), WORLD_SIZE='2')
     torch.distributed.init_process_group('gloo', f'file://{store}', rank=rank, world_size=2)
     try:
         runner.call_hook('before_run')
@@ -386,13 +342,8 @@ def test_all_ranks_stop(data, tmp_path):
     assert runner.train_loop
     context = multiprocessing.get_context('fork')
     results = context.Queue()
-    processes = [
-        context.Process(target=stop_on_every_rank, args=(rank, tmp_path / 'store', runner, results))
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    found = dict(results.get(timeout=60) for _ in processes)
-    for process in processes:
-        process.join()
+    for rank in range(2):
+        arguments = (rank, tmp_path / 'store', runner, results)
+        context.Process(target=stop_on_every_rank, args=arguments).start()
+    found = dict(results.get(timeout=60) for _ in range(2))
     assert found[0] == found[1] and 'train/1.jpg' in found[0]

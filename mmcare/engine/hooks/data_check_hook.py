@@ -64,7 +64,7 @@ class DataCheckHook(Hook):
             return
         last, shift = len(metainfo['classes']) - 1, int(metainfo['reduce_zero_label'])
         samples = data_batch['data_samples']
-        for sample in samples[0] if isinstance(samples[0], list) else samples:  # test-time views
+        for sample in samples[0] if isinstance(samples[0], list | tuple) else samples:  # views
             labels = sample.gt_sem_seg.data if 'gt_sem_seg' in sample else np.zeros(1)
             beyond = labels[(labels > last) & (labels != 255)]  # 255: no class
             if len(beyond):
