@@ -13,7 +13,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from mmcare.deploy.requirements import require
+from mmcare.compatibility import require
 from mmcare.files import check_writable, moved_into_place
 from mmcare.version import __version__
 
@@ -44,7 +44,7 @@ SOURCES = {  # pages of Apple and remarks of its engineers; what others found by
 # Name: (where an operator that breaks the rule is expected, keys of SOURCES, what is asked for).
 RULES = {
     'float32': (ELSEWHERE, 'Typed Execution', 'float16; inputs and outputs may be converted'),
-    'data type': (ELSEWHERE, 'ANE Guide 17', 'besides float16, bool and 8 bits pass'),
+    'data type': (ELSEWHERE, 'ANE Guide 17', 'float16, bool or integers of 8 bits'),
     'rank': (ELSEWHERE, 'coremltools 1723; ANE Guide 17', 'at most 5, on any device'),
     'axis': (
         ELSEWHERE,
@@ -69,13 +69,13 @@ RULES = {
     ),
     'newer operator': (UNCERTAIN, 'ANE Guide A', 'resizing, sorting and sine need A14 or A15'),
     'unknown operator': (UNCERTAIN, 'ANE Guide A', 'the sources do not list the operator'),
-    'kernel': (ELSEWHERE, 'ANE Guide 17', 'convolutions at most 29 high and 13 wide, in float16'),
+    'kernel': (ELSEWHERE, 'ANE Guide 17', 'at most 29 high and 13 wide, in float16'),
     'large dilation': (ELSEWHERE, 'ANE Guide 17; hollance', 'at most 8'),
-    'dilation': (UNCERTAIN, 'ANE Guide 17; hollance', 'the sources disagree about dilations'),
+    'dilation': (UNCERTAIN, 'ANE Guide 17; hollance', 'the sources disagree above 1'),
     'stride': (
         UNCERTAIN,
         'ANE Guide 17; ANE Guide A',
-        'products of at most two of 2, 3, 4 and 8; other convolutions are taken apart',
+        'products of at most two of 2, 3, 4 and 8; others are taken apart',
     ),
     'pooling': (
         UNCERTAIN,
@@ -135,7 +135,7 @@ def load_model(path: Path) -> tuple[Any, Any]:
         FileNotFoundError: If there is no such path.
         ValueError: If it is not an ``.mlpackage`` with an ML Program that can be read.
     """
-    ct = require('coremltools', 'a look into Core ML models', 'export')
+    ct = require('coremltools', 'the placement report')
     from coremltools.converters.mil.frontend.milproto.load import load
 
     if not path.exists():
