@@ -67,9 +67,9 @@ bench: $(READY) ## measure latency beside the peers, into work_dirs/latency
 test test-onedl test-slow: export CUDA_VISIBLE_DEVICES := -1
 # One thread for each of the processes, which share no fixtures but those of a file.
 test test-onedl: export OMP_NUM_THREADS := 1
-PYTEST_FAST = $(BIN)/python -m pytest tests -m 'not slow' --numprocesses auto --dist loadfile
+PYTEST_FAST = $(BIN)/python -m pytest tests README.md docs -m 'not slow' --numprocesses auto --dist loadfile
 
-test: $(READY) ## run the tests, but for the slow ones
+test: $(READY) ## run the tests without the slow ones, and the code blocks of the pages
 	$(PYTEST_FAST)
 
 test-onedl: $(ONEDL_READY) ## the same on the maintained forks of the MM family, in .venv-onedl

@@ -1,0 +1,38 @@
+"""The front pages and the documentation: links lead somewhere, code blocks work.
+
+Code blocks are run by Sybil, see conftest.py at the root.
+"""
+
+import re
+
+import pytest
+from helpers import ROOT
+
+PAGES = sorted([*ROOT.glob('*.md'), *ROOT.glob('docs/*.md'), *ROOT.glob('configs/*/README.md')])
+
+
+def anchors(page):
+    """Anchors of a page's headings, as GitHub and MyST name them."""
+    headings = re.findall(r'^#+ (.+)$', page.read_text(), re.MULTILINE)
+    plain = (re.sub(r'[^\w\- ]', '', heading).strip().lower() for heading in headings)
+    return {heading.replace(' ', '-') for heading in plain}
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for link in re.findall(r'\]\(([^)\s]+)\)', page.read_text()):
+        name, _, anchor = link.partition('#')
+        if '://' in name:
+            continue
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f'{link} does not exist'
+        assert not anchor or anchor in anchors(target), f'{link} has no such heading'
+
+
+def test_named_files_exist():
+    """What pages call by path, in code or commands."""
+    paths = r'(?:configs|docs|tools|benchmarks|tests|mmcare)/[\w./-]*\w\.(?:py|md|csv|json|png|yml)'
+    for page in PAGES:
+        if page.name != 'CHANGELOG.md':  # which also says what went
+            named = set(re.findall(rf'(?<![\w/.]){paths}', page.read_text()))
+            assert not [name for name in named if not (ROOT / name).exists()], page.name
