@@ -256,6 +256,7 @@ def test_the_picture(tmp_path, monkeypatch):
     assert {'1536 x 7 x 7', '10 blocks', 'depth-wise conv 11x1 +\ndepth-wise conv 1x11'} <= {*words}
     tool['draw']('s0', 3, tmp_path / 's0.png')
     assert {'1024 x 7 x 7', '1,788,928 parameters', 'linear attention,\n2 heads of 16'} <= {*words}
+    assert 'The first block of stage 3, opened: 219,488 parameters' in words
     assert {'stages.2.blocks.0', 'mixer.local_learner.conv7x7', 'conv\n1x1\n96\n→ 384'} <= {*words}
     drawn = cv2.imread(str(tmp_path / 's0.png'))
     shipped = cv2.imread(str(ROOT / 'docs/images/architecture.png'))
