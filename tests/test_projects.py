@@ -1,126 +1,146 @@
-"""Configs of other projects with CARE in them: those of docs/use_in_your_project.md.
+"""The configs of docs/use_in_your_project.md, as other projects would have them.
 
-Each codebase gets a process of its own, started in a folder outside of the repository, and trains
-all its configs there, since importing a codebase takes longer than the steps.
+They import mmcare and nothing else of ours, on stock mmengine, in a folder outside of the
+repository. Each toolbox gets a process of its own, which runs this file with the names of its
+configs.
 """
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
-from docs_page import config_files, make_project
-from forks import FORKS
 
-TRAIN_BRIEFLY = Path(__file__).with_name('train_briefly.py')
-CONFIGS = {
-    'mmdet': [
-        'retinanet_care.py',
-        'cascade_rcnn_care.py',
-        'rtmdet_ins_care.py',
-        'retinanet_care_decay.py',
-    ],
-    'mmseg': ['segformer_care.py'],
-    'mmpretrain': ['classifier_care.py'],
-    'mmpose': ['pose_care.py'],
-}
-CHECKED = 'retinanet_care_checked.py'
-
-RUN_CHECKED = f"""
-from mmengine.config import Config
-from mmengine.registry import RUNNERS
-from mmcare.sample_data import make_coco
-
-config = Config.fromfile({CHECKED!r})
-config.merge_from_dict({{
-    'work_dir': 'work_dir',
-    'train_cfg.max_epochs': 1,
-    'train_dataloader.num_workers': 1,
-    'train_dataloader.dataset.pipeline.2.scale': (64, 64),
-    'val_dataloader.num_workers': 1,
-    'val_dataloader.dataset.pipeline.1.scale': (64, 64),
-    'test_dataloader': None,
-    'test_evaluator': None,
-    'test_cfg': None,
-}})
-try:
-    RUNNERS.build(config).train()
-except FileNotFoundError as error:
-    print('without data:', error)
-make_coco('data/coco', train=2, val=1, size=64)
-RUNNERS.build(config).train()
-"""
-
-
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """Run Python in a folder whose files can be imported, and see nothing of the repository's."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, 'PYTHONPATH': str(folder)},
-    )
+PAGE = Path(__file__).parents[1] / 'docs' / 'use_in_your_project.md'
+FILES = dict(re.findall(r'^```python\n# (\w+\.py)\n(.*?)^```$', PAGE.read_text(), re.M | re.S))
+BASES = {name: re.search(r"_base_ = '(\w+)::", text) for name, text in FILES.items()}
+TOOLBOXES = {name: base[1] if base else 'mmdet' for name, base in BASES.items()}
+HEIGHT, WIDTH = 64, 96
 
 
 @pytest.fixture(scope='module')
-def project(tmp_path_factory) -> Path:
-    return make_project(tmp_path_factory.mktemp('project'))
+def results(tmp_path_factory):
+    """Gives what became of a toolbox's configs; trains them when first asked."""
+    from helpers import published_weights, run
 
+    from mmcare.weights.published import from_published
 
-@pytest.fixture(scope='module')
-def trained(project):
-    """Gives the results of a codebase's configs; trains them when first asked."""
-    results = {}
+    project = tmp_path_factory.mktemp('project')
+    for name, text in FILES.items():
+        (project / name).write_text(text)
+    checkpoint = dict(state_dict=published_weights('s0'), args=Namespace(model='CARE'), epoch=1)
+    torch.save(checkpoint, project / 'CARETrans_S0.pth.tar')
+    torch.save(from_published(checkpoint['state_dict']), project / 'renamed.pth')
+    found = {}
 
-    def give(codebase):
-        if codebase not in results:
-            file = project / f'{codebase}.json'
-            done = run(project, str(TRAIN_BRIEFLY), codebase, str(file), *CONFIGS[codebase])
-            results[codebase] = json.loads(file.read_text()) if file.is_file() else done.stderr
-        return results[codebase]
+    def give(toolbox):
+        if toolbox not in found:
+            names = [name for name in FILES if TOOLBOXES[name] == toolbox]
+            done = run(sys.executable, __file__, toolbox, *names, cwd=project)
+            found[toolbox] = json.loads(done.stdout.splitlines()[-1])
+        return found[toolbox]
 
     return give
 
 
-def test_every_config_of_the_page_is_tried():
-    tried = {CHECKED, *(name for names in CONFIGS.values() for name in names)}
-    assert set(config_files()) == tried
+@pytest.mark.parametrize('name', FILES)
+def test_trains_by_custom_imports_alone(name, results):
+    from helpers import FORKS
 
-
-@pytest.mark.parametrize(
-    ('codebase', 'config'), [(codebase, name) for codebase in CONFIGS for name in CONFIGS[codebase]]
-)
-def test_trains_by_custom_imports_alone(codebase, config, trained):
-    if importlib.util.find_spec(codebase) is None:
-        pytest.skip(f'{codebase} is not installed; the page says how')
-    if FORKS and codebase == 'mmseg':
+    toolbox = TOOLBOXES[name]
+    if importlib.util.find_spec(toolbox) is None:
+        pytest.skip(f'{toolbox} is not installed; the page says how')
+    if FORKS and toolbox == 'mmseg':
         pytest.xfail('onedl-mmengine looks for mmseg:: in a package mmsegmentation')
-    results = trained(codebase)
-    assert isinstance(results, dict), results
-    result = results[config]
-    assert result['backbone'] == 'mmcare.models.backbones.care.CARE'
-    assert result['pretrained']
+    result = results(toolbox)[name]
+    assert result['loaded'] == [[], []]  # without and with prefix='backbone.'
     assert result['untrained'] == []
-    assert result['losses'][-1] < result['losses'][0]
     assert result['predictions'] == 2
-    if 'decay' in config or codebase == 'mmpretrain':
-        assert result['head_rate'] == pytest.approx(2e-4)
-        assert result['stem_rate'] == pytest.approx(2e-4 * 0.8**19)  # 18 blocks, and the head
+    assert result['hooks'] == [3 if 'resumable' in name else 0, False]
+    if toolbox == 'mmpretrain':  # 18 blocks and the head above the stem
+        assert result['rates'] == pytest.approx([2e-4 * 0.8**19, 2e-4])
 
 
-def test_hooks_in_another_project(project):
-    """The run stops over missing data before it starts, and stores what resuming needs."""
-    done = run(project, '-c', RUN_CHECKED)
-    assert done.returncode == 0, done.stderr
-    missing = (
-        "names the file 'data/coco/annotations/instances_train2017.json', which does not exist"
+# ------------------------------------------------------------ in the project's process
+
+
+def make_batch(toolbox):
+    """Two images with labels, as the toolbox's data loader gives them."""
+    images = [torch.randint(0, 256, (3, HEIGHT, WIDTH), dtype=torch.uint8) for _ in range(2)]
+    if toolbox == 'mmdet':
+        from mmdet.testing import demo_mm_inputs
+
+        shape = (3, HEIGHT, WIDTH)
+        return demo_mm_inputs(2, shape, num_items=[2, 3], num_classes=80, with_mask=True)
+    if toolbox == 'mmpose':
+        from mmpose.testing import get_packed_inputs
+
+        return get_packed_inputs(2)
+    if toolbox == 'mmpretrain':
+        from mmpretrain.structures import DataSample
+
+        samples = [DataSample().set_gt_label(label) for label in (3, 5)]
+        return dict(inputs=torch.stack(images), data_samples=samples)
+    from mmengine.structures import PixelData
+    from mmseg.structures import SegDataSample
+
+    shape = dict(img_shape=(HEIGHT, WIDTH), ori_shape=(HEIGHT, WIDTH))
+    samples = [SegDataSample(metainfo=shape) for _ in images]
+    for sample, image in zip(samples, images, strict=True):
+        sample.gt_sem_seg = PixelData(data=image[:1].long() % 150)
+    return dict(inputs=images, data_samples=samples)
+
+
+def train_briefly(toolbox, name):
+    """Load the published file, train for a step and predict; return what the test wants to know."""
+    from mmengine.config import Config
+    from mmengine.model import revert_sync_batchnorm
+    from mmengine.optim import build_optim_wrapper
+    from mmengine.registry import HOOKS, MODELS
+
+    config = Config.fromfile(name)
+    hooks = [hook for hook in config.default_hooks.values() if hook.type.startswith('mmcare.')]
+    # As mmengine's runner does.
+    config.model.setdefault('data_preprocessor', config.get('data_preprocessor'))
+    if 'size' in config.model.data_preprocessor:  # images are padded to the crop
+        config.model.data_preprocessor.size = (HEIGHT, WIDTH)
+    weights = torch.load('renamed.pth')
+    loaded = []
+    for prefix in ({}, dict(prefix='backbone.')):
+        config.model.backbone.init_cfg.update(prefix)
+        model = revert_sync_batchnorm(MODELS.build(config.model))
+        model.init_weights()
+        state = {key: value.clone() for key, value in model.backbone.state_dict().items()}
+        loaded.append([key for key in state if not torch.equal(state[key], weights[key])])
+    optim_wrapper = build_optim_wrapper(model, config.optim_wrapper)
+    model.train().train_step(make_batch(toolbox), optim_wrapper)
+    rates = [group['lr'] for group in optim_wrapper.optimizer.param_groups if group['params']]
+    with torch.no_grad():
+        predictions = model.eval().test_step(make_batch(toolbox))
+    return dict(
+        loaded=loaded,
+        untrained=[
+            key
+            for key, parameter in model.backbone.named_parameters()
+            if torch.equal(state[key], parameter)
+        ],
+        predictions=len(predictions),
+        rates=[min(rates), max(rates)],
+        hooks=[
+            len([HOOKS.build(hook) for hook in hooks]),
+            'mmcare.engine.safe_loading' in sys.modules,
+        ],
     )
-    assert re.search(f'^without data: .*{missing}', done.stdout, re.MULTILINE)
-    checkpoint = torch.load(project / 'work_dir' / 'epoch_1.pth', weights_only=False)
-    assert {'python', 'numpy', 'torch'} <= checkpoint['generator_states'][0].keys()
+
+
+if __name__ == '__main__':
+    from mmengine.registry import init_default_scope
+
+    toolbox, *names = sys.argv[1:]
+    init_default_scope(toolbox)
+    torch.manual_seed(0)
+    print(json.dumps({name: train_briefly(toolbox, name) for name in names}))
