@@ -1,0 +1,92 @@
+"""Shipped configs made small: a thin CARE, narrow heads, images of 64 pixels, a few of them."""
+
+from helpers import ROOT, THIN
+from mmengine.config import Config
+
+from mmcare.sample_data import make_ade20k, make_coco, make_imagenet
+
+SIZE, CHANNELS = 64, 16  # of images; of necks and heads
+MODES = ('train', 'val', 'test')
+CONFIGS = dict(
+    detection='mask_rcnn/care_s0_coco',
+    segmentation='fpn/care_s0_ade20k',
+    classification='imagenet/care_s0_in1k',
+)
+
+
+def make_data(task, directory):
+    """Make four images to train on and three to evaluate."""
+    make = dict(detection=make_coco, segmentation=make_ade20k, classification=make_imagenet)[task]
+    make(directory, train=4, val=3, size=SIZE)
+
+
+def changes_of(task, data):
+    """What makes a shipped config small, as --cfg-options take it."""
+    changes = {
+        **{f'{mode}_dataloader.num_workers': 0 for mode in ('val', 'test')},
+        **{f'{mode}_dataloader.persistent_workers': False for mode in ('val', 'test')},
+        'train_dataloader.num_workers': 1,
+        'train_dataloader.batch_size': 2,
+        'model.backbone.init_cfg': None,
+        'model.backbone.layer_scale_init_value': 0.5,
+        'randomness.seed': 1,
+    }
+    scales = {}
+    if task == 'detection':
+        scales = dict(train=2, val=1, test=1)
+        changes |= {
+            **{f'{mode}_dataloader.dataset.data_root': f'{data}/' for mode in MODES},
+            **{
+                f'{mode}_evaluator.ann_file': f'{data}/annotations/instances_val2017.json'
+                for mode in MODES[1:]
+            },
+            'train_cfg.max_epochs': 2,
+            'model.train_cfg.rpn_proposal.max_per_img': 50,
+            'model.train_cfg.rpn.sampler.num': 32,
+            'model.train_cfg.rcnn.sampler.num': 16,
+            'model.test_cfg.rpn.max_per_img': 20,
+            'model.test_cfg.rcnn.score_thr': 0.0,  # an untrained model detects something, too
+        }
+    elif task == 'segmentation':
+        scales = dict(train=2, val=1, test=1)
+        changes |= {
+            **{f'{mode}_dataloader.dataset.data_root': str(data) for mode in MODES},
+            'train_dataloader.dataset.pipeline.3.crop_size': (SIZE, SIZE),
+            'model.data_preprocessor.size': (SIZE, SIZE),
+            'train_cfg.max_iters': 2,
+            'train_cfg.val_interval': 1,
+            'default_hooks.checkpoint.interval': 1,
+        }
+    else:
+        changes |= {
+            **{f'{mode}_dataloader.dataset.data_root': str(data) for mode in MODES},
+            'train_cfg.max_epochs': 2,
+            'param_scheduler.0.end': 1,
+            'param_scheduler.1.begin': 1,
+        }
+    for mode, index in scales.items():
+        changes[f'{mode}_dataloader.dataset.pipeline.{index}.scale'] = (SIZE, SIZE)
+    return changes
+
+
+def toy_config(task, data, work_dir, **changes):
+    """Read a shipped config and make it small; further changes as --cfg-options take them."""
+    config = Config.fromfile(ROOT / 'configs' / f'{CONFIGS[task]}.py')
+    config.merge_from_dict(changes_of(task, data))
+    model = config.model
+    model.backbone.arch = THIN
+    channels = [16, 16, 32, 128]
+    if task == 'detection':
+        model.neck.update(in_channels=channels, out_channels=CHANNELS)
+        model.rpn_head.update(in_channels=CHANNELS, feat_channels=CHANNELS)
+        heads = model.roi_head
+        heads.bbox_roi_extractor.out_channels = heads.mask_roi_extractor.out_channels = CHANNELS
+        heads.bbox_head.update(in_channels=CHANNELS, fc_out_channels=CHANNELS)
+        heads.mask_head.update(in_channels=CHANNELS, conv_out_channels=CHANNELS)
+    elif task == 'segmentation':
+        model.neck.update(in_channels=channels, out_channels=CHANNELS)
+        model.decode_head.update(in_channels=[CHANNELS] * 4, channels=CHANNELS)
+    else:
+        model.head.in_channels = channels[-1]
+    config.merge_from_dict({'work_dir': str(work_dir), 'experiment_name': work_dir.name, **changes})
+    return config
