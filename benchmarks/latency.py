@@ -144,23 +144,25 @@ def measure(arguments: argparse.Namespace) -> Recording:
     """
     torch.set_flush_denormal(True)  # with random weights, numbers may become tiny
     torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
     image = torch.randn(arguments.batch, 3, *arguments.shape)
     runs: dict[tuple[str, str], Run] = {}
     parameters, left_out = {}, {}
     keys = [*arguments.archs, *arguments.peers]
     print('Prepare networks', file=sys.stderr)
     for key in track_iter_progress(keys, file=sys.stderr):
-        backend = 'all backends'
-        try:
-            network = build(key, arguments.shape).requires_grad_(False)
-            parameters[key] = sum(parameter.numel() for parameter in network.parameters())
-            for backend in arguments.backend:
+        network = None
+        for backend in arguments.backend:
+            try:
+                network = network or build(key, arguments.shape).requires_grad_(False)
                 run = BACKENDS[backend](network, image, arguments.threads)
                 run()
+            except Exception as error:  # whatever a network or a converter of others raises
+                reason = f'{type(error).__name__}: {error}'.splitlines()[0]
+                left_out[f'{PEERS["label"][key]}, {backend}'] = reason
+            else:
                 runs[backend, key] = run
-        except Exception as error:  # whatever a network or a converter of others raises
-            reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-            left_out[f'{PEERS["label"][key]}, {backend}'] = reason
+                parameters[key] = sum(parameter.numel() for parameter in network.parameters())
     if not runs:
         sys.exit(f'error: nothing can be measured: {left_out or "name archs or peers"}')
     print('\nMeasure rounds', file=sys.stderr)
