@@ -3,7 +3,7 @@
 import platform
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmcare.deploy.requirements import require
+from mmcare.compatibility import require
 from mmcare.export.source import Network, Normalization
 from mmcare.export.verify import compare, trial_images
 from mmcare.files import moved_into_place
@@ -117,19 +117,20 @@ def convert_coreml(
     size = 1, network.in_channels, *shape
     half = precision == 'float16'
     dtype = np.float16 if half else np.float32
-    graph: nn.Module = deepcopy(network)
-    for module in graph.modules():
+    network = deepcopy(network).requires_grad_(False)
+    for module in network.modules():
         if isinstance(module, LinearAttention) and half:
             module.eps = LinearAttention.FLOAT16_EPS
+    graph: nn.Module = network
     if normalization is None:
         image = ct.TensorType(name='image', shape=size, dtype=dtype)
     else:
-        graph = take_pixels(graph, shape, normalization)
+        graph = take_pixels(network, shape, normalization)
         layout = getattr(ct.colorlayout, normalization.channels)
         image = ct.ImageType(name='image', shape=size, color_layout=layout)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter('ignore')  # tracing is deprecated, and sizes become constants
-        traced = torch.jit.trace(graph, torch.zeros(size), check_trace=False)
+        traced = torch.jit.trace(_Hidden(graph.forward), torch.zeros(size), check_trace=False)
         return ct.convert(
             traced,
             inputs=[image],
@@ -141,8 +142,19 @@ def convert_coreml(
         )
 
 
+class _Hidden(nn.Module):
+    """A function as a module: torch.jit.trace reads all attributes; one may build a teacher."""
+
+    def __init__(self, function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        return self.function(images)
+
+
 def take_pixels(
-    network: nn.Module, shape: tuple[int, int], normalization: Normalization
+    network: Network, shape: tuple[int, int], normalization: Normalization
 ) -> nn.Module:
     """Return a network of images with pixels from 0 to 255; the given one may be changed.
 

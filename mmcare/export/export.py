@@ -10,7 +10,7 @@ import torch
 
 from mmcare.export.coreml import check_coreml, write_coreml
 from mmcare.export.onnx import LARGEST_SIDE, check_onnx, write_onnx
-from mmcare.export.source import Source, fold
+from mmcare.export.source import Source, fix_pools, fold
 from mmcare.files import check_writable, moved_into_place
 from mmcare.models.backbones.care import TOTAL_STRIDE
 from mmcare.version import __version__
@@ -83,9 +83,7 @@ def export_backbone(
             f'different strides are added up, got {shape}'
         )
     if dynamic and part == 'model' and outputs[0].dim() == 4:
-        raise ValueError(
-            'heads of segmentors fix sizes: no dynamic sizes with --part model'
-        )
+        raise ValueError('heads of segmentors fix sizes: no dynamic sizes with --part model')
     names = {
         'backbone': [f'stage{index + 1}' for index in network.backbone.out_indices],
         'neck': [f'neck{index + 1}' for index in range(len(outputs))],
@@ -93,6 +91,8 @@ def export_backbone(
     }[part]
     folded = deepcopy(network)
     fold(folded)
+    if not dynamic:
+        fix_pools(folded, shape)
     report = dict(
         name=source.name,
         part=part,

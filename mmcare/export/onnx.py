@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmcare.deploy.requirements import require
+from mmcare.compatibility import require
 from mmcare.export.source import Network
 from mmcare.export.verify import TOLERANCE, ExportError, compare, trial_images
 from mmcare.files import moved_into_place

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from mmengine.utils import import_modules_from_strings
@@ -51,6 +52,8 @@ class Network(nn.Module):
     Raises:
         ValueError: If the model does not hold exactly one CARE, or lacks the part.
     """
+
+    model: Any
 
     def __init__(self, model: nn.Module, part: str = 'backbone') -> None:
         super().__init__()
@@ -156,11 +159,47 @@ def load_source(
 
 def fold(module: nn.Module) -> None:
     """Fold every network in a module that has ``switch_to_deploy``, outermost first, in place."""
-    if hasattr(module, 'switch_to_deploy'):
-        module.switch_to_deploy()
+    switch_to_deploy = getattr(module, 'switch_to_deploy', None)
+    if switch_to_deploy is not None:
+        switch_to_deploy()
         return
     for child in module.children():
         fold(child)
+
+
+class MatrixPool(nn.AdaptiveAvgPool2d):
+    """Adaptive pooling as two matrix products, for maps of the size that it meets first.
+
+    Converters write an operator or two for each bin: 95 for the head of UperNet.
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, C, H, W) to (B, C, *output_size)."""
+        if not hasattr(self, 'rows'):
+            size: Any = self.output_size
+            bins = (size, size) if isinstance(size, int) else size
+            rows, self.columns = (
+                F.adaptive_avg_pool1d(torch.eye(side), number)
+                for side, number in zip(x.shape[2:], bins, strict=True)
+            )
+            self.rows = rows.transpose(0, 1)
+        return self.rows @ (x @ self.columns)
+
+
+def fix_pools(network: Network, shape: tuple[int, int]) -> None:
+    """Put :class:`MatrixPool` in place of adaptive pooling to several values, in place.
+
+    Args:
+        network: For images of one size from then on.
+        shape: Height and width of the images.
+    """
+    for module in network.modules():
+        if type(module) is nn.AdaptiveAvgPool2d and module.output_size not in (1, (1, 1)):
+            module.__class__ = MatrixPool
+    network(torch.zeros(1, network.in_channels, *shape))
 
 
 def _read_config(path: str, part: str) -> tuple[Mapping[str, Any], Normalization | None]:

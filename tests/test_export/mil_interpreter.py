@@ -17,9 +17,9 @@ def deviation(expected, found):
     return max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
 
 
-def run_program(program, image):
-    """Outputs of ``model._mil_program`` for an image, in order, as float32."""
-    function = program.functions['main']
+def run_program(model, image):
+    """Outputs of an ``MLModel`` that was just converted for an image, in order, as float32."""
+    function = model._mil_program.functions['main']
     (name,) = function.inputs
     values = {function.inputs[name].name: image.float()}
 
@@ -29,13 +29,13 @@ def run_program(program, image):
         if variable is None or variable.name in values:
             return None if variable is None else values[variable.name]
         value = variable.val
-        if value is None:
-            raise KeyError(variable.name)
-        floating = isinstance(value, np.ndarray) and value.dtype.kind == 'f'
-        return torch.from_numpy(value.astype(np.float32)) if floating else value
+        assert value is not None, variable.name
+        if isinstance(value, np.ndarray) and value.dtype.kind == 'f':
+            return torch.from_numpy(value.astype(np.float32))
+        return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
     for operation in function.operations:
-        if operation.op_type == 'const' or operation.op_type.startswith('constexpr'):
+        if operation.op_type == 'const':
             continue
         inputs = {key: value_of(variable) for key, variable in operation.inputs.items()}
         results = OPERATORS[operation.op_type](inputs)
@@ -48,97 +48,73 @@ def run_program(program, image):
 
 
 def _conv(i):
-    x, weight, bias = i['x'], i['weight'], i['bias']
-    assert i['pad_type'] in ('custom', 'valid')
-    top, bottom, left, right = (0, 0, 0, 0) if i['pad_type'] == 'valid' else map(int, i['pad'])
-    x = F.pad(x, (left, right, top, bottom))
-    dilations = tuple(map(int, i['dilations']))
-    return F.conv2d(x, weight, bias, tuple(map(int, i['strides'])), 0, dilations, int(i['groups']))
+    top, bottom, left, right = i['pad'] if i['pad_type'] == 'custom' else (0, 0, 0, 0)
+    assert i['pad_type'] in ('custom', 'valid') and i['dilations'] == [1, 1]
+    x = F.pad(i['x'], (left, right, top, bottom))
+    return F.conv2d(x, i['weight'], i['bias'], i['strides'], groups=i['groups'])
 
 
 def _matmul(i):
-    x = i['x'].mT if i['transpose_x'] else i['x']
-    return x @ (i['y'].mT if i['transpose_y'] else i['y'])
-
-
-def _split(i):
-    sizes = i['split_sizes']
-    axis = int(i['axis'])
-    if sizes is None:
-        return i['x'].chunk(int(i['num_splits']), axis)
-    return i['x'].split([int(size) for size in sizes], axis)
-
-
-def _gelu(i):
-    assert i['mode'] == 'EXACT'
-    return F.gelu(i['x'])
+    x, y = (i[name].mT if i[f'transpose_{name}'] else i[name] for name in 'xy')
+    return x @ y
 
 
 def _upsample_bilinear(i):
     assert not i['align_corners']
-    height, width = i['x'].shape[2:]
-    size = round(height * i['scale_factor_height']), round(width * i['scale_factor_width'])
-    return F.interpolate(i['x'], size, mode='bilinear', align_corners=False)
+    factors = i['scale_factor_height'], i['scale_factor_width']
+    return F.interpolate(i['x'], scale_factor=factors, mode='bilinear')
 
 
 def _upsample_nearest(i):
-    factors = int(i['scale_factor_height']), int(i['scale_factor_width'])
-    assert factors == (i['scale_factor_height'], i['scale_factor_width'])
-    return i['x'].repeat_interleave(factors[0], 2).repeat_interleave(factors[1], 3)
-
-
-def _reduce_mean(i):
-    return i['x'].mean(tuple(map(int, i['axes'])), keepdim=bool(i['keep_dims']))
+    factors = i['scale_factor_height'], i['scale_factor_width']
+    return F.interpolate(i['x'], scale_factor=factors, mode='nearest')
 
 
 def _slice(i):
-    begin, end = list(map(int, i['begin'])), list(map(int, i['end']))
-    masks = i.get('begin_mask'), i.get('end_mask')
-    begin_mask, end_mask = (mask if mask is not None else [False] * len(begin) for mask in masks)
-    return i['x'][
-        tuple(
-            slice(None if free else first, None if open_ended else last)
-            for first, last, free, open_ended in zip(begin, end, begin_mask, end_mask, strict=True)
-        )
-    ]
+    x = i['x']
+    for axis, (first, last) in enumerate(zip(i['begin'], i['end'], strict=True)):
+        first = 0 if (i.get('begin_mask') or {axis: False})[axis] else first
+        last = x.shape[axis] if (i.get('end_mask') or {axis: False})[axis] else last
+        x = x.narrow(axis, first, last - first)
+    return x
 
 
 def _pad(i):
-    assert i['mode'] == 'constant'
-    pad = list(map(int, i['pad']))
-    return F.pad(i['x'], [n for k in range(len(pad) - 2, -1, -2) for n in pad[k : k + 2]])
+    assert i['mode'] == 'constant' and i['constant_val'] == 0
+    pairs = [i['pad'][k : k + 2] for k in range(0, len(i['pad']), 2)]
+    return F.pad(i['x'], [side for pair in reversed(pairs) for side in pair])
 
 
-def _max_pool(i):
-    assert i['pad_type'] == 'valid' or not np.any(i['pad'])
-    return F.max_pool2d(i['x'], tuple(i['kernel_sizes']), tuple(i['strides']))
+def _reduce(function):
+    return lambda i: function(i['x'], i['axes'], keepdim=i['keep_dims'])
 
 
 OPERATORS = {
     'add': lambda i: i['x'] + i['y'],
     'batch_norm': lambda i: F.batch_norm(
-        i['x'], i['mean'], i['variance'], i['gamma'], i['beta'], eps=float(i['epsilon'])
+        i['x'], i['mean'], i['variance'], i['gamma'], i['beta'], eps=i['epsilon']
     ),
     'cast': lambda i: i['x'],
-    'concat': lambda i: torch.cat(i['values'], int(i['axis'])),
+    'concat': lambda i: torch.cat(i['values'], i['axis']),
     'conv': _conv,
-    'elu': lambda i: F.elu(i['x'], float(i['alpha'])),
-    'gelu': _gelu,
+    'elu': lambda i: F.elu(i['x'], i['alpha']),
+    'gelu': lambda i: F.gelu(i['x'], approximate={'EXACT': 'none'}[i['mode']]),
     'layer_norm': lambda i: F.layer_norm(
-        i['x'], i['x'].shape[-1:], i.get('gamma'), i.get('beta'), float(i['epsilon'])
+        i['x'], i['x'].shape[-1:], i.get('gamma'), i.get('beta'), i['epsilon']
     ),
     'linear': lambda i: F.linear(i['x'], i['weight'], i['bias']),
-    'linear_activation': lambda i: float(i['alpha']) * i['x'] + float(i['beta']),
     'matmul': _matmul,
-    'max_pool': _max_pool,
+    'max_pool': lambda i: F.max_pool2d(i['x'], i['kernel_sizes'], i['strides']),
     'mul': lambda i: i['x'] * i['y'],
     'pad': _pad,
     'real_div': lambda i: i['x'] / i['y'],
-    'reduce_mean': _reduce_mean,
+    'reduce_mean': _reduce(torch.mean),
+    'reduce_sum': _reduce(torch.sum),
     'relu': lambda i: F.relu(i['x']),
-    'reshape': lambda i: i['x'].reshape(tuple(map(int, i['shape']))),
+    'reshape': lambda i: i['x'].reshape(i['shape']),
     'slice_by_index': _slice,
-    'split': _split,
+    'split': lambda i: i['x'].split(i['split_sizes'], i['axis']),
+    'sub': lambda i: i['x'] - i['y'],
     'upsample_bilinear': _upsample_bilinear,
     'upsample_nearest_neighbor': _upsample_nearest,
 }
