@@ -12,8 +12,14 @@ from mmcare.sample_data import make_ade20k, make_coco
 from mmcare.shipped import shipped_config
 
 KINDS = {
-    'coco': (make_coco, 'mask_rcnn_care_s0_scenes', 'mmdet', 'epoch_1.pth', 'coco/bbox_mAP_50'),
-    'ade20k': (make_ade20k, 'fpn_care_s0_scenes', 'mmseg', 'iter_4.pth', 'mIoU'),
+    'coco': (
+        make_coco,
+        'demo/mask_rcnn_care_s0_scenes',
+        'mmdet',
+        'epoch_1.pth',
+        'coco/bbox_mAP_50',
+    ),
+    'ade20k': (make_ade20k, 'demo/fpn_care_s0_scenes', 'mmseg', 'iter_4.pth', 'mIoU'),
 }
 SHORT = {
     'coco': ['train_cfg.max_epochs=1'],

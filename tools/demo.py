@@ -9,7 +9,6 @@ import json
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import matplotlib.pyplot as plt
 import mmcv
@@ -24,28 +23,18 @@ from mmcare.sample_data import make_ade20k, make_coco
 from mmcare.shipped import shipped_config
 
 GOAL = 0.5  # of the first metric
-# Config, data, metrics, what the metrics are divided by, options of the pictures.
-DEMOS: dict[str, tuple] = {
-    'coco': (
-        'demo/mask_rcnn_care_s0_scenes',
-        make_coco,
-        {'coco/bbox_mAP_50': 'box AP50', 'coco/segm_mAP_50': 'mask AP50'},
-        1,
-        dict(pred_score_thr=0.5),
-    ),
-    'ade20k': (
-        'demo/fpn_care_s0_scenes',
-        make_ade20k,
-        {'mIoU': 'mIoU', 'aAcc': 'pixel accuracy'},
-        100,
-        dict(with_labels=False),
-    ),
+BOXES = {'coco/bbox_mAP_50': 'box AP50', 'coco/segm_mAP_50': 'mask AP50'}
+PIXELS = {'mIoU': 'mIoU', 'aAcc': 'pixel accuracy'}
+# Data, config, metrics, what these are divided by (mmseg gives per cent), options of the pictures.
+DEMOS = {
+    'coco': (make_coco, 'demo/mask_rcnn_care_s0_scenes', BOXES, 1, dict(pred_score_thr=0.5)),
+    'ade20k': (make_ade20k, 'demo/fpn_care_s0_scenes', PIXELS, 100, dict(with_labels=False)),
 }
 
 
-def plot_curves(log: Path, metrics: dict[str, str], unit: int, filename: Path) -> None:
-    """Plot the losses in mmengine's ``scalars.json`` by iteration, and the metrics below."""
-    rows = pd.read_json(log, lines=True).set_index('step')
+def plot_curves(runner: Runner, metrics: dict[str, str], unit: int, filename: Path) -> None:
+    """Plot the logged losses by iteration, and the metrics below."""
+    rows = pd.read_json(f'{runner.log_dir}/vis_data/scalars.json', lines=True).set_index('step')
     _, (upper, lower) = plt.subplots(2, 1, figsize=(8, 8), layout='constrained')
     losses = rows.filter(like='loss').dropna(how='all')
     losses.plot(xlabel='iteration', ylabel='loss', ylim=(0, None), ax=upper)
@@ -56,21 +45,18 @@ def plot_curves(log: Path, metrics: dict[str, str], unit: int, filename: Path) -
 
 
 @torch.no_grad()
-def draw_predictions(runner: Runner, filename: Path, **options: Any) -> None:
+def draw_predictions(runner: Runner, filename: Path, **options: object) -> None:
     """Draw held-out scenes, each annotation to the left of the prediction."""
     pictures = []
-    dataset = runner.test_dataloader.dataset
     with TemporaryDirectory() as folder:
-        for index in range(min(6, len(dataset))):
-            (sample,) = runner.model.test_step(
-                {key: [part] for key, part in dataset[index].items()}
-            )
+        for batch, _ in zip(runner.test_dataloader, range(6), strict=False):
+            (sample,) = runner.model.test_step(batch)
             image = mmcv.imread(sample.img_path, channel_order='rgb')
-            name = f'{folder}/{index}.png'
-            runner.visualizer.add_datasample('scene', image, sample, out_file=name, **options)
+            name = f'{folder}/scene.png'
+            runner.visualizer.add_datasample('', image, sample, out_file=name, **options)
             pictures.append(mmcv.imread(name))
-    size = np.max([picture.shape[:2] for picture in pictures], axis=0)
-    rows = [mmcv.impad(picture, shape=tuple(size), pad_val=255) for picture in pictures]
+    size = tuple(np.max([picture.shape[:2] for picture in pictures], axis=0))
+    rows = [mmcv.impad(picture, shape=size, pad_val=255) for picture in pictures]
     with moved_into_place(filename) as temporary:
         mmcv.imwrite(mmcv.imrescale(np.vstack(rows), 2.0), str(temporary))
 
@@ -82,7 +68,7 @@ def main() -> None:
     parser.add_argument('--work-dir', type=Path, help="where results go; default: the config's")
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='changes of the config')
     arguments = parser.parse_args()
-    name, make_data, metrics, unit, options = DEMOS[arguments.kind]
+    make_data, name, metrics, unit, options = DEMOS[arguments.kind]
     config = Config.fromfile(shipped_config(name))
     config.merge_from_dict(arguments.cfg_options or {})
     work_dir = arguments.work_dir or Path(config.work_dir)
@@ -107,13 +93,10 @@ def main() -> None:
     table = pd.DataFrame(measured).reindex(list(metrics)).fillna(0.0) / unit
     metric = table.index[0]
     reached = float(table.trained[metric])
-    results = dict(
-        goal=dict(metric=metric, above=GOAL), training_minutes=minutes, **table.to_dict()
-    )
+    result = dict(goal=dict(metric=metric, above=GOAL), training_minutes=minutes, **table.to_dict())
     with moved_into_place(work_dir / 'results.json') as temporary:
-        temporary.write_text(json.dumps(results, indent=2) + '\n', encoding='utf-8')
-    log = Path(runner.log_dir, 'vis_data', 'scalars.json')
-    plot_curves(log, metrics, unit, work_dir / 'curves.png')
+        temporary.write_text(json.dumps(result, indent=2) + '\n')
+    plot_curves(runner, metrics, unit, work_dir / 'curves.png')
     draw_predictions(runner, work_dir / 'predictions.png', **options)
     print(table.rename(index=metrics).to_string(float_format='{:.3f}'.format))
     print(
