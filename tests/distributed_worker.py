@@ -114,9 +114,11 @@ def resume(folder, by_epoch):
     options = dict(by_epoch=by_epoch, launcher='pytorch', cfg=dict(ON_CPU))
     train(whole, **options)
     train(parts, hooks=[StopAt(6)], **options)
+    torch.distributed.barrier()
     file = Path((parts / 'last_checkpoint').read_text())
     states = torch.load(file, weights_only=True)['generator_states']
     runner = train(parts, resume=True, **options)
+    torch.distributed.barrier()  # rank 0 has written the last file
     last = torch.load((whole / 'last_checkpoint').read_text())['state_dict']
     weights = runner.model.module.state_dict()
     return dict(

@@ -13,6 +13,7 @@ from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook
 from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
+from mmengine.utils import apply_to
 
 from mmcare.files import moved_into_place
 from mmcare.registry import HOOKS
@@ -111,7 +112,10 @@ class AtomicCheckpointHook(CheckpointHook):
                 checkpoint[key] = _plain(value)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        """Make the buffers of the message hub again."""
+        """Make NumPy's arrays and the buffers of the message hub again."""
+        if isinstance(checkpoint.get('meta'), dict):
+            meta = apply_to(checkpoint['meta'], torch.is_tensor, lambda x: x.cpu().numpy())
+            checkpoint['meta'] = meta  # mmengine compares it with that of the data set
         scalars = checkpoint.get('message_hub', {}).get('log_scalars', {})
         for key, value in scalars.items():
             if isinstance(value, dict):
