@@ -50,8 +50,8 @@ model = dict(
     decode_head=dict(num_classes=8),
 )
 
-iterations = 900
-train_cfg = dict(max_iters=iterations, val_interval=iterations // 5)
+iterations = 750
+train_cfg = dict(max_iters=iterations, val_interval=iterations // 3)
 optim_wrapper = dict(
     optimizer=dict(lr=1e-3, betas=(0.9, 0.98), fused=True),
     # Wide layers take smaller steps: see the detection demo.
