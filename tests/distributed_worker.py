@@ -108,11 +108,11 @@ def unused_parameters():
 
 
 def resume(folder, by_epoch):
-    """An uninterrupted run beside one that is stopped and resumed; each rank has its folder."""
+    """A run with a folder for each process, beside one that is stopped and resumed."""
     name = 'epochs' if by_epoch else 'iterations'
-    whole, parts = folder / f'whole_{name}', folder / f'parts_{name}'
+    whole, parts = folder / f'whole_{name}_0', folder / f'parts_{name}'
     options = dict(by_epoch=by_epoch, launcher='pytorch', cfg=dict(ON_CPU))
-    train(whole, **options)
+    train(folder / f'whole_{name}_{RANK}', **options)
     train(parts, hooks=[StopAt(6)], **options)
     torch.distributed.barrier()
     file = Path((parts / 'last_checkpoint').read_text())
@@ -122,6 +122,7 @@ def resume(folder, by_epoch):
     last = torch.load((whole / 'last_checkpoint').read_text())['state_dict']
     weights = runner.model.module.state_dict()
     return dict(
+        written=names(folder / f'whole_{name}_{RANK}'),
         states=[state['torch'].tolist() for state in states],
         same_files=saved(parts) == saved(whole),
         different=[
@@ -133,20 +134,12 @@ def resume(folder, by_epoch):
     )
 
 
-def one_writer(folder):
-    """Each process has a folder of its own; what it has written."""
-    work_dir = folder / f'writer_{RANK}'
-    train(work_dir, launcher='pytorch', cfg=dict(ON_CPU))
-    return names(work_dir)
-
-
 def main(folder):
     fixed = {'model.backbone.drop_path_rate': 0.0, 'model.decode_head.dropout_ratio': 0.0}
     results = dict(
         detection=gradients('detection', folder, **{'model.backbone.drop_path_rate': 0.5}),
         segmentation=gradients('segmentation', folder, **fixed),
         resume=dict(epochs=resume(folder, True), iterations=resume(folder, False)),
-        written=one_writer(folder),
         unused=unused_parameters(),
     )
     (folder / f'rank{RANK}.json').write_text(json.dumps(results))

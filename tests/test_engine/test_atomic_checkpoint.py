@@ -8,13 +8,10 @@ import sys
 import pytest
 import torch
 import toy_training
-from helpers import ROOT, run
-from mmengine.config import Config
+from helpers import run
 from mmengine.logging import HistoryBuffer
 from toy_training import EPOCHS, build, names, saved, train
 
-from mmcare.registry import HOOKS
-from mmcare.shipped import shipped_configs
 from mmcare.weights.reading import CheckpointError, read_checkpoint
 
 HOOK = 'mmcare.engine.hooks.atomic_checkpoint_hook'
@@ -209,13 +206,3 @@ def test_checkpoints_of_the_first_release_resume(work_dir, trained, monkeypatch)
     monkeypatch.undo()
     train(work_dir, resume=True)
     assert saved(work_dir) == saved(trained)
-
-
-@pytest.mark.parametrize('name', shipped_configs())
-def test_shipped_configs_use_it(name):
-    """With mmengine's arguments, as ``--cfg-options`` sets them."""
-    config = Config.fromfile(ROOT / 'configs' / f'{name}.py')
-    hook = HOOKS.build(dict(config.default_hooks.checkpoint, save_best='auto'))
-    loop = config.train_cfg
-    assert hook.by_epoch == loop.get('by_epoch', loop.get('type') == 'EpochBasedTrainLoop')
-    assert type(hook).__name__ == 'AtomicCheckpointHook' and hook.max_keep_ckpts == 3

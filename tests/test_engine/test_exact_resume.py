@@ -5,7 +5,7 @@ import torch
 from mmengine.hooks import Hook
 from toy_training import EPOCHS, StopAt, build, saved, train
 
-from mmcare.engine.hooks.exact_resume_hook import _count, _holds_state
+from mmcare.engine.hooks.exact_resume_hook import _holds_state
 from mmcare.weights.reading import CheckpointError
 
 HOOK = 'mmcare.engine.hooks.exact_resume_hook'
@@ -105,4 +105,3 @@ def test_several_optimizers():
     plain = dict(state={}, param_groups=[dict(momentum=0)])
     assert _holds_state(dict(a=adam, b=plain)) and not _holds_state({})
     assert not _holds_state(dict(a=adam, b=dict(adam, state={})))
-    assert _count(dict(a=[{}], b=[{}, {}])) == dict(a=1, b=2) and _count(None) == 0

@@ -21,7 +21,8 @@ FRESH = dict(
     detection='from mmdet.apis import DetInferencer;'
     'DetInferencer(weights=FILE, device="cpu")(IMAGE)["predictions"][0]["scores"]',
     segmentation='from mmseg.apis import MMSegInferencer;'
-    'assert MMSegInferencer(None, weights=FILE, device="cpu")(IMAGE)["predictions"].shape == (64, 64)',
+    'infer = MMSegInferencer(None, weights=FILE, device="cpu");'
+    'assert infer(IMAGE)["predictions"].shape == (64, 64)',
     classification='import mmpretrain, torch;'
     'model = mmpretrain.get_model(CONFIG, pretrained=FILE);'
     'weights = torch.load(FILE)["state_dict"];'

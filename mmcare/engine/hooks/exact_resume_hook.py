@@ -63,11 +63,11 @@ class ExactResumeHook(Hook):
         """Check a checkpoint that a run resumes from, and remember its states."""
         if not runner._resume:
             return
-        given, wanted = checkpoint.get('param_schedulers'), runner.param_schedulers
+        given, wanted = checkpoint.get('param_schedulers') or (), runner.param_schedulers
         if not _holds_state(checkpoint.get('optimizer', {})):
             fault = 'the state of the optimizer is missing'
-        elif wanted is not None and _count(given) != _count(wanted):
-            fault = f'it holds {_count(given)} schedulers, and the run has {_count(wanted)}'
+        elif wanted is not None and len(given) != len(wanted):
+            fault = f'it holds {len(given)} schedulers, and the run has {len(wanted)}'
         else:
             self._to_restore = self._states = checkpoint.get(CHECKPOINT_KEY)
             if len(self._states or ()) != get_world_size():
@@ -150,13 +150,6 @@ def _holds_state(optimizer: dict[str, Any]) -> bool:
         return bool(several) and all(map(_holds_state, several))
     needed = any('betas' in group or group.get('momentum') for group in optimizer['param_groups'])
     return bool(optimizer.get('state')) or not needed
-
-
-def _count(schedulers: Any) -> Any:
-    """The number of schedulers, by name of the optimizer if there are several."""
-    if isinstance(schedulers, dict):
-        return {name: len(some) for name, some in schedulers.items()}
-    return len(schedulers or ())
 
 
 def _load_and_drop(iterator: Iterator, number: int) -> None:
