@@ -44,6 +44,7 @@ def make_coco(folder):
             annotations=[dict(annotation, id=index, image_id=index) for index in range(2)],
         )
         (folder / f'{split}.json').write_text(json.dumps(content))
+    shutil.copy(folder / 'val.json', folder / 'other.json')
 
 
 def make_ade20k(folder):
@@ -231,10 +232,13 @@ def test_named_before_training(data, fault):
     unchecked.call_hook('before_run')
 
 
-@pytest.mark.parametrize('wrap', [dict, wrap_twice])
+@pytest.mark.parametrize(
+    ('wrap', 'evaluated'),  # datasets in a wrapper may be evaluated with one file for all
+    [(dict, 'val.json'), (wrap_twice, 'other.json')],
+)
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_good_data_pass(data, layout, wrap):
-    runner = build(layout, data, wrap=wrap)
+def test_good_data_pass(data, layout, wrap, evaluated):
+    runner = build(layout, data, wrap=wrap, evaluated=evaluated)
     runner.train()
     assert runner.iter == 1
     if layout == 'ade20k':
@@ -243,11 +247,9 @@ def test_good_data_pass(data, layout, wrap):
 
 @pytest.mark.parametrize(('mode', 'evaluated'), [('train', 'val'), ('test', 'test')])
 def test_stale_evaluator(data, mode, evaluated):
-    make_coco(data)
-    shutil.copy(data / 'val.json', data / 'old.json')
-    words = rf"{evaluated}_evaluator\.ann_file='.*old\.json' is not .*\.ann_file=.*val\.json"
+    words = rf"{evaluated}_evaluator\.ann_file='.*other\.json' is not .*\.ann_file=.*val\.json"
     with pytest.raises(ValueError, match=words):
-        getattr(build('coco', data, evaluated='old.json'), mode)()
+        getattr(build('coco', data, evaluated='other.json'), mode)()
 
 
 @pytest.mark.parametrize(
@@ -321,7 +323,6 @@ def test_each_flipped_bit_is_found_or_harmless(tmp_path):
 
 @pytest.mark.parametrize(('bits', 'wrong'), [(1, False), (2, True), (4, True), (8, False)])
 def test_grey_values_of_few_bits(tmp_path, bits, wrong):
-    """Pillow reads a 3 of 4 bits as 51."""
     path = tmp_path / 'labels.png'
     save_labels(path, np.eye(6), bits=bits)
     assert bool(list(_check_label_map(str(path)))) == wrong
