@@ -167,7 +167,7 @@ def test_imagenet_in_mmpretrain(listed, directories):
         if listed:
             assert sorted(IMAGENET_CATEGORIES[label] for label in folders.values()) == expected
         shapes = {cv2.imread(item['img_path']).shape[:2] for item in items}
-        assert shapes == {(128, 128)} or split == 'val'
+        assert shapes == {(128, 128)}
         assert len(folders) == 4
 
 

@@ -51,14 +51,6 @@ def _generators(seed: int, split: int, number: int) -> Iterator[np.random.Genera
     return (np.random.default_rng([seed, split, index]) for index in range(number))
 
 
-def _odd_sides(rng: np.random.Generator, index: int, size: int) -> tuple[int, int]:
-    """Height and width of an image: odd and unequal for every fourth, otherwise ``size``."""
-    if index % 4 != 3:
-        return size, size
-    height, width = 2 * rng.choice(np.arange(size // 3, size // 2), 2, replace=False) + 1
-    return int(height), int(width)
-
-
 def _write(path: Path, picture: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # As OpenCV encodes files that end in .jpg: cv2.imwrite only returns False on a full disk.
@@ -148,9 +140,13 @@ def make_ade20k(
         size: Height and width of the square images, at least 64.
     """
     with _new_directory(directory, size) as root:
-        for stream, (split, number) in enumerate({'training': train, 'validation': val}.items()):
+        splits = (('training', 'ADE_train', train), ('validation', 'ADE_val', val))
+        for stream, (split, prefix, number) in enumerate(splits):
             for index, rng in enumerate(_generators(seed, stream, number)):
-                sides = _odd_sides(rng, index if split == 'validation' else 0, size)
+                sides = [size, size]
+                if split == 'validation' and index % 4 == 3:
+                    halves = np.arange(size // 3, size // 2)
+                    sides = (2 * rng.choice(halves, 2, replace=False) + 1).tolist()
                 picture, labels = _draw_regions(rng, *sides)
                 shapes = rng.choice(list(ADE20K_SHAPES), rng.integers(2, 4, endpoint=True)).tolist()
                 sizes = (0.2 * min(sides), 0.4 * min(sides))
@@ -159,7 +155,7 @@ def make_ade20k(
                 masks = painter.paint_objects(rng, picture, shapes, sizes, 0.4, (0, 30))
                 for shape, mask in zip(shapes, masks, strict=True):
                     labels[mask] = ADE20K_SHAPES.get(shape, 0)
-                name = f'ADE_{split.removesuffix("ing").removesuffix("idation")}_{index + 1:08d}'
+                name = f'{prefix}_{index + 1:08d}'
                 _write(root / 'images' / split / f'{name}.jpg', picture)
                 _write(root / 'annotations' / split / f'{name}.png', labels)
 
@@ -192,8 +188,7 @@ def make_imagenet(
     """Make a small data set in the layout of ImageNet-1K, with four of its classes.
 
     Each image shows one object on a textured ground: a kite, a starfish (a star), an airliner (a
-    cross) or a baseball (a disc). Only the shape tells the class. Classes take turns. Every fourth
-    image in the validation split is not square, with odd sides.
+    cross) or a baseball (a disc). Only the shape tells the class. Classes take turns.
 
     Args:
         directory: The directory to make, with ``{train,val}/<WordNet id>/*.JPEG`` and each image's
@@ -201,7 +196,7 @@ def make_imagenet(
         seed: Seed, at least 0. Errors are those of :func:`make_coco`.
         train: Number of training images; below 4 some classes have none.
         val: Number of validation images; below 4 some classes have none.
-        size: Height and width of the square images, at least 64.
+        size: Height and width of the images, at least 64.
     """
     contrast = (15.0, 50.0)
     with _new_directory(directory, size) as root:
@@ -211,11 +206,8 @@ def make_imagenet(
             for index, rng in enumerate(_generators(seed, stream, number)):
                 folder = list(IMAGENET_CLASSES)[index % len(IMAGENET_CLASSES)]
                 label, shape = IMAGENET_CLASSES[folder]
-                # By rounds of the classes, so that no class has all the odd images.
-                turn = index // len(IMAGENET_CLASSES) if split == 'val' else 0
-                sides = _odd_sides(rng, turn, size)
-                picture = painter.draw_ground(rng, *sides, contrast)
-                sizes = (0.35 * min(sides), 0.7 * min(sides))
+                picture = painter.draw_ground(rng, size, size, contrast)
+                sizes = (0.35 * size, 0.7 * size)
                 painter.paint_objects(rng, picture, [shape], sizes, np.pi, contrast)
                 prefix = folder if split == 'train' else 'ILSVRC2012_val'
                 file_name = f'{folder}/{prefix}_{index + 1:08d}.JPEG'
