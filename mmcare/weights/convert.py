@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mmcare.files import check_writable_file
 from mmcare.models import CARE
 from mmcare.version import __version__
-from mmcare.weights.fitting import CheckpointError, check_fit
+from mmcare.weights.fitting import check_fit
 from mmcare.weights.published import (
     BACKBONE,
     BACKBONE_PARTS,
@@ -29,6 +29,7 @@ from mmcare.weights.published import (
     without_wrapper,
 )
 from mmcare.weights.reading import (
+    CheckpointError,
     find_published_state,
     load_checkpoint,
     read_checkpoint,
@@ -69,7 +70,8 @@ def convert_checkpoint(
         if use_ema:
             raise CheckpointError(f'{source} is not a published file: --ema does not apply')
         state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else {}
-        state = {k.removeprefix(BACKBONE): v for k, v in without_wrapper(state).items()}
+        state = without_wrapper(state) if isinstance(state, dict) else {}
+        state = {k.removeprefix(BACKBONE): v for k, v in state.items()}
         state = {k: v for k, v in state.items() if k.startswith((*BACKBONE_PARTS, *OUR_HEADS))}
         arch = _find_arch(source, state)
         has_heads = any(key.startswith(OUR_HEADS) for key in state)
@@ -139,7 +141,7 @@ def fold_checkpoint(
         raise CheckpointError(
             f'{checkpoint} does not fill the model of {config}. {error}'
         ) from error
-    folded = {}
+    folded: dict[str, str] = {}
     for name, module in list(model.named_modules()):
         inside = any(name.startswith(f'{outer}.') for outer in folded)
         if hasattr(module, 'switch_to_deploy') and not inside:

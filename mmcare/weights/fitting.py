@@ -161,5 +161,6 @@ def _is_spare(key: str, expected: Shapes) -> bool:
     part, _, rest = key.partition('.')
     if part == 'stages' and rest:
         number = rest.partition('.')[0]
-        return number.isdecimal() and not any(k.startswith(f'stages.{number}.') for k in expected)
+        known = number in ('0', '1', '2', '3')
+        return known and not any(k.startswith(f'stages.{number}.') for k in expected)
     return part == 'out_norms'
