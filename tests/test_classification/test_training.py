@@ -93,7 +93,8 @@ def test_published_file_through_mmpretrain(tmp_path):
 def test_the_documented_commands(toy, tmp_path):
     """mim train, resume and test, with and without a teacher; mim test of a published file."""
     distilled = tmp_path / 'distilled.py'
-    distilled.write_text(f'_base_ = {str(DISTILLED)!r}\nmodel = dict(teacher={TEACHER})\n')
+    teacher = dict(TEACHER, _delete_=True)
+    distilled.write_text(f'_base_ = {str(DISTILLED)!r}\nmodel = dict(teacher={teacher})\n')
 
     def mim(task, config, *arguments, **changes):
         options = [f'{key}={value}' for key, value in {**toy, **changes}.items()]
