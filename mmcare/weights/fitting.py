@@ -128,8 +128,9 @@ def _advise(
     """Say what the weights look like, and what to do."""
     if not given:
         yield (
-            f'  No key begins with {prefix!r}. The weights of a backbone alone go in through '
-            'init_cfg=dict(type="Pretrained", checkpoint=FILE) of the backbone.'
+            f'  No key begins with {prefix!r}. The weights of a backbone alone, and published files, go '
+            'in through init_cfg=dict(type="Pretrained", checkpoint=FILE) of the backbone; published '
+            "files also into a classifier, with 'mmcare.engine.safe_loading' in custom_imports."
         )
     if any(key.startswith('stem.folded_conv') for key in given):
         yield (
