@@ -128,9 +128,9 @@ def _advise(
     """Say what the weights look like, and what to do."""
     if not given:
         yield (
-            f'  No key begins with {prefix!r}. The weights of a backbone alone, and published files, go '
-            'in through init_cfg=dict(type="Pretrained", checkpoint=FILE) of the backbone; published '
-            "files also into a classifier, with 'mmcare.engine.safe_loading' in custom_imports."
+            f'  No key begins with {prefix!r}. Published files, and weights of a backbone alone, go in '
+            'through init_cfg=dict(type="Pretrained", checkpoint=FILE) of the backbone; a classifier '
+            "takes published files if custom_imports names 'mmcare.engine.safe_loading'."
         )
     if any(key.startswith('stem.folded_conv') for key in given):
         yield (
