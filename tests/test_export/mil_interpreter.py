@@ -59,15 +59,9 @@ def _matmul(i):
     return x @ y
 
 
-def _upsample_bilinear(i):
-    assert not i['align_corners']
-    factors = i['scale_factor_height'], i['scale_factor_width']
-    return F.interpolate(i['x'], scale_factor=factors, mode='bilinear')
-
-
-def _upsample_nearest(i):
-    factors = i['scale_factor_height'], i['scale_factor_width']
-    return F.interpolate(i['x'], scale_factor=factors, mode='nearest')
+def _upsample(mode):
+    factors = 'scale_factor_height', 'scale_factor_width'
+    return lambda i: F.interpolate(i['x'], scale_factor=[i[name] for name in factors], mode=mode)
 
 
 def _slice(i):
@@ -115,6 +109,6 @@ OPERATORS = {
     'slice_by_index': _slice,
     'split': lambda i: i['x'].split(i['split_sizes'], i['axis']),
     'sub': lambda i: i['x'] - i['y'],
-    'upsample_bilinear': _upsample_bilinear,
-    'upsample_nearest_neighbor': _upsample_nearest,
+    'upsample_bilinear': _upsample('bilinear'),
+    'upsample_nearest_neighbor': _upsample('nearest'),
 }

@@ -17,7 +17,6 @@ from mmcare.weights.reading import CheckpointError
 
 WIDTHS = [16, 16, 32, 128]
 SHAPE = (64, 96)
-PREPROCESSOR = 'mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375]'
 BACKBONE = f"backbone=dict(type='mmcare.CARE', arch={THIN}"
 SEG_HEAD = "channels=8, num_classes=5, norm_cfg=dict(type='SyncBN'), align_corners=False"
 CLS_HEAD = "head=dict(type='mmcare.CAREClsHead', num_classes=5, in_channels=128)"
@@ -34,7 +33,6 @@ model = dict(
 default_scope = 'mmseg'
 model = dict(
     type='EncoderDecoder',
-    data_preprocessor=dict(type='SegDataPreProcessor', bgr_to_rgb=True, {PREPROCESSOR}),
     {BACKBONE}),
     neck=dict(type='FPN', in_channels={WIDTHS}, out_channels=8, num_outs=4),
     decode_head=dict(type='FPNHead', in_channels=[8] * 4, in_index=[0, 1, 2, 3],
@@ -71,18 +69,6 @@ model = dict(
     {CLS_HEAD},
     teacher=dict(type='ImageClassifier', {BACKBONE}, out_indices=(3,)), {CLS_HEAD}),
     teacher_checkpoint='teacher.pth')
-""",
-    # As configs of mmengine's newer style are written.
-    classes=f"""
-from mmpretrain.models import GlobalAveragePooling, ImageClassifier
-from mmcare.classification import CAREClsHead
-from mmcare.models import CARE
-default_scope = 'mmpretrain'
-model = dict(
-    type=ImageClassifier,
-    backbone=dict(type=CARE, arch={THIN}, out_indices=(3,)),
-    neck=dict(type=GlobalAveragePooling),
-    head=dict(type=CAREClsHead, num_classes=5, in_channels=128))
 """,
 )  # fmt: skip
 
@@ -162,13 +148,6 @@ def test_whole_models(tmp_path, whole, name):
         assert 'BatchNormalization' not in report['onnx']['operators']
 
 
-def test_config_of_classes(whole):
-    model, config, weights = whole('classes')
-    image = torch.randn(1, 3, *SHAPE)
-    found = load_source(config, weights, 'model').network(image)
-    assert deviation([model(image, mode='tensor')], found) < 1e-6
-
-
 def test_folded_classifier(whole):
     model, config, weights = whole('classifier')
     image = torch.randn(1, 3, *SHAPE)
@@ -179,24 +158,6 @@ def test_folded_classifier(whole):
     source = load_source(config, weights, 'model')
     assert source.network.backbone.deploy
     assert deviation([expected], source.network(image)) < 1e-4
-
-
-def test_subclass(tmp_path, monkeypatch):
-    """A backbone of one's own is exported as it computes."""
-    (tmp_path / 'my_backbones.py').write_text(
-        'from mmcare.models import CARE\n'
-        'class Doubling(CARE):\n'
-        '    def forward(self, x):\n'
-        '        return tuple(2 * output for output in super().forward(x))\n'
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    text = f'model = dict({BACKBONE}))'
-    (tmp_path / 'plain.py').write_text(text)
-    (tmp_path / 'double.py').write_text(text.replace('mmcare.CARE', 'my_backbones.Doubling'))
-    plain, double = (load_source(tmp_path / f'{name}.py') for name in ('plain', 'double'))
-    image = torch.randn(1, 3, *SHAPE)
-    assert deviation([2 * output for output in plain.network(image)], double.network(image)) == 0
-    sys.modules.pop('my_backbones')
 
 
 # ------------------------------------------------------------ bad input
