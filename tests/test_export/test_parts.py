@@ -177,12 +177,12 @@ def test_parts_that_are_not_there(write_config, name, part, words):
 
 def test_shapes(tmp_path, write_config):
     source = load_source(write_config('fpn'), part='model')
-    for arguments, words in (
-        (dict(shape=(50, 64)), 'must be multiples of 32'),
-        (dict(shape=SHAPE, dynamic=True, formats=('onnx',)), 'no dynamic sizes'),
+    for shape, dynamic, words in (
+        ((50, 64), False, 'multiples of 32'),
+        (SHAPE, True, 'no dynamic'),
     ):
         with pytest.raises(ValueError, match=words):
-            export_backbone(source, tmp_path / 'out', **arguments)
+            export_backbone(source, tmp_path / 'out', shape, ('onnx',), dynamic=dynamic)
     assert not (tmp_path / 'out').exists()
 
 
