@@ -1,7 +1,7 @@
 """What mmcare needs besides its own requirements: PyTorch and packages of the MM family.
 
-They are no requirements of the package, since pip would then replace a PyTorch or an MMCV that was
-chosen or compiled with care.
+The package does not require them, since pip would then replace a PyTorch or an MMCV that was chosen
+or compiled with care.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from types import ModuleType
 INSTALL = {
     'torch': 'pip install "torch>=2.6"',
     'mmengine': 'pip install "mmengine>=0.10.7,<1"',
-    'mmcv': 'pip install "mmcv-lite>=2.1.0,<3" (backbone and export), or with the compiled ops '
+    'mmcv': 'pip install "mmcv-lite>=2.1.0,<2.2" (backbone and export), or with the compiled ops '
     'that detectors need: MMCV_WITH_OPS=1 pip install --no-build-isolation mmcv==2.1.0',
     'mmpretrain': 'pip install "mmpretrain>=1.2.0,<2"',
 }

@@ -21,7 +21,7 @@ def check_writable(directory: Path) -> None:
     if not parent.is_dir():
         raise NotADirectoryError(f'{parent} is not a directory: choose another place to write to')
     try:
-        # Trying is the only sure way: root may write everywhere, even to /proc, says os.access.
+        # For root, os.access allows every path, even in /proc, so try.
         TemporaryDirectory(prefix='.', dir=parent).cleanup()
     except OSError as error:
         raise PermissionError(f'{parent} cannot be written: choose another place') from error
@@ -45,7 +45,8 @@ def moved_into_place(path: Path) -> Iterator[Path]:
 
     A file replaces a file, a directory a directory. Files are on the disk before they are renamed,
     and the rename before the block ends, so that neither a kill nor a power cut leaves half a file
-    under ``path``. A killed process can leave a directory ``.<name>.<random>.tmp``.
+    under ``path``. A killed process can leave a directory ``.<name>.<random>.tmp``, in which a
+    replaced directory may be found.
 
     Yields:
         A path with the name of ``path``, in a temporary directory beside it.

@@ -172,7 +172,7 @@ class CAREClsHead(ClsHead):
         check_fit(
             given,
             expected,
-            lambda: f'The weights {file}do not fit both classification heads (prefix {prefix!r}).',
+            f'The weights {file}do not fit both classification heads (prefix {prefix!r}).',
             lambda: self._advise(prefix, state_dict),
         )
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)

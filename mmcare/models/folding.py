@@ -2,7 +2,7 @@
 
 A batch norm in evaluation mode is an affine map of each channel, so that norm and convolution are
 one convolution with other weights. These are computed in every forward pass, inside autograd
-(:func:`norm_then_conv`, :func:`conv_then_norm`; nothing is kept of the normalised map), or once
+(:func:`norm_then_conv`, :func:`conv_then_norm`; the normalised map is not kept), or once
 (:func:`fold_before`, :func:`fold_behind`). Both give the same numbers.
 """
 
@@ -54,7 +54,7 @@ def fold_before(norm: nn.Module, conv: nn.Conv2d) -> nn.Module:
     """Change the weights of ``conv`` so that it computes ``conv(norm(x))``.
 
     Returns:
-        What stays in place of the norm: the identity, or the norm itself where it depends on its
+        The module that replaces the norm: the identity, or the norm itself where it depends on its
         input (layer norm, training mode).
     """
     if not is_fixed(norm):
@@ -67,7 +67,7 @@ def fold_behind(conv: nn.Conv2d, norm: nn.Module) -> nn.Module:
     """Change the weights of ``conv`` so that it computes ``norm(conv(x))``.
 
     Returns:
-        What stays in place of the norm, see :func:`fold_before`.
+        The module that replaces the norm, see :func:`fold_before`.
     """
     if not is_fixed(norm):
         return norm
@@ -85,7 +85,7 @@ def is_fixed(norm: nn.Module) -> TypeGuard[_BatchNorm]:
 
 
 def _only_computes(norm: nn.Module, conv: nn.Module) -> bool:
-    """Whether nothing else hangs on calling the two: no hooks, no fake quantization, no wrapper."""
+    """Whether calling the two has no other effects: no hooks, fake quantization or wrappers."""
     return type(conv) is nn.Conv2d and not any(
         module._forward_hooks
         or module._forward_pre_hooks

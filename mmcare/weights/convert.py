@@ -97,10 +97,8 @@ def _find_arch(source: str | os.PathLike, state: dict[str, Any]) -> str:
     check_fit(
         weights,
         archs[arch],
-        lambda: (
-            f'{source} does not hold the whole backbone of an s0, s1 or s2, unfolded and not '
-            f'an ablation. Compared with {arch!r}:'
-        ),
+        f'{source} does not hold the whole backbone of an s0, s1 or s2, unfolded and not '
+        f'an ablation. Compared with {arch!r}:',
     )
     return arch
 

@@ -30,13 +30,13 @@ def fit_backbone(
 ) -> None:
     """Make a state dict fit a backbone, in place, or raise.
 
-    A backbone by itself (empty prefix) takes its part of a whole model's weights. Published names
+    Of a whole model's weights a backbone by itself takes those under ``backbone.``. Published names
     are renamed. Weights of stages that are not built are dropped; norms of ``out_norm_cfg`` may be
     missing or left over, and the counters ``num_batches_tracked`` missing.
 
     Args:
         state_dict: Keys that do not begin with ``prefix`` are left alone.
-        prefix: Name of the backbone in the model, with a dot.
+        prefix: Name of the backbone in the model, such as ``'backbone.'``; empty by itself.
         expected: Names and shapes of the backbone.
         archs: Called if the weights do not fit: names and shapes of known archs.
         file: Where the weights come from, if that is known.
@@ -50,23 +50,21 @@ def fit_backbone(
         given = inner or given
     if is_published(given):
         given = {k: v for k, v in from_published(given).items() if k.startswith(BACKBONE_PARTS)}
-    given = {k: v for k, v in given.items() if k in expected or not _is_spare(k, expected)}
+    needed = {k: v for k, v in given.items() if k in expected or not _is_spare(k, expected)}
+    origin = f' in {file}' if file else ''
     check_fit(
-        given,
+        needed,
         expected,
-        lambda: (
-            f'The weights {f"in {file} " if file else ""}do not fit the CARE backbone '
-            f'(prefix {prefix!r}).'
-        ),
+        f'The weights{origin} do not fit the CARE backbone (prefix {prefix!r}).',
         lambda: _advise(prefix, given, expected, archs()),
     )
-    state_dict.update({prefix + key: value for key, value in given.items()})
+    state_dict.update({prefix + key: value for key, value in needed.items()})
 
 
 def check_fit(
     given: Mapping[str, Any],
     expected: Shapes,
-    title: Callable[[], str],
+    title: str,
     advise: Callable[[], Iterable[str]] = tuple,
 ) -> None:
     """Raise unless weights are complete, of the right shapes, of floating point and finite.
@@ -74,7 +72,7 @@ def check_fit(
     Args:
         given: Weights by name.
         expected: Shapes by name. Counters of batches and output norms may be missing.
-        title: Gives the first line of the message.
+        title: The first line of the message.
         advise: Gives the lines after the lists of keys.
 
     Raises:
@@ -97,7 +95,7 @@ def check_fit(
     }
     if not any(faults.values()):
         return
-    lines = [title()]
+    lines = [title]
     for name, keys in faults.items():
         if keys:
             more = f' and {len(keys) - 3} more' if len(keys) > 3 else ''

@@ -137,7 +137,7 @@ def load_pretrained(module: nn.Module, init_cfg: dict | list[dict] | None) -> bo
         Whether a file was loaded. Addresses such as ``s3://`` are left to mmengine.
 
     Raises:
-        FileNotFoundError: If there is no such file; the message says where the weights are.
+        FileNotFoundError: If there is no such file; the message says where to get the weights.
         CheckpointError: If it cannot be read, or does not fit.
     """
     for cfg in init_cfg if isinstance(init_cfg, list) else [init_cfg or {}]:
@@ -155,9 +155,12 @@ def load_pretrained(module: nn.Module, init_cfg: dict | list[dict] | None) -> bo
         prefix = (cfg.get('prefix') or '').rstrip('.')
         if prefix:
             part = {k: v for k, v in state.items() if k.startswith(f'{prefix}.')}
-            state = {k.removeprefix(f'{prefix}.'): v for k, v in part.items()}
+            if not part:
+                raise CheckpointError(f'{file} has no weights under the prefix {prefix!r}')
+            part = {k.removeprefix(f'{prefix}.'): v for k, v in part.items()}
+            state = _named_after(file, part)
         print_log(f'Loading the weights in {file}', logger='current')
-        module.load_state_dict(_named_after(file, state), strict=False)
+        module.load_state_dict(state, strict=False)
         return True
     return False
 
@@ -201,13 +204,14 @@ def write_checkpoint(checkpoint: dict[str, Any], filename: str | os.PathLike) ->
 
     Args:
         checkpoint: With ``state_dict`` and ``meta`` (plain values).
-        filename: ``.safetensors`` stores the tensors, a checksum and ``meta`` as strings; any
-            other ending is written by ``torch.save``.
+        filename: ``.safetensors`` stores the tensors, a checksum, and text and numbers of
+            ``meta``; any other ending is written by ``torch.save``.
     """
     with moved_into_place(Path(filename)) as temporary:
         if temporary.suffix == '.safetensors':
             state = {key: value.contiguous() for key, value in checkpoint['state_dict'].items()}
-            meta = {key: str(value) for key, value in checkpoint['meta'].items()}
+            plain = (str, int, float)  # the format has text only
+            meta = {k: str(v) for k, v in checkpoint['meta'].items() if isinstance(v, plain)}
             meta.pop(TENSORS_CHECKSUM, None)
             save_file(state, temporary, metadata={**meta, CHECKSUM: _digest(state, meta)})
         else:
@@ -236,8 +240,8 @@ def _download(address: str) -> Path:
 
 def _warn_unverified(path: Path) -> None:
     print_log(
-        f'{path} has no checksums: damage would go unnoticed. Saved again by torch.save or '
-        'tools/convert_checkpoint.py it has some.',
+        f'{path} has no checksums: damage would go unnoticed. torch.save and '
+        'tools/convert_checkpoint.py write files with checksums.',
         logger='current',
         level=logging.WARNING,
     )

@@ -39,7 +39,7 @@ from mmcare.weights.reading import load_pretrained
 STEM_STRIDE = 4
 TOTAL_STRIDE = STEM_STRIDE * 2 ** (NUM_STAGES - 1)
 RECOMPUTATIONS = (False, True, 'activations')
-NUM_STRIP_STAGES = 2  # stages 1 and 2 look far with strip convolutions, 3 and 4 with attention
+NUM_STRIP_STAGES = 2  # the global learner of stages 1 and 2 is a StripConv, then attention
 
 
 def depthwise_conv(channels: int, height: int, width: int) -> nn.Conv2d:
@@ -63,7 +63,7 @@ class LinearAttention(nn.Module):
         head_channels: Channels C of a head; heads are contiguous blocks of q, k and v alike.
 
     Attributes:
-        eps: 1e-6 as released. Targets that have float16 alone need :attr:`FLOAT16_EPS`.
+        eps: 1e-6 as released. Targets that compute in float16 only need :attr:`FLOAT16_EPS`.
     """
 
     SCALE = 1 / 16
@@ -99,7 +99,7 @@ class LinearAttention(nn.Module):
 
 
 def in_float32(x: Tensor) -> Tensor:
-    """Convert what is narrower than float32 to it."""
+    """Convert float16 and bfloat16 to float32; leave wider types alone."""
     return x.float() if x.dtype.itemsize < 4 else x
 
 
@@ -162,9 +162,9 @@ class Mixer(nn.Module):
         self.global_learner = global_learner
         self.local_learner = local_learner
 
-    def forward(self, long_range: Tensor, *local: Tensor) -> Tensor:
+    def forward(self, first: Tensor, *local: Tensor) -> Tensor:
         """Map groups of channels, each (B, C, H, W), to all features (B, d, H, W)."""
-        return torch.cat([self.global_learner(long_range), *self.local_learner(*local)], dim=1)
+        return torch.cat([self.global_learner(first), *self.local_learner(*local)], dim=1)
 
 
 class Interaction(nn.Module):
@@ -174,18 +174,21 @@ class Interaction(nn.Module):
         channels: Width C of the input.
         expansion: Latent width in multiples of C.
         norm_cfg, act_cfg: Configs of norm and activation.
+        recompute: Compute everything behind the first convolution again in the backward pass.
         project: False: end behind the depth-wise convolution, as the published networks do.
-
-    Attributes:
-        recompute: Compute activation and depth-wise convolution again in the backward pass.
     """
 
-    recompute = False
-
     def __init__(
-        self, channels: int, expansion: int, norm_cfg: dict, act_cfg: dict, project: bool = True
+        self,
+        channels: int,
+        expansion: int,
+        norm_cfg: dict,
+        act_cfg: dict,
+        recompute: bool = False,
+        project: bool = True,
     ) -> None:
         super().__init__()
+        self.recompute = recompute
         self.norm = build_norm(norm_cfg, channels)
         self.expand = nn.Conv2d(channels, channels * expansion, 1)
         self.act = build_activation_layer(act_cfg)
@@ -219,8 +222,9 @@ class CAREBlock(nn.Module):
         inter2: Interaction of memory and features, (B, d' + d, H, W).
         drop_path_rate: Probability with which a sample skips the block in training.
         layer_scale: Initial value of gamma, one factor a channel. None: the output is what
-            ``inter2`` puts out, without gamma and shortcut. So end the published networks, whose
-            training script drops that map for a sample with the drop path rate; left out here.
+            ``inter2`` puts out, without gamma, shortcut and drop path: the last block of the
+            published networks. (Their training script drops its whole map for a sample with the
+            drop path rate, which would give dense heads a map of zeros.)
     """
 
     def __init__(
@@ -310,9 +314,9 @@ class CARE(BaseModule):
         arch: ``'s0'``, ``'s1'``, ``'s2'``, or a dict with a value for each of the four stages:
             ``depths``; ``widths`` d, divisible by 3; ``memory_widths`` d'; ``expansions``, pairs of
             latent widths of the two interactions in multiples of their input's; ``head_channels``
-            of the attention, dividing d / 3 (not used in stages 1 and 2).
+            of the attention, dividing d / 3 (stages 1 and 2 of a CARE have no attention).
         in_channels: Channels of the image.
-        out_indices: Stages whose output is returned, ascending. Those behind are not built.
+        out_indices: Stages whose output is returned, ascending. Later stages are not built.
         drop_path_rate: Stochastic depth; rises linearly from 0 to this rate over all blocks.
         layer_scale_init_value: Initial value of each block's layer scale (gamma).
         frozen_stages: -1: none; n: the stem and the first n stages (evaluation mode, no gradient).
@@ -339,6 +343,7 @@ class CARE(BaseModule):
         [(1, 32, 25, 56), (1, 64, 13, 28), (1, 128, 7, 14), (1, 1024, 4, 7)]
     """
 
+    # A further arch needs a config for ImageNet, too: configs/imagenet/care_NAME_in1k.py.
     arch_zoo: ClassVar[dict[str, dict[str, tuple]]] = {
         's0': dict(
             depths=(2, 4, 8, 4),
@@ -394,17 +399,20 @@ class CARE(BaseModule):
         check('out_indices', self.out_indices, 'some of 0 to 3, ascending', good)
         check('drop_path_rate', drop_path_rate, 'in [0, 1)', 0 <= drop_path_rate < 1)
         check('frozen_stages', frozen_stages, '-1 to 4', frozen_stages in range(-1, NUM_STAGES + 1))
-        check('with_cp', with_cp, str(RECOMPUTATIONS), with_cp in RECOMPUTATIONS)
+        known = type(with_cp) in (bool, str) and with_cp in RECOMPUTATIONS  # 1 == True
+        check('with_cp', with_cp, f'one of {RECOMPUTATIONS}', known)
         self.layer_scale_init_value = layer_scale_init_value
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
-        self.styles = norm_cfg or dict(type='BN'), act_cfg or dict(type='GELU')
+        self.norm_cfg = norm_cfg or dict(type='BN')
+        self.act_cfg = act_cfg or dict(type='GELU')
         self.with_cp = with_cp
         self.expand_last = expand_last
         self.deploy = False
 
+        # On the CPU, since a network on the meta device has rates, too.
         rates = torch.linspace(0, drop_path_rate, sum(self.arch['depths']), device='cpu')
-        self.stem = Stem(in_channels, self.state_width(0), self.styles[0])
+        self.stem = Stem(in_channels, self.state_width(0), self.norm_cfg)
         self.stages = nn.ModuleList(
             self._build_stage(index, part.tolist())
             for index, part in enumerate(rates.split(self.arch['depths']))
@@ -414,9 +422,6 @@ class CARE(BaseModule):
         if out_norm_cfg is not None:
             for index, channels in zip(self.out_indices, self.out_channels, strict=True):
                 self.out_norms[str(index)] = build_norm(out_norm_cfg, channels)
-        for module in self.modules():
-            if isinstance(module, Interaction):
-                module.recompute = with_cp == 'activations'
         self._freeze()  # now, since distributed wrappers ask once which parameters train
         if deploy:
             self.switch_to_deploy()
@@ -437,7 +442,7 @@ class CARE(BaseModule):
         downsample: nn.Module = nn.Identity()
         if index > 0:
             widths = self.state_width(index - 1), self.state_width(index)
-            downsample = Downsampling(*widths, self.styles[0])
+            downsample = Downsampling(*widths, self.norm_cfg)
         ends = [False] * (len(drop_path_rates) - 1) + [self.expand_last and index == NUM_STAGES - 1]
         blocks = [
             CAREBlock(
@@ -462,12 +467,17 @@ class CARE(BaseModule):
         return StripConv(channels) if strips else LinearAttention(channels, head_channels)
 
     def _build_inter1(self, index: int) -> nn.Module:
-        expansion = self.arch['expansions'][index][0]
-        return Interaction(self.arch['widths'][index], expansion, *self.styles)
+        return self._build_interaction(
+            self.arch['widths'][index], self.arch['expansions'][index][0]
+        )
 
     def _build_inter2(self, index: int, project: bool) -> nn.Module:
         expansion = self.arch['expansions'][index][1]
-        return Interaction(self.state_width(index), expansion, *self.styles, project)
+        return self._build_interaction(self.state_width(index), expansion, project)
+
+    def _build_interaction(self, width: int, expansion: int, project: bool = True) -> nn.Module:
+        recompute = self.with_cp == 'activations'
+        return Interaction(width, expansion, self.norm_cfg, self.act_cfg, recompute, project)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Compute the stage outputs of a batch of images.
@@ -476,7 +486,7 @@ class CARE(BaseModule):
             x: (B, in_channels, H, W), of any size.
 
         Returns:
-            For each of ``out_indices`` the state after that stage's last block,
+            For each of ``out_indices`` the output of that stage's last block, cropped,
             (B, C, ceil(H / stride), ceil(W / stride)) with C of :attr:`out_channels`.
 
         Raises:
@@ -507,9 +517,10 @@ class CARE(BaseModule):
             raise RuntimeError('this CARE is folded (see deploy): it has no norms left to train')
         super().train(mode)
         self._freeze()
-        for module in self.modules() if mode and self.norm_eval else ():
-            if isinstance(module, _BatchNorm):
-                module.eval()
+        if mode and self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
         return self
 
     def _freeze(self) -> None:
@@ -528,7 +539,7 @@ class CARE(BaseModule):
             return
         self.eval()
         self.deploy = True
-        self.register_buffer('folded', torch.ones(()))
+        self.register_buffer('folded', self.stem.conv.weight.new_ones(()))
         for module in self.modules():
             if isinstance(module, Stem):
                 module.norm = fold_behind(module.conv, module.norm)
@@ -545,7 +556,7 @@ class CARE(BaseModule):
 
         Args:
             param_name: Name of the parameter in the whole model.
-            prefix: What stands before the backbone's own names, such as ``'backbone.'``.
+            prefix: Name of the backbone in the model, such as ``'backbone.'``.
         """
         depths = self.arch['depths'][: len(self.stages)]
         last = sum(depths) + 1
@@ -557,7 +568,7 @@ class CARE(BaseModule):
 
     def init_weights(self) -> None:
         """Initialise as ``init_cfg`` says; a file is read without running code from it."""
-        if load_pretrained(self, self.init_cfg):
+        if not self.is_init and load_pretrained(self, self.init_cfg):
             self._is_init = True
         else:
             super().init_weights()
