@@ -3,6 +3,8 @@
 import functools
 import pickle
 import runpy
+import warnings
+import zipfile
 from argparse import Namespace
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -153,6 +155,29 @@ def test_what_the_program_allows_stays_allowed(tmp_path):
             with pytest.raises(CheckpointError, match='cannot hold'):
                 read_checkpoint(save(content, tmp_path))
         assert set(torch.serialization.get_safe_globals()) == allowed
+
+
+@pytest.mark.parametrize(
+    ('how', 'words'),
+    [('double', 'same name'), ('compress', 'compressed'), ('remove', ''), ('', None)],
+)
+def test_archives_that_torch_save_does_not_write(tmp_path, how, words):
+    """Two entries of a name, of which readers choose differently; few bytes that become many."""
+    file = save({'a': torch.arange(500.0)}, tmp_path)
+    with zipfile.ZipFile(file) as archive:
+        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    packing = zipfile.ZIP_DEFLATED if how == 'compress' else zipfile.ZIP_STORED
+    with zipfile.ZipFile(file, 'w', packing) as archive, warnings.catch_warnings(action='ignore'):
+        for name, content in entries.items():
+            if how != 'remove' or not name.endswith('data/0'):
+                archive.writestr(name, content)
+            if how == 'double' and name.endswith('data/0'):
+                archive.writestr(name, bytes(2000))
+    if words is None:
+        assert torch.equal(read_checkpoint(file)['a'], torch.arange(500.0))
+    else:
+        with pytest.raises(CheckpointError, match=rf'file\.pth.*{words}'):
+            read_checkpoint(file)
 
 
 # ------------------------------------------------------------ loading through mmengine

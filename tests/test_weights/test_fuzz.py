@@ -1,0 +1,201 @@
+"""Damaged files load as they were saved or are refused by name. Nothing else ever happens."""
+
+import functools
+import io
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from exploits import exploits
+from helpers import THIN, thin_backbone
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from mmcare.models import CARE
+from mmcare.weights.published import to_published
+from mmcare.weights.reading import CheckpointError, write_checkpoint
+
+FORK = multiprocessing.get_context('fork')
+MEMORY = 2 << 30  # bytes of address space beyond those of the parent
+BOUNDED = settings(
+    max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+)
+CODE_EVENTS = ('os.exec', 'os.posix_spawn', 'os.system', 'socket.connect', 'subprocess.Popen')
+
+
+def sandboxed(judge, *arguments, seconds=30):
+    """Call a function in a child process with limits; return what it says, or how it ended."""
+    receiver, sender = FORK.Pipe(duplex=False)
+
+    def child():
+        torch.set_num_threads(1)  # those of the parent do not survive a fork
+        pages = int(Path('/proc/self/statm').read_text().split()[0])
+        limit = pages * resource.getpagesize() + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        seen = []
+        sys.addaudithook(lambda event, _: seen.append(event) if event in CODE_EVENTS else None)
+        answer = judge(*arguments)
+        sender.send(f'ran code: {seen}' if seen else answer)
+
+    process = FORK.Process(target=child)
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv() if receiver.poll(seconds) else 'hung'
+    except EOFError:
+        return 'crashed'
+    finally:
+        process.kill()
+
+
+def init_weights(file):
+    backbone = CARE(THIN, init_cfg=dict(type='Pretrained', checkpoint=str(file)))
+    backbone.init_weights()
+    return backbone.state_dict()
+
+
+def judge(read, file, expected):
+    """Return what is wrong with the way in which a file is read; empty if nothing is."""
+    try:
+        found = read(file)
+        weights = [key for key in expected if not key.endswith('num_batches_tracked')]
+        same = all(torch.equal(found[key], expected[key]) for key in weights)
+    except CheckpointError as error:
+        return '' if file.name in str(error) else f'the file is not named: {error}'
+    except BaseException as error:
+        return f'{type(error).__name__}: {error}'
+    return '' if same else 'other weights than those saved'
+
+
+@functools.cache
+def good():
+    """Return a training checkpoint, and the bytes of files of it with and without checksums."""
+    published = OrderedDict(to_published(thin_backbone().state_dict()))
+    training = dict(state_dict=published, meta=dict(epoch=3), args=Namespace(lr=1e-3))
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(training, f'{folder}/new.pth')
+        torch.save(training, f'{folder}/old.pth', _use_new_zipfile_serialization=False)
+        write_checkpoint(training, f'{folder}/ours.safetensors')
+        save_file(published, f'{folder}/foreign.safetensors')
+        return training, {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+
+
+@st.composite
+def damaged_bytes(draw):
+    """Failing disks and transfers."""
+    name = draw(st.sampled_from(sorted(good()[1])))
+    content = good()[1][name]
+    last = len(content) - 1
+    start = draw(st.integers(0, last) | st.integers(last - 3000, last))
+    end = start + draw(st.sampled_from([1, 16, 512, 4096]))
+    flipped = bytes([content[start] ^ 1 << draw(st.integers(0, 7))]) + content[start + 1 : end]
+    other = [b'', bytes(end - start), content[start:end] * 2, draw(st.binary())]
+    block = draw(st.sampled_from([flipped, flipped, *other]))
+    whole = content[:start] + block + content[end:]
+    return name, draw(st.sampled_from([whole, whole, whole, content[:start], block]))
+
+
+@st.composite
+def lying_directory(draw):
+    """Zip archives that are wrong about the size or the place of an entry."""
+    content = good()[1]['new.pth']
+    starts = [n for n in range(len(content)) if content[n : n + 4] == b'PK\x01\x02']
+    field = draw(st.sampled_from(starts)) + draw(st.sampled_from([20, 24, 42]))
+    number = draw(st.binary(min_size=4, max_size=4))
+    return 'new.pth', content[:field] + number + content[field + 4 :]
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+PLAIN = st.recursive(SCALARS, lambda odd: st.lists(odd) | st.dictionaries(st.text(), odd))
+
+
+@st.composite
+def changed_structure(draw):
+    """Whole files with values, keys and metadata that nobody expects."""
+    training = dict(good()[0])
+    state = training['state_dict'] = OrderedDict(training['state_dict'])
+    key = draw(st.sampled_from([key for key in state if not key.endswith('num_batches_tracked')]))
+    weight = state[key]
+    odd = [weight * torch.nan, weight.long(), weight[..., None], weight.to_sparse(), weight.numpy()]
+    odd += [torch.zeros(()).expand(1 << 40), torch.empty_like(weight, device='meta')]
+    kind = draw(st.sampled_from(['weight', 'elsewhere', 'key', 'metadata']))
+    if kind == 'weight':
+        state[key] = draw(PLAIN | st.sampled_from([*odd, *exploits().values()]))
+    elif kind == 'elsewhere':
+        training[draw(st.sampled_from(list(training)))] = draw(PLAIN)
+    elif kind == 'key':
+        state[draw(st.text() | st.integers() | st.just(f'{key}.x'))] = state.pop(key)
+    else:
+        state._metadata = draw(PLAIN | st.dictionaries(st.sampled_from(['', 'stem']), PLAIN))
+    torch.save(training, file := io.BytesIO())
+    return 'new.pth', file.getvalue()
+
+
+@st.composite
+def lying_header(draw):
+    """Headers of .safetensors that do not describe what follows."""
+    name = draw(st.sampled_from(['foreign.safetensors', 'ours.safetensors']))
+    content = good()[1][name]
+    size = int.from_bytes(content[:8], 'little')
+    header = json.loads(content[8 : 8 + size])
+    key = draw(st.sampled_from(sorted(header.keys() - {'__metadata__'})))
+    field = draw(st.sampled_from(['data_offsets', 'shape', 'dtype', 'key', 'metadata', 'length']))
+    numbers = st.sampled_from([-1, 0, 1, 8, size, 1 << 40, 1 << 63])
+    if field == 'key':
+        header[draw(st.text())] = header.pop(key)
+    elif field == 'metadata':
+        header['__metadata__'] = draw(PLAIN)
+    elif field != 'length':
+        types = st.sampled_from(['F64', 'BF16', 'I32', 'U8', 'F8_E4M3'])
+        header[key][field] = draw(st.lists(numbers, max_size=5) | types | PLAIN)
+    packed = json.dumps(header, default=str).encode()
+    length = draw(numbers) % (1 << 64) if field == 'length' else len(packed)
+    return name, length.to_bytes(8, 'little') + packed + content[8 + size :]
+
+
+DAMAGE = [damaged_bytes, lying_directory, changed_structure, lying_header]
+
+
+@pytest.mark.parametrize('damage', DAMAGE)
+def test_damaged_files(tmp_path, monkeypatch, damage):
+    """Files without checksums may give other weights, of the right shapes and finite."""
+    shapes = CARE.known_shapes()
+    monkeypatch.setattr(CARE, 'known_shapes', lambda _: shapes)  # built for each file otherwise
+    (tmp_path / 'whole.pth').write_bytes(good()[1]['new.pth'])
+    expected = dict.fromkeys(['new.pth', 'ours.safetensors'], init_weights(tmp_path / 'whole.pth'))
+
+    @BOUNDED
+    @given(damage())
+    def check(damaged):
+        name, content = damaged
+        (tmp_path / name).write_bytes(content)
+        assert not sandboxed(judge, init_weights, tmp_path / name, expected.get(name, {}))
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ('read', 'words'),
+    [
+        (lambda file: os.system('true'), 'ran code'),
+        (lambda file: os._exit(1), 'crashed'),
+        (lambda file: time.sleep(60), 'hung'),
+        (lambda file: bytes(2 * MEMORY), 'MemoryError'),
+        (lambda file: {'a': torch.ones(1)}, 'other weights'),
+        (torch.load, 'UnpicklingError'),
+    ],
+)
+def test_the_sandbox_sees_what_goes_wrong(tmp_path, read, words):
+    """Readers that do what must not happen."""
+    (tmp_path / 'file.pth').write_bytes(b'damaged')
+    assert words in sandboxed(judge, read, tmp_path / 'file.pth', {'a': torch.zeros(1)}, seconds=2)
