@@ -8,11 +8,10 @@ import torch
 from helpers import KEYS, THIN, published_weights
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS as ROOT_MODELS
-from mmengine.runner import CheckpointLoader, load_checkpoint
+from mmengine.runner import load_checkpoint
 from torch import nn
 
 from mmcare.models import CARE, CAREAblation
-from mmcare.weights import reading
 from mmcare.weights.published import as_classifier, from_published, to_published
 from mmcare.weights.reading import CheckpointError, read_checkpoint, write_checkpoint
 
@@ -237,11 +236,3 @@ def test_missing_pretrained_file():
         'model.backbone.init_cfg=None model.backbone.norm_eval=False',
     ):
         assert words in str(error.value)
-
-
-def test_other_models_load_as_without_mmcare(files):
-    """``import mmcare`` leaves mmengine's loaders alone: mmcare's reader is not called."""
-    assert CheckpointLoader._schemes[''].__module__ == 'mmengine.runner.checkpoint'
-    loaded = CheckpointLoader.load_checkpoint(str(files / 'trained.pth'), 'cpu')
-    assert loaded['meta'] == dict(epoch=1)
-    assert reading.load_checkpoint(files / 'trained.pth')['meta'] == dict(epoch=1)
