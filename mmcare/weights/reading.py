@@ -69,10 +69,12 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
     try:
         checkpoint = unpickle(path, map_location)
     except Exception as error:  # a damaged pickle can raise anything
+        # Without PyTorch's advice to read the file unsafely, which comes before and after.
+        reason = str(error).rpartition('WeightsUnpickler error: ')[2].strip().partition('\n')[0]
         raise CheckpointError(
             f'{path} cannot be read as a checkpoint: it is damaged, not a checkpoint, or holds '
             'objects other than tensors, plain values and what MM and timm training files hold. '
-            f'({type(error).__name__}: {error})'
+            f'({type(error).__name__}: {reason})'
         ) from error
     if not is_archive:
         _warn_unverified(path)
@@ -209,7 +211,8 @@ def write_checkpoint(checkpoint: dict[str, Any], filename: str | os.PathLike) ->
     """
     with moved_into_place(Path(filename)) as temporary:
         if temporary.suffix == '.safetensors':
-            state = {key: value.contiguous() for key, value in checkpoint['state_dict'].items()}
+            # Copies: the format refuses tensors that share memory, as tied layers do.
+            state = {k: v.clone().contiguous() for k, v in checkpoint['state_dict'].items()}
             plain = (str, int, float)  # the format has text only
             meta = {k: str(v) for k, v in checkpoint['meta'].items() if isinstance(v, plain)}
             meta.pop(TENSORS_CHECKSUM, None)

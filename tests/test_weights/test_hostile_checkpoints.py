@@ -62,13 +62,11 @@ def test_exploits_are_refused(tmp_path, monkeypatch, name):
         np.arange(6, dtype='>i4').reshape(2, 3),
         np.asfortranarray(np.arange(6.0).reshape(2, 3)),
         np.array(['sky', 'floor']),
-        np.array([True, False]),
         np.zeros((0, 3)),
         np.array(2.5),
         np.float32(2.5),
         np.str_('sky'),
         np.str_(''),
-        np.complex128(1 + 2j),
     ],
 )
 def test_numpy_values_are_what_was_saved(tmp_path, value):
@@ -102,9 +100,7 @@ def test_objects_of_training_files_are_what_was_saved(tmp_path):
 
 
 def test_a_buffer_does_not_change_its_class(tmp_path):
-    state = dict(
-        vars(HistoryBuffer([1.0, 3.0], [1, 1])), statistics_methods={'mean': method('min')}
-    )
+    state = dict(vars(HistoryBuffer([1.0], [1])), statistics_methods={'mean': method('min')})
     read_checkpoint(save(Call(HistoryBuffer, (), state), tmp_path))
     assert HistoryBuffer([1.0, 3.0], [1, 1]).statistics('mean') == 2.0
 
@@ -135,7 +131,7 @@ def test_readers_in_several_threads(tmp_path):
 
 
 class Allowed:
-    """A class that the program allows, with values that have stand-ins."""
+    """Of the program's own."""
 
 
 def test_what_the_program_allows_stays_allowed(tmp_path):
@@ -143,10 +139,10 @@ def test_what_the_program_allows_stays_allowed(tmp_path):
     mine = Allowed()
     mine.values = [np.arange(3)]
     file = save(dict(place=Fraction(1, 3), args=Namespace(a=[1]), mine=mine), tmp_path)
-    with pytest.raises(CheckpointError, match='Fraction'):
+    with pytest.raises(CheckpointError, match='Fraction') as error:
         read_checkpoint(file)
-    ours = [Fraction, Allowed, Namespace, (print, 'builtins.getattr')]
-    with torch.serialization.safe_globals(ours):
+    assert 'Re-running' not in str(error.value)  # PyTorch's advice to read the file unsafely
+    with torch.serialization.safe_globals([Fraction, Allowed, Namespace]):
         allowed = set(torch.serialization.get_safe_globals())
         loaded = read_checkpoint(file)
         assert loaded['place'] == Fraction(1, 3) and loaded['args'] == Namespace(a=[1])
@@ -157,10 +153,21 @@ def test_what_the_program_allows_stays_allowed(tmp_path):
         assert set(torch.serialization.get_safe_globals()) == allowed
 
 
-@pytest.mark.parametrize(
-    ('how', 'words'),
-    [('double', 'same name'), ('compress', 'compressed'), ('remove', ''), ('', None)],
-)
+@pytest.mark.parametrize('name', ['torch.distributed connect', 'builtins getattr', 'numpy dtype'])
+def test_what_is_allowed_elsewhere_is_not_called(tmp_path, name):
+    """PyTorch allows its classes for distributed tensors by itself; some open connections."""
+    file, called = tmp_path / 'file.pth', []
+    file.write_bytes(f'\x80\x02c{name}\n)R.'.replace(' ', '\n').encode('latin1'))
+    allowed = torch.serialization.safe_globals([(lambda: called.append(1), name.replace(' ', '.'))])
+    with allowed, pytest.raises(CheckpointError, match=r'file\.pth'):
+        read_checkpoint(file)
+    assert not called
+
+
+ARCHIVES = [('double', 'same name'), ('compress', 'is compressed'), ('remove', 'cannot be read')]
+
+
+@pytest.mark.parametrize(('how', 'words'), ARCHIVES)
 def test_archives_that_torch_save_does_not_write(tmp_path, how, words):
     """Two entries of a name, of which readers choose differently; few bytes that become many."""
     file = save({'a': torch.arange(500.0)}, tmp_path)
@@ -173,11 +180,8 @@ def test_archives_that_torch_save_does_not_write(tmp_path, how, words):
                 archive.writestr(name, content)
             if how == 'double' and name.endswith('data/0'):
                 archive.writestr(name, bytes(2000))
-    if words is None:
-        assert torch.equal(read_checkpoint(file)['a'], torch.arange(500.0))
-    else:
-        with pytest.raises(CheckpointError, match=rf'file\.pth.*{words}'):
-            read_checkpoint(file)
+    with pytest.raises(CheckpointError, match=rf'file\.pth.*{words}'):
+        read_checkpoint(file)
 
 
 # ------------------------------------------------------------ loading through mmengine
