@@ -27,7 +27,7 @@ BOXES = {'coco/bbox_mAP_50': 'box AP50', 'coco/segm_mAP_50': 'mask AP50'}
 PIXELS = {'mIoU': 'mIoU', 'aAcc': 'pixel accuracy'}
 # Data, config, metrics, what these are divided by (mmseg gives per cent), options of the pictures.
 DEMOS = {
-    'coco': (make_coco, 'demo/mask_rcnn_care_s0_scenes', BOXES, 1, dict(pred_score_thr=0.5)),
+    'coco': (make_coco, 'demo/mask_rcnn_care_s0_scenes', BOXES, 1, {}),
     'ade20k': (make_ade20k, 'demo/fpn_care_s0_scenes', PIXELS, 100, dict(with_labels=False)),
 }
 
