@@ -6,6 +6,8 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
@@ -36,6 +38,18 @@ def run_console(example: Example) -> str | None:
     return None
 
 
+def enter_folder(namespace: dict[str, Any]) -> None:
+    """Let the Python blocks of a page write into a folder of their own."""
+    namespace['_folder'] = TemporaryDirectory()
+    os.chdir(namespace['_folder'].name)
+
+
+def leave_folder(namespace: dict[str, Any]) -> None:
+    """Go back to the repository, and delete the folder."""
+    os.chdir(Path(__file__).parent)
+    namespace['_folder'].cleanup()
+
+
 pytest_collect_file = Sybil(
     parsers=[
         PythonCodeBlockParser(),
@@ -43,4 +57,6 @@ pytest_collect_file = Sybil(
         SkipParser(),
     ],
     patterns=['README.md', 'docs/*.md'],
+    setup=enter_folder,
+    teardown=leave_folder,
 ).pytest()
