@@ -56,7 +56,7 @@ def draw_predictions(runner: Runner, filename: Path, **options: object) -> None:
             runner.visualizer.add_datasample('', image, sample, out_file=name, **options)
             pictures.append(mmcv.imread(name))
     size = tuple(np.max([picture.shape[:2] for picture in pictures], axis=0))
-    rows = [mmcv.impad(picture, shape=size, pad_val=255) for picture in pictures]
+    rows = [mmcv.impad(picture, shape=size, pad_val=(255,) * 3) for picture in pictures]
     with moved_into_place(filename) as temporary:
         mmcv.imwrite(mmcv.imrescale(np.vstack(rows), 2.0), str(temporary))
 
