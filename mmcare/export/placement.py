@@ -41,7 +41,7 @@ SOURCES = {  # pages of Apple and remarks of its engineers; what others found by
     'ANE Guide A': ('community', f'{ANE_GUIDE}/appendices/a-op-device-matrix.html'),
 }
 
-# Name: (where an operator that breaks the rule is expected, keys of SOURCES, what is asked for).
+# Name: (where an operator that breaks the rule is expected, keys of SOURCES, the requirement).
 RULES = {
     'float32': (ELSEWHERE, 'Typed Execution', 'float16; inputs and outputs may be converted'),
     'data type': (ELSEWHERE, 'ANE Guide 17', 'float16, bool or integers of 8 bits'),

@@ -1,4 +1,4 @@
-"""What is exported: a CARE, alone or in a model of a toolbox, with weights and normalisation."""
+"""The network to export: a CARE, alone or in a model of a toolbox, and its normalisation."""
 
 import os
 from collections.abc import Mapping
@@ -203,7 +203,7 @@ def fix_pools(network: Network, shape: tuple[int, int]) -> None:
 
 
 def _read_config(path: str, part: str) -> tuple[Mapping[str, Any], Normalization | None]:
-    """Read what is to be built, and the normalisation of images."""
+    """Read the config of the model, and the normalisation of images."""
     config = Config.fromfile(path, import_custom_modules=False)
     imports = config.get('custom_imports') or dict(imports=[])
     # What fails may be needed by the rest of the model only.

@@ -108,7 +108,7 @@ def fold_checkpoint(
 ) -> str:
     """Fold the checkpoint of a whole model: a detector, a segmentor or a classifier.
 
-    What is folded is found by its ``switch_to_deploy``, outermost first.
+    Every outermost module with a ``switch_to_deploy`` is folded.
 
     Args:
         config: Config of the model, not folded; its toolbox must be installed.

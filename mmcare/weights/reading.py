@@ -55,7 +55,7 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
 
     Raises:
         FileNotFoundError: If there is no such file.
-        CheckpointError: If it is damaged, or holds what is not allowed.
+        CheckpointError: If it is damaged, or holds something that is not allowed.
     """
     path = Path(filename)
     if not path.is_file():

@@ -79,18 +79,20 @@ class AtomicCheckpointHook(CheckpointHook):
     def before_train(self, runner: Any) -> None:
         """Prepare as mmengine does; finish what a killed run has left undone."""
         info = runner.message_hub.runtime_info
-        # A file must not choose what is deleted: mmengine makes names of files of these.
+        # mmengine deletes files by these numbers: a checkpoint must not name other files.
         info[KEPT] = [step for step in info.get(KEPT, []) if type(step) is int]
         super().before_train(runner)
         if not isinstance(self.file_backend, _AtomicBackend):
             return
         outdated = map(self._find, info.get(OUTDATED, []))
         self.file_backend.outdated += [path for path in outdated if path]
-        # The same list as in the backend, so that checkpoints name what is to be deleted.
+        # The same list as in the backend, so that checkpoints name the files to delete.
         runner.message_hub.update_info(OUTDATED, self.file_backend.outdated)
         if is_main_process():
-            for left in Path(self.out_dir).glob('.*.tmp'):  # of moved_into_place
-                shutil.rmtree(left)
+            written = rf'((best_.+_)?{self._pattern()}|last_checkpoint)'
+            for path in Path(self.out_dir).glob('.*.tmp'):
+                if re.fullmatch(rf'\.{written}\..+\.tmp', path.name):  # see moved_into_place
+                    shutil.rmtree(path)
         if runner.iter == 0:  # not resumed
             return
         # mmengine forgets the last checkpoint, and takes the path of the best from the file.
@@ -192,7 +194,7 @@ class AtomicCheckpointHook(CheckpointHook):
 
 
 class _AtomicBackend(LocalBackend):
-    """mmengine's backend for local disks: atomic writes, and notes of what is to be removed."""
+    """mmengine's backend for local disks: atomic writes; removals are noted for later."""
 
     def __init__(self) -> None:
         self.outdated: list[str] = []

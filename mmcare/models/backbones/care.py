@@ -333,7 +333,7 @@ class CARE(BaseModule):
             checkpoint=...)`` takes published files, converted ones and checkpoints of MM toolboxes.
 
     Raises:
-        ValueError: If an argument is outside of what is allowed.
+        ValueError: If the value of an argument is not allowed.
 
     Example:
         >>> backbone = CARE('s1').eval()
