@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from importlib import metadata
+from importlib import import_module
 from typing import Any
 
 import pandas as pd
@@ -52,5 +52,5 @@ def describe_machine(*packages: str) -> list[str]:
         *([torch.cuda.get_device_name()] if torch.cuda.is_available() else []),
         f'mmcare {__version__}',
         f'python {platform.python_version()}',
-        *(f'{name} {metadata.version(name)}' for name in ('torch', *packages)),
+        *(f'{name} {import_module(name).__version__}' for name in ('torch', *packages)),
     ]

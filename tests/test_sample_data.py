@@ -170,7 +170,7 @@ def test_imagenet_in_mmpretrain(listed, directories):
     directory = directories[make_imagenet]
     for split, count in (('train', 24), ('val', 8)):
         ann_file = f'meta/{split}.txt' if listed else ''
-        dataset = ImageNet(directory, split, data_prefix=split, ann_file=ann_file)
+        dataset = ImageNet(str(directory), split, data_prefix=split, ann_file=ann_file)
         assert len(dataset) == count
         items = [dataset.get_data_info(index) for index in range(count)]
         folders = {item['img_path'].split('/')[-2]: item['gt_label'] for item in items}

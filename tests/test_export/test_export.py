@@ -332,5 +332,5 @@ def test_no_toolbox_is_needed():
         '    sys.modules[name] = None\n'
         'from mmcare.export import load_source\n'
         f'load_source({str(ROOT / "configs/imagenet/care_s0_in1k.py")!r})\n'
-        f'load_source({str(ROOT / "configs/mask_rcnn/care_s0_coco.py")!r})\n',
+        f'load_source({str(ROOT / "configs/fpn/care_s0_ade20k.py")!r})\n',
     )
