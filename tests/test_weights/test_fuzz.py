@@ -115,7 +115,9 @@ def lying_directory(draw):
     return 'new.pth', content[:field] + random.randbytes(4) + content[field + 4 :]
 
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+# ONNX Runtime, in an earlier test of the same process, may have flushed subnormal numbers to zero.
+FLOATS = st.floats(allow_subnormal=False)
+SCALARS = st.none() | st.booleans() | st.integers() | FLOATS | st.text() | st.binary()
 PLAIN = st.recursive(SCALARS, lambda odd: st.lists(odd) | st.dictionaries(st.text(), odd))
 
 
