@@ -105,6 +105,18 @@ def test_init_cfg(files, source, name, prefix):
     assert equal(ROOT_MODELS.build(dict(type='CARE', arch=THIN)), source) is False
 
 
+def test_prefix_selects_a_part(source, tmp_path):
+    both = dict(student=random_backbone().state_dict(), teacher=source.state_dict())
+    state = {f'{name}.{key}': v for name, part in both.items() for key, v in part.items()}
+    torch.save(dict(state_dict=state), tmp_path / 'both.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'both.pth'), prefix='teacher')
+    backbone = CARE(THIN, init_cfg=init_cfg)
+    backbone.init_weights()
+    assert equal(backbone, source)
+    with pytest.raises(CheckpointError, match=r"both\.pth has no weights under the prefix 'head'"):
+        CARE(THIN, init_cfg={**init_cfg, 'prefix': 'head'}).init_weights()
+
+
 @pytest.mark.parametrize('name', ['published_alone.pth', 'converted.pth', 'trained.pth'])
 def test_mmengines_own_loading(files, source, name):
     """``load_checkpoint`` of files that mmengine can read itself, into a backbone alone."""
