@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mmcare.export.coreml import check_coreml, write_coreml
+from mmcare.export.detectors import describe_decoding, name_outputs
 from mmcare.export.onnx import LARGEST_SIDE, check_onnx, write_onnx
 from mmcare.export.source import Source, fix_pools, fold
 from mmcare.files import check_writable, moved_into_place
@@ -82,12 +83,12 @@ def export_backbone(
             'height and width must be multiples of 32 where they are free and where maps of '
             f'different strides are added up, got {shape}'
         )
-    if dynamic and part == 'model' and outputs[0].dim() == 4:
+    if dynamic and part == 'model' and hasattr(network.model, 'decode_head'):
         raise ValueError('heads of segmentors fix sizes: no dynamic sizes with --part model')
     names = {
         'backbone': [f'stage{index + 1}' for index in network.backbone.out_indices],
         'neck': [f'neck{index + 1}' for index in range(len(outputs))],
-        'model': ['logits'],
+        'model': name_outputs(network.model, outputs) if part == 'model' else [],
     }[part]
     folded = deepcopy(network)
     fold(folded)
@@ -103,6 +104,8 @@ def export_backbone(
         mmcare_version=__version__,
         torch_version=torch.__version__,
     )
+    if part == 'model' and (decode := describe_decoding(network.model)):
+        report['decode'] = decode
     base = source.name if part == 'backbone' else f'{source.name}_{part}'
     stem = f'{base}_{shape[0]}x{shape[1]}'
     if 'coreml' in formats:

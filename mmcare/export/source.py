@@ -12,6 +12,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 from mmengine.utils import import_modules_from_strings
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from mmcare.models import CARE
 from mmcare.weights.reading import CheckpointError, load_weights
@@ -43,7 +44,8 @@ class Network(nn.Module):
     Args:
         model: A CARE, or a model of a toolbox.
         part: ``'backbone'``: the CARE. ``'neck'``: backbone and neck, the model's
-            ``extract_feat``. ``'model'``: the model as it computes with ``mode='tensor'``.
+            ``extract_feat``. ``'model'``: the model as it computes with ``mode='tensor'``: a
+            classifier, a segmentor or a one-stage detector.
 
     Attributes:
         backbone: The CARE in it.
@@ -65,10 +67,12 @@ class Network(nn.Module):
             )
         if part == 'neck' and not getattr(model, 'with_neck', False):
             raise ValueError(f'the {type(model).__name__} has no neck: export its backbone alone')
-        if part == 'model' and not hasattr(model, 'head') and not hasattr(model, 'decode_head'):
+        detects = any(kind.__name__ == 'SingleStageDetector' for kind in type(model).__mro__)
+        heads = ('head', 'decode_head', *['bbox_head'] * detects)
+        if part == 'model' and not any(hasattr(model, head) for head in heads):
             raise ValueError(
-                f'only classifiers and segmentors are exported whole, not a {type(model).__name__}'
-                ': export its backbone, or backbone and neck (--with-neck)'
+                'only classifiers, segmentors and one-stage detectors are exported whole, not a '
+                f'{type(model).__name__}: export its backbone, or backbone and neck (--with-neck)'
             )
         self.model = cares[0] if part == 'backbone' else model
         self.part = part
@@ -85,9 +89,12 @@ class Network(nn.Module):
         return self.backbone.stem.conv.in_channels
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Map images (B, C, H, W) to stage maps, maps of the neck, or logits."""
+        """Map images (B, C, H, W) to stage maps, maps of the neck, logits, or all maps of a head.
+
+        Detectors give lists of maps, one map for each level; here these are one tuple.
+        """
         outputs = self.model.extract_feat(images) if self.part == 'neck' else self.model(images)
-        return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+        return tuple(tree_leaves(outputs))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,83 @@
+"""Whole one-stage detectors: names of their raw maps, and how boxes are decoded from them."""
+
+import inspect
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def name_outputs(model: nn.Module, outputs: Sequence[Tensor]) -> list[str]:
+    """Name the outputs of a whole model, in their order.
+
+    Args:
+        model: Of a toolbox.
+        outputs: Of a :class:`mmcare.export.source.Network` with ``part='model'``.
+
+    Returns:
+        ``['logits']`` for classifiers and segmentors. For one-stage detectors the kinds of maps as
+        the head's loss calls them, with the number of the level: ``cls_score1``, ``cls_score2``,
+        ..., ``bbox_pred1``, ...
+
+    Raises:
+        ValueError: If the maps are not one of each kind at each level.
+    """
+    if not hasattr(model, 'bbox_head'):
+        return ['logits']
+    head: Any = model.bbox_head
+    arguments = list(inspect.signature(head.loss_by_feat).parameters)
+    kinds = arguments[: arguments.index('batch_gt_instances')]
+    levels = len(outputs) // len(kinds)
+    sizes = [output.shape[2:] for output in outputs]
+    if sizes != sizes[:levels] * len(kinds):
+        raise ValueError(
+            f'the {len(outputs)} outputs of the {type(head).__name__} are not {", ".join(kinds)} '
+            'for each level: export backbone and neck (--with-neck)'
+        )
+    singular = [re.sub('(?<=ss)es$|s$', '', kind) for kind in kinds]
+    return [f'{kind}{level + 1}' for kind in singular for level in range(levels)]
+
+
+def describe_decoding(model: nn.Module) -> dict[str, Any] | None:
+    """Describe how boxes and scores are decoded from the maps of a one-stage detector.
+
+    Maps are (1, priors * values, H, W): after a transposition to (H, W, priors * values) and a
+    reshape to (-1, values) each row belongs to one prior.
+
+    Args:
+        model: Of a toolbox.
+
+    Returns:
+        None if the model has no such head, or one that decodes in its own way (GFL, YOLOX, ...).
+        Otherwise plain values: ``strides`` of the levels, in pixels; ``prior_type`` and
+        ``prior_params``, mmdet's generator of priors with its values (``base_anchors`` of each
+        level are x1, y1, x2, y2 at the first cell, ``offset`` of points counts in strides);
+        ``coder``, mmdet's coder with its values; ``score_activation``, ``'sigmoid'``, or
+        ``'softmax'`` with the background last; ``box_transform_applied``, whether the maps of
+        boxes hold distances in pixels to the left, top, right and bottom.
+    """
+    head: Any = getattr(model, 'bbox_head', None)
+    methods = ('predict_by_feat', '_predict_by_feat_single')
+    if not all(
+        getattr(getattr(head, name, None), '__qualname__', '').startswith('BaseDenseHead.')
+        for name in methods
+    ):
+        return None
+    priors, coder = head.prior_generator, head.bbox_coder
+    wanted = ('base_anchors', 'scales', 'ratios', 'base_sizes', 'center_offset', 'offset')
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(coder.decode).parameters.items()
+        if isinstance(parameter.default, float)  # wh_ratio_clip, which no config sets
+    }
+    described = dict(
+        strides=[stride[0] for stride in priors.strides],
+        prior_type=type(priors).__name__,
+        prior_params={name: getattr(priors, name) for name in wanted if hasattr(priors, name)},
+        coder=dict(type=type(coder).__name__, **vars(coder), **defaults),
+        score_activation='sigmoid' if head.use_sigmoid_cls else 'softmax',
+        box_transform_applied=type(coder).__name__ == 'DistancePointBBoxCoder',
+    )
+    return json.loads(json.dumps(described, default=Tensor.tolist))
