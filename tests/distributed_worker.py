@@ -92,7 +92,8 @@ def unused_parameters():
     image = torch.rand(2, 3, 32, 32)
     subsets = [chosen for size in range(1, 5) for chosen in combinations(range(4), size)]
     for out_indices in subsets:
-        for options in ({}, dict(out_norm_cfg=dict(type='BN'), with_cp=True)):
+        again = dict(with_cp='activations'), dict(with_cp=True, out_norm_cfg=dict(type='BN'))
+        for options in ({}, *again):
             model = MMDistributedDataParallel(CARE(THIN, out_indices=out_indices, **options))
             for _ in range(2):
                 sum(output.square().mean() for output in model(image)).backward()
@@ -136,8 +137,12 @@ def resume(folder, by_epoch):
 
 def main(folder):
     fixed = {'model.backbone.drop_path_rate': 0.0, 'model.decode_head.dropout_ratio': 0.0}
+    recomputed = {
+        'model.backbone.drop_path_rate': 0.5,
+        'model.backbone.with_cp': 'activations',
+    }
     results = dict(
-        detection=gradients('detection', folder, **{'model.backbone.drop_path_rate': 0.5}),
+        detection=gradients('detection', folder, **recomputed),
         segmentation=gradients('segmentation', folder, **fixed),
         resume=dict(epochs=resume(folder, True), iterations=resume(folder, False)),
         unused=unused_parameters(),

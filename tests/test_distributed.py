@@ -31,7 +31,7 @@ def results(tmp_path_factory):
 
 @pytest.mark.parametrize('task', ['detection', 'segmentation'])
 def test_gradients_are_the_mean_of_both_halves(results, task):
-    """With drop path and RoI sampling in detection, from the generators of each process."""
+    """In detection with drop path, RoI sampling and activations that are computed again."""
     for result in results:
         assert result[task]['mean'] < 1e-5 and result[task]['one_half'] > 1e-2
 

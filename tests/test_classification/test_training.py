@@ -53,14 +53,14 @@ def build_runner(toy, work_dir, **changes):
     config = Config.fromfile(DISTILLED)
     config.merge_from_dict(toy)
     config.model.teacher = TEACHER
-    config.model.backbone.update(arch=THIN, layer_scale_init_value=1.0)
+    config.model.backbone.update(arch=THIN, layer_scale_init_value=1.0, with_cp='activations')
     config.model.head.in_channels = 128
     config.merge_from_dict({'work_dir': str(work_dir), 'experiment_name': work_dir.name, **changes})
     return Runner.from_cfg(config)
 
 
 def test_train_resume_and_test(toy, tmp_path):
-    """Distilled, with drop path, Mixup, CutMix, and augmentation in a worker process."""
+    """Distilled, with drop path, recomputation, Mixup, CutMix and augmentation in a worker."""
     whole, parts = tmp_path / 'whole', tmp_path / 'parts'
     build_runner(toy, whole).train()
     first, last = (torch.load(whole / f'epoch_{n}.pth')['state_dict'] for n in (1, 2))

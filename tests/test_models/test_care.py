@@ -23,16 +23,6 @@ def largest_deviation(actual, expected):
     return ((actual.float() - expected.float()).abs().max() / expected.abs().max()).item()
 
 
-def outputs_and_gradients(model, image, autocast=False):
-    """Outputs, and gradients of a random projection of them by parameter name."""
-    generator = torch.Generator().manual_seed(1)
-    torch.manual_seed(2)  # drop path
-    with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-        outputs = model(image)
-    sum((out * torch.randn(out.shape, generator=generator)).sum() for out in outputs).backward()
-    return outputs, {name: parameter.grad for name, parameter in model.named_parameters()}
-
-
 @pytest.fixture(scope='module')
 def s0():
     model = CARE('s0')
@@ -188,64 +178,6 @@ def test_initialisation():
     rates = [block.drop_path.drop_prob for block in blocks]
     assert rates == pytest.approx([0.5 * index / 17 for index in range(18)])
     assert [block.gamma is None for block in blocks] == [False] * 17 + [True]
-
-
-OPTIONS = [
-    dict(with_cp=with_cp, norm_eval=norm_eval)
-    for with_cp in (False, True, 'activations')
-    for norm_eval in (False, True)
-]
-
-
-@pytest.mark.parametrize('options', OPTIONS, ids=str)
-def test_options_keep_gradients_and_statistics(options):
-    """Recomputation and merged norms give what the plain form gives, drop path included."""
-    arguments = dict(arch={**THIN, 'depths': (1, 2, 1, 2)}, drop_path_rate=0.5)
-    image, kept = torch.randn(4, 3, 96, 64), []
-    plain, model = thin_backbone(**arguments), thin_backbone(**arguments, **options)
-    plain.train()
-    for module in plain.modules():
-        module.register_forward_hook(lambda *_: None)  # which norms are not merged past
-        if isinstance(module, _BatchNorm) and options['norm_eval']:
-            module.eval()
-
-    def keep(tensor):
-        kept.append(tensor.numel())
-        return tensor
-
-    _, expected = outputs_and_gradients(plain, image)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        _, gradients = outputs_and_gradients(model.train(), image)
-    largest = max(gradient.abs().max() for gradient in expected.values())
-    for name, gradient in gradients.items():
-        assert gradient is not None and gradient.isfinite().all()
-        assert (gradient - expected[name]).abs().max() <= 1e-5 * largest, name
-    for name, buffer in plain.named_buffers():
-        torch.testing.assert_close(model.get_buffer(name), buffer)
-    if options['with_cp'] is True:
-        assert sum(kept) < 2e6
-
-
-def test_every_parameter_gets_a_gradient():
-    model = thin_backbone(expand_last=False).eval()
-    _, gradients = outputs_and_gradients(model, torch.randn(2, 3, 64, 64))
-    assert all(gradient.abs().max() > 1e-5 for gradient in gradients.values())
-
-
-@pytest.mark.parametrize('with_cp', [False, True, 'activations'])
-def test_compiled(with_cp):
-    """As MMEngine's ``compile`` does it: one graph, in training and evaluation."""
-    image, found = torch.randn(2, 3, 64, 64), []
-    for compiled in (False, True):
-        model = thin_backbone(with_cp=with_cp, out_indices=(0, 2)).train()
-        if compiled:
-            model.compile(backend='aot_eager', fullgraph=True)
-        outputs, gradients = outputs_and_gradients(model, image)
-        with torch.no_grad():
-            predicted = model.eval()(image)
-        found.append((outputs, gradients, dict(model.named_buffers()), predicted))
-    torch._dynamo.reset()
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize('frozen_stages', [-1, 0, 2, 4])
