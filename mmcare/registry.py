@@ -5,7 +5,14 @@ Only ``CARE`` and ``CAREAblation`` are in mmengine's root registry, too, without
 
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
 from mmengine.registry import MODELS as MMENGINE_MODELS
+from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
 from mmengine.registry import Registry
 
 MODELS = Registry('model', parent=MMENGINE_MODELS, scope='mmcare', locations=['mmcare.models'])
 HOOKS = Registry('hook', parent=MMENGINE_HOOKS, scope='mmcare', locations=['mmcare.engine'])
+TRANSFORMS = Registry(
+    'transform',
+    parent=MMENGINE_TRANSFORMS,
+    scope='mmcare',
+    locations=['mmcare.export.standing_in'],
+)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +22,7 @@ class Exported:
     """
 
     run: Callable[[Tensor], list[np.ndarray]]
-    input_shape: tuple[int | str, ...]
+    input_shape: tuple[Any, ...]
     names: tuple[str, ...] = ()
 
 

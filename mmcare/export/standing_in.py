@@ -1,0 +1,145 @@
+"""An exported program in the network's place, in the toolbox's own test loop."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from mmcv.transforms import Resize
+from mmengine.config import Config
+from torch import Tensor, nn
+from torch.utils._pytree import tree_structure, tree_unflatten
+
+from mmcare.export.running import Exported
+from mmcare.export.source import PARTS, Network
+from mmcare.registry import TRANSFORMS
+
+
+@TRANSFORMS.register_module()
+class ResizeToFit(Resize):
+    """Resize to the largest size within ``scale`` (width, height), the ratio kept.
+
+    mmcv's ``Resize(keep_ratio=True)`` turns the given size by 90 degrees for upright images.
+    """
+
+    def _resize_img(self, results: dict[str, Any]) -> None:
+        height, width = results['img'].shape[:2]
+        ratio = min(self.scale[0] / width, self.scale[1] / height)
+        results['scale'] = round(width * ratio), round(height * ratio)
+        super()._resize_img(results)
+
+
+def fit_config(config: Config, shape: tuple[int, int]) -> None:
+    """Let a config test single images, no larger than a size and not yet padded, in place.
+
+    ``Resize`` and ``Pad`` take the size. So does ``CenterCrop``, and the edge that ``ResizeEdge``
+    makes before it changes in proportion. Segmentors see the image as a whole.
+
+    Args:
+        config: Of mmdet, mmseg or mmpretrain.
+        shape: Height and width.
+    """
+    size = shape[1], shape[0]
+    loader, model = config.test_dataloader, config.model
+    loader.batch_size = 1
+    steps = {step.type: step for step in loader.dataset.pipeline}
+    if 'Resize' in steps:
+        steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
+    if 'Pad' in steps:
+        steps['Pad'].update(size=size, size_divisor=None, pad_to_square=False)
+    if 'CenterCrop' in steps:
+        factor = max(size) / np.max(steps['CenterCrop'].crop_size)
+        steps['CenterCrop'].crop_size = size
+        if 'ResizeEdge' in steps:
+            steps['ResizeEdge'].scale = round(steps['ResizeEdge'].scale * factor)
+    for preprocessor in (model.get('data_preprocessor'), config.get('data_preprocessor')):
+        for padding in ('pad_size_divisor', 'test_cfg'):
+            (preprocessor or {}).pop(padding, None)
+    if 'mode' in (model.get('test_cfg') or {}):
+        model.test_cfg.mode = 'whole'
+
+
+def pad_images(model: Any, shape: tuple[int, int]) -> None:
+    """Let a model of a toolbox pad normalised images with zeros, to the right and below.
+
+    Args:
+        model: It raises a ValueError for images that are larger.
+        shape: Height and width.
+    """
+
+    def pad(_: nn.Module, __: Any, data: dict[str, Any]) -> None:
+        height, width = data['inputs'].shape[2:]
+        bottom, right = shape[0] - height, shape[1] - width
+        if bottom < 0 or right < 0:
+            raise ValueError(
+                f'the test pipeline makes an image of {height}x{width}, the file takes '
+                f'{shape[0]}x{shape[1]}: give the pipeline a Resize or a CenterCrop'
+            )
+        padding = 0, right, 0, bottom
+        data['inputs'] = F.pad(data['inputs'], padding)
+        metainfo = dict(pad_shape=shape, batch_input_shape=shape, img_padding_size=padding)
+        for sample in data['data_samples']:  # mmseg crops its logits by the padding
+            sample.set_metainfo(metainfo)
+
+    model.data_preprocessor.register_forward_hook(pad)
+
+
+@contextmanager
+def standing_in(model: Any, program: Exported) -> Iterator[str]:
+    """Let a program compute what a part of a model computes, the one with its shapes of outputs.
+
+    Args:
+        model: Of a toolbox.
+        program: For images of one size.
+
+    Yields:
+        The part, one of ``PARTS``.
+
+    Raises:
+        ValueError: If the program is of another model.
+    """
+    device = next(model.parameters()).device
+    zeros = torch.zeros(program.input_shape, device=device)
+
+    def run(images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.from_numpy(output).to(device) for output in program.run(images.cpu()))
+
+    shapes, found = _format(run(zeros)), {}
+    for part in PARTS:
+        try:
+            found[part] = _format(Network(model, part)(zeros))
+        except ValueError as error:  # it has no such part
+            found[part] = str(error)
+    if shapes not in found.values():
+        parts = '; '.join(f'{part}: {text}' for part, text in found.items())
+        raise ValueError(
+            f'the file is of another model: its outputs are {shapes}, those of the '
+            f"config's {type(model).__name__} {parts}"
+        )
+    part = next(part for part in PARTS if found[part] == shapes)
+    replaced: list[tuple[Any, str, Any]]
+    if part == 'backbone':
+        replaced = [(Network(model).backbone, 'forward', run)]
+    elif part == 'neck':
+        replaced = [(model, 'extract_feat', run)]
+    else:
+        heads = ('head', 'decode_head', 'bbox_head')
+        head = next(getattr(model, name) for name in heads if hasattr(model, name))
+        structure = tree_structure(model(zeros))
+        replaced = [
+            (model, 'extract_feat', lambda images: images),
+            (head, 'forward', lambda images: tree_unflatten(run(images), structure)),
+        ]
+    for module, name, function in replaced:
+        setattr(module, name, function)
+    try:
+        yield part
+    finally:
+        for module, name, _ in replaced:
+            delattr(module, name)  # the class has the method
+
+
+def _format(outputs: Sequence[Tensor]) -> str:
+    return ', '.join('x'.join(map(str, output.shape)) for output in outputs)
