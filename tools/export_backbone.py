@@ -1,9 +1,9 @@
-"""Export a CARE backbone to Core ML and ONNX: folded, with outputs stage1 to stage4.
+"""Export a CARE backbone to Core ML, ONNX, ExecuTorch and Core AI, folded.
 
 SOURCE is an arch or any detection, segmentation or classification config with a CARE backbone. The
-backbone alone is built, without the toolbox or compiled ops. --with-neck and --part model export
-more of the model; they need the config's toolbox. Beside the files a report is written, as .json
-and .txt: size, operators by type, deviations from PyTorch.
+backbone alone is built, without the toolbox or compiled ops; its outputs are stage1 to stage4.
+--with-neck and --part model export more of the model; they need the config's toolbox. Beside the
+files a report is written, as .json and .txt: size, operators by type, deviations from PyTorch.
 """
 
 import argparse
@@ -34,8 +34,8 @@ def parse_args() -> argparse.Namespace:
         '--part',
         choices=('backbone', 'model'),
         default='backbone',
-        help='model: a whole classifier or segmentor; its output is logits, of a segmentor at the '
-        "head's stride; default: backbone",
+        help='model: a whole classifier, segmentor or one-stage detector; outputs are logits (of a '
+        "segmentor at the head's stride) or the raw maps of a detector; default: backbone",
     )
     part.add_argument(
         '--with-neck',
@@ -54,7 +54,11 @@ def parse_args() -> argparse.Namespace:
         help='height and width of the images; default: 512 512',
     )
     parser.add_argument(
-        '--format', nargs='+', choices=FORMATS, default=FORMATS, help='default: both'
+        '--format',
+        nargs='+',
+        choices=FORMATS,
+        default=('coreml', 'onnx'),
+        help='executorch: .pte for XNNPACK; coreai: .aimodel, in beta; default: coreml onnx',
     )
     parser.add_argument(
         '--out-dir',

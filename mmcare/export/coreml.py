@@ -1,9 +1,8 @@
 """Export to Core ML's ML Program."""
 
 import platform
-import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmcare.compatibility import require
+from mmcare.export.program import COREML, export_program
 from mmcare.export.source import Network, Normalization
 from mmcare.export.verify import compare, trial_images
 from mmcare.files import moved_into_place
@@ -24,13 +23,6 @@ TARGETS = ('iOS16', 'iOS17', 'iOS18')
 COMPRESSIONS = ('palettize4', 'palettize8', 'int8')
 LICENSE = 'mmcare: Apache-2.0; the published CARE weights: MIT'
 NOT_RUN = 'converted, but not run: that needs macOS'
-
-
-def check_coreml(compression: str | None = None) -> None:
-    """Raise an ImportError unless everything for the export to Core ML is installed."""
-    require('coremltools', 'export to Core ML')
-    if compression is not None and compression.startswith('palettize'):
-        require('sklearn', f'compression by {compression}, through scikit-learn,')
 
 
 def write_coreml(
@@ -77,6 +69,8 @@ def write_coreml(
         deviations = compare(reference, run, trial_images(network.in_channels, shape))
     with moved_into_place(path) as temporary:
         model.save(str(temporary))
+        # Not part of the package; as large as a small network.
+        temporary.joinpath('executorch_debug_handle_mapping.json').unlink(missing_ok=True)
         size = sum(file.stat().st_size for file in temporary.rglob('*') if file.is_file())
     return dict(
         file=path.name,
@@ -128,29 +122,16 @@ def convert_coreml(
         graph = take_pixels(network, shape, normalization)
         layout = getattr(ct.colorlayout, normalization.channels)
         image = ct.ImageType(name='image', shape=size, color_layout=layout)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter('ignore')  # tracing is deprecated, and sizes become constants
-        traced = torch.jit.trace(_Hidden(graph.forward), torch.zeros(size), check_trace=False)
-        return ct.convert(
-            traced,
-            inputs=[image],
-            outputs=[ct.TensorType(name=name, dtype=dtype) for name in names],
-            convert_to='mlprogram',
-            minimum_deployment_target=getattr(ct.target, target),
-            compute_precision=ct.precision.FLOAT16 if half else ct.precision.FLOAT32,
-            skip_model_load=platform.system() != 'Darwin',
-        )
-
-
-class _Hidden(nn.Module):
-    """A function as a module: torch.jit.trace reads all attributes; one may build a teacher."""
-
-    def __init__(self, function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        return self.function(images)
+    program = export_program(graph, network.in_channels, shape)
+    return ct.convert(
+        program.run_decompositions({**torch.export.default_decompositions(), **COREML}),
+        inputs=[image],
+        outputs=[ct.TensorType(name=name, dtype=dtype) for name in names],
+        convert_to='mlprogram',
+        minimum_deployment_target=getattr(ct.target, target),
+        compute_precision=ct.precision.FLOAT16 if half else ct.precision.FLOAT32,
+        skip_model_load=platform.system() != 'Darwin',
+    )
 
 
 def take_pixels(

@@ -8,15 +8,25 @@ from typing import Any
 
 import torch
 
-from mmcare.export.coreml import check_coreml, write_coreml
+from mmcare.compatibility import require
+from mmcare.export.coreai import write_coreai
+from mmcare.export.coreml import write_coreml
 from mmcare.export.detectors import describe_decoding, name_outputs
-from mmcare.export.onnx import LARGEST_SIDE, check_onnx, write_onnx
+from mmcare.export.executorch import write_executorch
+from mmcare.export.onnx import write_onnx
+from mmcare.export.program import LARGEST_SIDE, export_program
 from mmcare.export.source import Source, fix_pools, fold
 from mmcare.files import check_writable, moved_into_place
 from mmcare.models.backbones.care import TOTAL_STRIDE
 from mmcare.version import __version__
 
-FORMATS = ('coreml', 'onnx')
+# With the packages that they need.
+FORMATS = {
+    'coreml': ('coremltools',),
+    'onnx': ('onnx', 'onnxscript', 'onnxruntime'),
+    'executorch': ('executorch',),
+    'coreai': ('coreai_torch',),
+}
 INPUTS = ('image', 'tensor')
 
 
@@ -25,7 +35,7 @@ def export_backbone(
     source: Source,
     out_dir: str | os.PathLike,
     shape: tuple[int, int] = (512, 512),
-    formats: tuple[str, ...] = FORMATS,
+    formats: tuple[str, ...] = ('coreml', 'onnx'),
     precision: str = 'float16',
     target: str = 'iOS16',
     input_kind: str = 'image',
@@ -42,7 +52,7 @@ def export_backbone(
         precision: Of Core ML, ``'float16'`` or ``'float32'``.
         target: Oldest system for Core ML: ``'iOS16'``, ``'iOS17'`` or ``'iOS18'``.
         input_kind: Of Core ML: ``'image'``, normalised inside, or ``'tensor'``, normalised.
-            ONNX always takes a normalised tensor.
+            The other formats always take a normalised tensor.
         compress: Compression of Core ML's weights, one of ``COMPRESSIONS``.
         dynamic: ONNX with free height and width, multiples of 32.
 
@@ -53,7 +63,7 @@ def export_backbone(
         ValueError: If the network cannot be exported so.
         ImportError: If a package is missing.
         NotADirectoryError, PermissionError: If ``out_dir`` cannot be written.
-        ExportError: If an ONNX file computes something else than PyTorch.
+        ExportError: If an ONNX or ExecuTorch file computes something else than PyTorch.
     """
     out_dir = Path(out_dir)
     network, part = source.network, source.network.part
@@ -61,7 +71,7 @@ def export_backbone(
     if not all(TOTAL_STRIDE <= side <= LARGEST_SIDE for side in shape):
         raise ValueError(f'height and width must be 32 to {LARGEST_SIDE} pixels, got {shape}')
     if dynamic and 'onnx' not in formats:
-        raise ValueError('dynamic sizes are for onnx; Core ML is exported at one size')
+        raise ValueError('dynamic sizes are for onnx; other formats are exported at one size')
     if 'coreml' in formats and input_kind == 'image':
         if normalization is None:
             raise ValueError('the config has no mean and std of images: use --input tensor')
@@ -71,10 +81,12 @@ def export_backbone(
                 'tensor'
             )
     check_writable(out_dir)
-    if 'coreml' in formats:
-        check_coreml(compress)
-    if 'onnx' in formats:
-        check_onnx()
+    for kind in formats:
+        for package in FORMATS[kind]:
+            extra = 'coreai' if kind == 'coreai' else 'export'
+            require(package, f'export with --format {kind}', extra)
+    if compress and compress.startswith('palettize'):
+        require('sklearn', f'compression by {compress}, through scikit-learn,')
     outputs = network(torch.zeros(1, network.in_channels, *shape))
     if any(side % TOTAL_STRIDE for side in shape) and (
         dynamic or (part != 'backbone' and outputs[0].dim() == 4)
@@ -101,6 +113,10 @@ def export_backbone(
         checkpoint=source.weights,
         shape=list(shape),
         parameters=sum(parameter.numel() for parameter in folded.parameters()),
+        outputs=[
+            dict(name=name, shape=list(output.shape))
+            for name, output in zip(names, outputs, strict=True)
+        ],
         mmcare_version=__version__,
         torch_version=torch.__version__,
     )
@@ -128,10 +144,17 @@ def export_backbone(
             ),
             reference=network,
         )
+    if set(formats) != {'coreml'}:
+        program = export_program(folded, network.in_channels, shape)
+    # What can be run is compared with the network as its users know it, not as it is exported.
     if 'onnx' in formats:
         path = out_dir / (f'{base}_dynamic.onnx' if dynamic else f'{stem}.onnx')
-        # Compared with the network as its users know it, not as it is exported.
-        report['onnx'] = write_onnx(folded, names, path, shape, dynamic, reference=network)
+        free = export_program(folded, network.in_channels, shape, True) if dynamic else program
+        report['onnx'] = write_onnx(free, names, path, shape, network, dynamic)
+    if 'executorch' in formats:
+        report['executorch'] = write_executorch(program, out_dir / f'{stem}.pte', network)
+    if 'coreai' in formats:
+        report['coreai'] = write_coreai(program, names, out_dir / f'{stem}.aimodel')
     for suffix, text in (('json', json.dumps(report, indent=2)), ('txt', format_report(report))):
         with moved_into_place(out_dir / f'{stem}.{suffix}') as temporary:
             temporary.write_text(text + '\n')
@@ -155,8 +178,11 @@ def format_report(report: dict[str, Any]) -> str:
                 f'  ML Program, {part["precision"]}, {part["target"]} or later, input: '
                 f'{part["input"]}, compression: {part["compression"]}'
             )
-        else:
+        elif kind == 'onnx':
             lines.append(f'  opset {part["opset"]}, height and width: {part["height_and_width"]}')
+        elif kind == 'executorch':
+            outside = ', '.join(part['outside']) or 'none'
+            lines.append(f'  XNNPACK, float32, delegates: {part["delegates"]}, outside: {outside}')
         deviations = part['deviations']
         if isinstance(deviations, str):
             lines.append(f'  {deviations}')
@@ -165,5 +191,5 @@ def format_report(report: dict[str, Any]) -> str:
             lines += [f'    {name:24}{value:9.1e}' for name, value in deviations.items()]
         operators = {**part['operators'], 'all': sum(part['operators'].values())}
         lines.append('  operators:')
-        lines += [f'    {name:24}{number:9}' for name, number in operators.items()]
+        lines += [f'    {name:28}{number:5}' for name, number in operators.items()]
     return '\n'.join(lines)

@@ -1,10 +1,13 @@
 """Comparison of an exported network with PyTorch."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from mmcare.export.running import open_exported
 
 TOLERANCE = 1e-4  # of each output's largest magnitude, on random images
 
@@ -23,6 +26,30 @@ def trial_images(channels: int, shape: tuple[int, int]) -> dict[str, Tensor]:
         black_and_white=2.5 * noise.sign(),
         hundredfold=100 * noise,
     )
+
+
+def verify(
+    path: Path, reference: nn.Module, images: Mapping[str, Tensor], runtime: str
+) -> dict[str, float]:
+    """Run a file, and compare its outputs with the network's.
+
+    Args:
+        path: A ``.onnx`` or ``.pte`` file.
+        reference: What the file should compute.
+        images: See :func:`compare`; those named random count.
+        runtime: Its name, for the message.
+
+    Raises:
+        ExportError: If the outputs differ.
+    """
+    deviations = compare(reference, open_exported(path).run, images)
+    for name, deviation in deviations.items():
+        if name.startswith('random') and not deviation <= TOLERANCE:
+            raise ExportError(
+                f"{runtime}'s outputs differ from PyTorch's by {deviation:.1e} of the largest "
+                f'magnitude ({name}), more than {TOLERANCE}; nothing is written'
+            )
+    return deviations
 
 
 @torch.no_grad()

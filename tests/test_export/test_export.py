@@ -16,10 +16,15 @@ from torch import nn
 
 from mmcare.export import export_backbone, load_source
 from mmcare.export.coreml import compress_coreml, convert_coreml, count_operators
+from mmcare.export.executorch import write_executorch
+from mmcare.export.export import FORMATS
 from mmcare.export.onnx import write_onnx
+from mmcare.export.program import export_program
+from mmcare.export.running import open_exported
 from mmcare.export.source import IMAGENET, Network, Normalization, Source, fold
 from mmcare.export.verify import ExportError
 from mmcare.models.backbones.care import LinearAttention
+from mmcare.models.backbones.care_ablation import CAREAblation
 from mmcare.weights.reading import CheckpointError
 
 TOOL = ROOT / 'tools' / 'export_backbone.py'
@@ -57,25 +62,29 @@ def exported(tmp_path_factory):
     out_dir = tmp_path_factory.mktemp('exported')
     (out_dir / 'thin_64x96.mlpackage').mkdir()
     (out_dir / 'thin_64x96.mlpackage' / 'older').touch()
-    return out_dir, export_backbone(thin_source(), out_dir, SHAPE)
+    return out_dir, export_backbone(thin_source(), out_dir, SHAPE, tuple(FORMATS))
 
 
 def test_files_and_report(exported):
     out_dir, report = exported
     names = {path.name for path in out_dir.iterdir()}
-    assert names == {f'thin_64x96.{end}' for end in ('mlpackage', 'onnx', 'json', 'txt')}
+    ends = ('mlpackage', 'onnx', 'pte', 'aimodel', 'json', 'txt')
+    assert names == {f'thin_64x96.{end}' for end in ends}
     assert not (out_dir / 'thin_64x96.mlpackage' / 'older').exists()
     assert json.loads((out_dir / 'thin_64x96.json').read_text()) == report
     assert list(report) == [
-        *('name', 'part', 'arch', 'checkpoint', 'shape', 'parameters', 'mmcare_version'),
-        *('torch_version', 'coreml', 'onnx'),
+        *('name', 'part', 'arch', 'checkpoint', 'shape', 'parameters', 'outputs'),
+        *('mmcare_version', 'torch_version', *FORMATS),
     ]
+    assert report['outputs'][3] == dict(name='stage4', shape=[1, 128, 2, 3])
     assert set(report['coreml']) == {
         *('file', 'bytes', 'precision', 'target', 'input', 'compression', 'operators'),
         'deviations',
     }
     keys = {'file', 'bytes', 'opset', 'height_and_width', 'operators', 'deviations'}
     assert set(report['onnx']) == keys
+    keys = {'file', 'bytes', 'delegates', 'outside', 'deviation', 'operators', 'deviations'}
+    assert set(report['executorch']) == keys
     text = (out_dir / 'thin_64x96.txt').read_text()
     assert 'opset 20' in text and 'ML Program, float16, iOS16 or later, input: image (RGB)' in text
     if platform.system() != 'Darwin':
@@ -96,6 +105,64 @@ def test_onnx(exported):
     }
     assert max(report['onnx']['deviations'].values()) < 1e-3
     assert 'BatchNormalization' not in report['onnx']['operators']
+
+
+def test_executorch(exported):
+    """Outputs of a .pte have no names, but the order of the report."""
+    out_dir, report = exported
+    image = torch.randn(1, 3, *SHAPE)
+    program = open_exported(out_dir / 'thin_64x96.pte')
+    found = [torch.from_numpy(output) for output in program.run(image)]
+    assert program.input_shape == (1, 3, *SHAPE)
+    assert [list(one.shape) for one in found] == [one['shape'] for one in report['outputs']]
+    assert deviation(thin_backbone()(image), found) < 1e-4
+    assert report['executorch']['delegates'] == 1 and report['executorch']['outside'] == {}
+
+
+def test_executorch_of_an_ablation_at_an_odd_size(tmp_path):
+    network = Network(thin_backbone(CAREAblation, inter2=False))
+    source = Source('thin', 'random', network, IMAGENET)
+    report = export_backbone(source, tmp_path, (70, 91), ('executorch',))['executorch']
+    assert report['delegates'] == 1 and report['outside'] == {}
+    assert max(report['deviations'].values()) < 1e-4
+
+
+class Planted(nn.Module):
+    """Two convolutions, between which stands what XNNPACK does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, images):
+        return (self.second(self.first(images).cumsum(3)),)
+
+
+def test_what_xnnpack_does_not_take_is_named(tmp_path):
+    planted = Planted().requires_grad_(False)
+    with pytest.warns(UserWarning, match='2 XNNPACK delegates instead of one.* aten_cumsum'):
+        report = write_executorch(export_program(planted, 3, (8, 8)), tmp_path / 'p.pte', planted)
+    assert report['delegates'] == 2 and report['outside'] == {'aten_cumsum_default': 1}
+    assert report['deviation'] < 1e-4
+
+
+def test_an_interrupted_export_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    planted = Planted().requires_grad_(False)
+    monkeypatch.setattr('mmcare.export.executorch.verify', interrupted)
+    with pytest.raises(KeyboardInterrupt), pytest.warns(UserWarning):
+        write_executorch(export_program(planted, 3, (8, 8)), tmp_path / 'p.pte', planted)
+    assert not list(tmp_path.iterdir())
+
+
+def test_coreai(exported):
+    out_dir, report = exported
+    files = {path.name for path in (out_dir / 'thin_64x96.aimodel').iterdir()}
+    assert files == {'main.mlirb', 'main.hash', 'metadata.json'}
+    assert 'aten.elu.default' not in report['coreai']['operators']
+    assert 'not run' in report['coreai']['deviations']
 
 
 def test_coreml(exported):
@@ -222,7 +289,7 @@ def test_a_wrong_graph_is_not_moved_into_place(tmp_path):
     other = deepcopy(network)
     other.backbone.stages[0].blocks[0].gamma *= 1.01
     with pytest.raises(ExportError, match='nothing is written'):
-        write_onnx(network, ['stage1'], path, SHAPE, reference=other)
+        write_onnx(export_program(network, 3, SHAPE), ['stage1'], path, SHAPE, other)
     assert list(tmp_path.iterdir()) == [path] and path.read_text() == 'older'
 
 
@@ -304,13 +371,16 @@ def test_folder_that_cannot_be_written(failing, tmp_path):
     [
         ('coremltools', 's0'),
         ('onnxruntime', 's0'),
+        ('executorch', 's0 --format executorch'),
+        ('coreai_torch', 's0 --format coreai'),
         ('sklearn', 's0 --compress palettize4'),
     ],
 )
 def test_missing_packages(failing, monkeypatch, package, arguments):
     monkeypatch.setitem(sys.modules, package, None)
     line = failing(*arguments.split())
-    assert f'needs {package}' in line and 'mmcare[export]' in line
+    extra = 'coreai' if package == 'coreai_torch' else 'export'
+    assert f'needs {package}' in line and f'mmcare[{extra}]' in line
 
 
 def test_mim(tmp_path):

@@ -85,7 +85,7 @@ class LinearAttention(nn.Module):
 
     def attend(self, query_key: Tensor, values: Tensor) -> Tensor:
         """Map (B, 2 * heads * C, H, W) and (B, heads * C, H, W) to (B * heads, C, H * W)."""
-        phi = (F.elu(query_key) + 1) * (self.SCALE / (values.shape[2] * values.shape[3]) ** 0.5)
+        phi = (F.elu(query_key) + 1.0) * (self.SCALE / (values.shape[2] * values.shape[3]) ** 0.5)
         queries, keys = phi.chunk(2, dim=1)
         normalizer = keys.sum((2, 3), keepdim=True).reshape(-1, 1, self.head_channels)
         queries, keys, values = map(self.split_heads, (queries, keys, values))

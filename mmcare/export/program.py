@@ -1,0 +1,70 @@
+"""The network as one program of torch.export, and what runtimes want written differently."""
+
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+
+from mmcare.models.backbones.care import TOTAL_STRIDE
+
+LARGEST_SIDE = 4096  # of dynamic sizes
+aten = torch.ops.aten
+
+
+def _elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+    negative = alpha * torch.exp(torch.clamp(x, max=0.0) * input_scale) - alpha
+    return scale * (torch.relu(x) + negative)
+
+
+def _split(x: Tensor, size: int | list[int], dim: int = 0) -> list[Tensor]:
+    if isinstance(size, int):
+        starts: Any = range(0, x.shape[dim], size)
+        ends = [*starts[1:], x.shape[dim]]
+    else:
+        starts, ends = list(accumulate(size[:-1], initial=0)), list(accumulate(size))
+    return [x.narrow(dim, start, end - start) for start, end in zip(starts, ends, strict=True)]
+
+
+def _sum(x: Tensor, dim: list[int], keepdim: bool = False, dtype: Any = None) -> Tensor:
+    return x.mean(dim, keepdim, dtype=dtype) * float(prod(x.shape[one] for one in dim))
+
+
+Table = Mapping[Any, Callable[..., Any]]
+# A crop that takes everything becomes an alias, which is of no use to any runtime.
+COREML: Table = {aten.alias.default: lambda x: x}
+COREAI: Table = {**COREML, aten.elu.default: _elu}  # coreai-torch 0.4.3 has no ELU
+# XNNPACK has neither ELU nor sum, and its operators give back one tensor each.
+XNNPACK: Table = {
+    **COREAI,
+    aten.split.Tensor: _split,  # of chunks
+    aten.split_with_sizes.default: _split,
+    aten.sum.dim_IntList: _sum,
+}
+
+
+def export_program(
+    network: torch.nn.Module, channels: int, shape: tuple[int, int], dynamic: bool = False
+) -> ExportedProgram:
+    """Export a network of images (1, C, H, W), the way it is: nothing is rewritten.
+
+    Args:
+        network: A folded one, or there is much arithmetic on weights in the program.
+        channels: Of the images.
+        shape: Height and width.
+        dynamic: Height and width are free, in multiples of 32 up to 4096.
+    """
+    dynamic_shapes = None
+    if dynamic:
+        # A side of one block would be taken for a fixed one: torch.export specialises sizes of 1.
+        shape = max(shape[0], 2 * TOTAL_STRIDE), max(shape[1], 2 * TOTAL_STRIDE)
+        height, width = (
+            TOTAL_STRIDE * Dim(name, min=1, max=LARGEST_SIDE // TOTAL_STRIDE)
+            for name in ('height_in_blocks', 'width_in_blocks')
+        )
+        dynamic_shapes = ({2: height, 3: width},)
+    image = torch.zeros(1, channels, *shape)
+    return torch.export.export(network, (image,), dynamic_shapes=dynamic_shapes)
