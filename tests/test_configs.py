@@ -1,6 +1,7 @@
 """All shipped configs: they build, have the recipe of their folder, and are listed truly."""
 
 import re
+import shutil
 from functools import cache
 
 import numpy as np
@@ -12,11 +13,14 @@ from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import HOOKS, MODELS, TRANSFORMS, DefaultScope
+from mmengine.runner import Runner
 from modelindex.load_model_index import load as load_index
 from PIL import Image
 from torch.nn.modules.batchnorm import _BatchNorm
+from toy_configs import make_data, toy_config
 
 from mmcare.analysis.counting import count_macs
+from mmcare.export import export_backbone, load_source
 
 NAMES = sorted(
     str(path.relative_to(ROOT / 'configs').with_suffix(''))
@@ -50,6 +54,8 @@ CLASSIFIERS = {
 # Without the backbone, for S0 and S1, and for S2. UperNet's hold the auxiliary head.
 HEADS = {
     'mask_rcnn': (20_224_752, 20_372_208),
+    'retinanet': (11_495_156, 12_822_260),
+    'rtmdet': (6_496_092, 12_632_348),
     'fpn': (4_323_990, 4_471_446),
     'upernet': (33_305_900, 36_893_996),
 }
@@ -96,15 +102,34 @@ IMAGENET = dict(
         dict(type='CosineAnnealingLR', eta_min=1e-5, by_epoch=True, begin=20, end=300),
     ],
 )
+COCO_12E = dict(
+    optimizer=dict(type='AdamW', lr=2e-4, weight_decay=0.05),
+    batch=24,
+    length=dict(max_epochs=12),
+    schedule=[
+        warm_up(start_factor=0.001, end=500),
+        dict(type='MultiStepLR', by_epoch=True, begin=0, end=12, milestones=[8, 11], gamma=0.1),
+    ],
+)
 # One recipe a folder; those of configs/demo are their own (tests/test_demo.py).
 RECIPES = {
-    'mask_rcnn': dict(
-        optimizer=dict(type='AdamW', lr=2e-4, weight_decay=0.05),
-        batch=24,
-        length=dict(max_epochs=12),
+    'mask_rcnn': COCO_12E,
+    'retinanet': COCO_12E,
+    'rtmdet': dict(
+        optimizer=dict(type='AdamW', lr=2e-3, weight_decay=0.05),
+        batch=256,
+        length=dict(max_epochs=300, val_interval=10),
         schedule=[
-            warm_up(start_factor=0.001, end=500),
-            dict(type='MultiStepLR', by_epoch=True, begin=0, end=12, milestones=[8, 11], gamma=0.1),
+            warm_up(start_factor=1e-5, end=1000),
+            dict(
+                type='CosineAnnealingLR',
+                eta_min=1e-4,
+                begin=150,
+                end=300,
+                T_max=150,
+                by_epoch=True,
+                convert_to_iter_based=True,
+            ),
         ],
     ),
     'fpn': dict(
@@ -171,7 +196,7 @@ def test_builds(name):
 
 @pytest.mark.parametrize('name', WITH_RECIPE)
 def test_recipe(name):
-    """What the paper says, or for what it leaves open the protocol of its peers."""
+    """What the paper says, or for what it leaves open the protocol of its peers or mmdet's."""
     config = load(name)
     folder, _, stem = name.partition('/')
     recipe, backbone = RECIPES[folder], config.model.backbone
@@ -181,11 +206,16 @@ def test_recipe(name):
     assert config.auto_scale_lr == dict(enable=False, base_batch_size=recipe['batch'])
     assert 8 * config.train_dataloader.batch_size == recipe['batch']
     assert backbone.drop_path_rate == 0.1 and config.sync_bn == 'torch'
-    assert backbone.get('norm_eval', False) is (folder == 'mask_rcnn')
+    assert backbone.get('norm_eval', False) is (folder in ('mask_rcnn', 'retinanet'))
     # Exact resume needs a seed, and worker processes that do not outlive an epoch.
     assert config.randomness == dict(seed=0) and config.train_dataloader.num_workers > 0
     assert not config.train_dataloader.get('persistent_workers', False)
-    assert config.default_hooks.exact_resume.type == 'mmcare.ExactResumeHook'
+    hooks = {hook.type for hook in config.default_hooks.values()}
+    assert hooks >= {f'mmcare.{n}Hook' for n in ('AtomicCheckpoint', 'ExactResume', 'DataCheck')}
+    assert {'mmcare', 'mmcare.engine.safe_loading'} <= set(config.custom_imports.imports)
+    preprocessor = config.model.get('data_preprocessor')
+    assert preprocessor.mean == [123.675, 116.28, 103.53]  # RGB, as the published weights have it
+    assert preprocessor.get('bgr_to_rgb', preprocessor.get('to_rgb'))
     if folder in ('imagenet', 'ablation'):
         assert 'init_cfg' not in backbone
     else:
@@ -264,6 +294,56 @@ def test_evaluation_is_that_of_timm(tmp_path):
     batch = dict(inputs=packed['inputs'][None], data_samples=[packed['data_samples']])
     images = preprocessor(batch)['inputs']
     assert np.abs(images[0].permute(1, 2, 0).numpy() - expected).max() < 1e-4
+
+
+# ------------------------------------------------------------ one-stage detectors, small
+
+
+@pytest.fixture(params=['retinanet', 'rtmdet'])
+def task(request):
+    """The runs of a test do not leave their default scope behind."""
+    yield request.param
+    DefaultScope._instance_dict.clear()
+
+
+def test_one_stage_step(task, tmp_path):
+    """A batch from the pipeline, mosaics included, gives every weight a gradient."""
+    make_data(task, tmp_path / 'data')
+    runner = Runner.from_cfg(toy_config(task, tmp_path / 'data', tmp_path / 'run'))
+    batch = next(iter(runner.build_dataloader(runner.cfg.train_dataloader)))
+    losses = runner.model.train()(**runner.model.data_preprocessor(batch, True), mode='loss')
+    runner.model.parse_losses(losses)[0].backward()
+    parameters = list(runner.model.parameters())
+    assert all(value.grad is not None and value.grad.isfinite().all() for value in parameters)
+    assert sum(bool(value.grad.any()) for value in parameters) > 0.9 * len(parameters)
+
+
+@pytest.mark.slow
+def test_one_stage_training(task, tmp_path):
+    """Two epochs; the second alone, resumed, across a switch of pipelines; test; export."""
+    data, whole, parts = (tmp_path / name for name in ('data', 'whole', 'parts'))
+    make_data(task, data)
+    config = toy_config(task, data, whole)
+    Runner.from_cfg(config).train()
+    parts.mkdir()
+    shutil.copy2(whole / 'epoch_1.pth', parts)
+    Runner.from_cfg(toy_config(task, data, parts, resume=True)).train()
+    first, last, resumed = (
+        torch.load(file, weights_only=True)
+        for file in (whole / 'epoch_1.pth', whole / 'epoch_2.pth', parts / 'epoch_2.pth')
+    )
+    for kind in ('state_dict', 'ema_state_dict')[: 1 + (task == 'rtmdet')]:
+        key = next(key for key in first[kind] if key.endswith('backbone.stem.conv.weight'))
+        assert not torch.equal(first[kind][key], last[kind][key])
+        assert [k for k, v in last[kind].items() if not torch.equal(v, resumed[kind][k])] == []
+    last = whole / 'epoch_2.pth'
+    metrics = Runner.from_cfg(toy_config(task, data, tmp_path / 'test', load_from=str(last))).test()
+    assert 'coco/bbox_mAP' in metrics
+    config.dump(tmp_path / 'small.py')
+    report = export_backbone(
+        load_source(tmp_path / 'small.py', last, 'model'), tmp_path, (64, 64), ('onnx',)
+    )
+    assert report['decode']['strides'][:3] == [8, 16, 32]
 
 
 # ------------------------------------------------------------ what is listed

@@ -2,6 +2,7 @@
 
 from helpers import ROOT, THIN
 from mmengine.config import Config
+from mmengine.utils import apply_to
 
 from mmcare.sample_data import make_ade20k, make_coco, make_imagenet
 
@@ -11,13 +12,15 @@ CONFIGS = dict(
     detection='mask_rcnn/care_s0_coco',
     segmentation='fpn/care_s0_ade20k',
     classification='imagenet/care_s0_in1k',
+    retinanet='retinanet/care_s0_coco',
+    rtmdet='rtmdet/care_s0_coco',
 )
 
 
 def make_data(task, directory):
     """Make four images to train on and three to evaluate."""
-    make = dict(detection=make_coco, segmentation=make_ade20k, classification=make_imagenet)[task]
-    make(directory, train=4, val=3, size=SIZE)
+    makers = dict(segmentation=make_ade20k, classification=make_imagenet)
+    makers.get(task, make_coco)(directory, train=4, val=3, size=SIZE)
 
 
 def changes_of(task, data):
@@ -32,8 +35,8 @@ def changes_of(task, data):
         'randomness.seed': 1,
     }
     scales = {}
-    if task == 'detection':
-        scales = dict(train=2, val=1, test=1)
+    if task in ('detection', 'retinanet', 'rtmdet'):
+        scales = {} if task == 'rtmdet' else dict(train=2, val=1, test=1)
         changes |= {
             **{f'{mode}_dataloader.dataset.data_root': f'{data}/' for mode in MODES},
             **{
@@ -41,11 +44,24 @@ def changes_of(task, data):
                 for mode in MODES[1:]
             },
             'train_cfg.max_epochs': 2,
+        }
+    if task == 'rtmdet':
+        changes |= {
+            'train_cfg.val_interval': 1,
+            'train_cfg.dynamic_intervals': None,
+            'param_scheduler.0.end': 2,
+            'default_hooks.checkpoint.interval': 1,
+            'custom_hooks.1.switch_epoch': 1,
+        }
+    elif task == 'retinanet':
+        changes['model.test_cfg.score_thr'] = 0.0  # an untrained model detects something, too
+    elif task == 'detection':
+        changes |= {
             'model.train_cfg.rpn_proposal.max_per_img': 50,
             'model.train_cfg.rpn.sampler.num': 32,
             'model.train_cfg.rcnn.sampler.num': 16,
             'model.test_cfg.rpn.max_per_img': 20,
-            'model.test_cfg.rcnn.score_thr': 0.0,  # an untrained model detects something, too
+            'model.test_cfg.rcnn.score_thr': 0.0,
         }
     elif task == 'segmentation':
         scales = dict(train=2, val=1, test=1)
@@ -57,7 +73,7 @@ def changes_of(task, data):
             'train_cfg.val_interval': 1,
             'default_hooks.checkpoint.interval': 1,
         }
-    else:
+    elif task == 'classification':
         changes |= {
             **{f'{mode}_dataloader.dataset.data_root': str(data) for mode in MODES},
             'train_cfg.max_epochs': 2,
@@ -73,6 +89,9 @@ def toy_config(task, data, work_dir, **changes):
     """Read a shipped config and make it small; further changes as --cfg-options take them."""
     config = Config.fromfile(ROOT / 'configs' / f'{CONFIGS[task]}.py')
     config.merge_from_dict(changes_of(task, data))
+    if task == 'rtmdet':  # whose pipelines have 640 and 1280 in many places
+        small = apply_to(config._cfg_dict, lambda x: x in (640, 1280), lambda x: x * SIZE // 640)
+        config = Config(small)
     model = config.model
     model.backbone.arch = THIN
     channels = [16, 16, 32, 128]
@@ -86,7 +105,11 @@ def toy_config(task, data, work_dir, **changes):
     elif task == 'segmentation':
         model.neck.update(in_channels=channels, out_channels=CHANNELS)
         model.decode_head.update(in_channels=[CHANNELS] * 4, channels=CHANNELS)
-    else:
+    elif task == 'classification':
         model.head.in_channels = channels[-1]
+    else:
+        levels = channels[-len(model.neck.in_channels) :]
+        model.neck.update(in_channels=levels, out_channels=CHANNELS)
+        model.bbox_head.update(in_channels=CHANNELS, feat_channels=CHANNELS)
     config.merge_from_dict({'work_dir': str(work_dir), 'experiment_name': work_dir.name, **changes})
     return config
