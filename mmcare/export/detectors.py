@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,6 +39,21 @@ def name_outputs(model: nn.Module, outputs: Sequence[Tensor]) -> list[str]:
         )
     singular = [re.sub('(?<=ss)es$|s$', '', kind) for kind in kinds]
     return [f'{kind}{level + 1}' for kind in singular for level in range(levels)]
+
+
+def separate_convolutions(network: nn.Module) -> None:
+    """Give each module its own copy of a convolution that it shares with others, in place.
+
+    RTMDet's head has a convolution for all levels and a norm for each. ExecuTorch (1.5.1) calls
+    the weights of such a pair, fused, by the convolution's name alone: all levels would get the
+    last level's.
+    """
+    seen: set[nn.Module] = set()
+    for module in network.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.Conv2d):
+                setattr(module, name, deepcopy(child) if child in seen else child)
+                seen.add(child)
 
 
 def describe_decoding(model: nn.Module) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import torch
 from mmcare.compatibility import require
 from mmcare.export.coreai import write_coreai
 from mmcare.export.coreml import write_coreml
-from mmcare.export.detectors import describe_decoding, name_outputs
+from mmcare.export.detectors import describe_decoding, name_outputs, separate_convolutions
 from mmcare.export.executorch import write_executorch
 from mmcare.export.onnx import write_onnx
 from mmcare.export.program import LARGEST_SIDE, export_program
@@ -122,6 +122,7 @@ def export_backbone(
     )
     if part == 'model' and (decode := describe_decoding(network.model)):
         report['decode'] = decode
+    separate_convolutions(folded)
     base = source.name if part == 'backbone' else f'{source.name}_{part}'
     stem = f'{base}_{shape[0]}x{shape[1]}'
     if 'coreml' in formats:
