@@ -1,4 +1,4 @@
-"""Time and memory of a training step of CARE backbones, with the options that save memory.
+"""Time and memory of a training step of CARE and timm backbones, with options that save either.
 
 A step is a forward and a backward pass. All options run in turn in one process. On a CPU, memory is
 what the forward pass keeps for the backward pass: the bytes of all saved tensors, each storage
@@ -9,6 +9,7 @@ was allocated before it. Necks, heads and the optimizer are not in it.
 import argparse
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +21,22 @@ from torch import Tensor, nn
 from mmcare.files import check_writable
 from mmcare.models import CARE
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    'plain': dict(),
+ARGUMENTS: dict[str, dict[str, Any]] = {  # of a CARE
     'norm_eval': dict(norm_eval=True),
     'activations': dict(with_cp='activations'),
-    'activations+norm_eval': dict(with_cp='activations', norm_eval=True),
     'with_cp': dict(with_cp=True),
 }
+PARTS = ('plain', *ARGUMENTS, 'channels_last', 'compiled')  # of an option, joined by +
+OPTIONS = ['plain', *ARGUMENTS, 'activations+norm_eval', 'channels_last']
+ARCHS = tuple(CARE.arch_zoo)
 PRECISIONS = {'float32': None, 'float16': torch.float16, 'bfloat16': torch.bfloat16}
 
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        'archs', nargs='*', metavar='ARCH', default=['s0', 's1', 's2'], help='default: %(default)s'
-    )
+    help_archs = f'of {list(ARCHS)}, the default, or models of timm (with options that they have)'
+    parser.add_argument('archs', nargs='*', metavar='ARCH', default=ARCHS, help=help_archs)
     parser.add_argument(
         '--shape',
         dest='shapes',
@@ -45,9 +46,8 @@ def parse_args() -> argparse.Namespace:
         metavar=('H', 'W'),
         help='of the images; may be given several times; default: 512 512',
     )
-    parser.add_argument(
-        '--options', nargs='+', choices=OPTIONS, default=list(OPTIONS), help='default: all'
-    )
+    help_options = f'of {PARTS}, joined by +; default: {" ".join(OPTIONS)}'
+    parser.add_argument('--options', nargs='+', default=OPTIONS, help=help_options)
     parser.add_argument('--precision', choices=PRECISIONS, default='float32', help='by autocast')
     parser.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
     parser.add_argument('--batch', type=int, default=2, help='images; default: %(default)s')
@@ -60,7 +60,29 @@ def parse_args() -> argparse.Namespace:
         metavar='DIR',
         help='where training.csv and training.md go; default: %(default)s',
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    for option in arguments.options:
+        if not set(option.split('+')) <= set(PARTS):
+            parser.error(f'--options: {option!r} is not made of {PARTS}')
+    return arguments
+
+
+def build(arch: str, option: str) -> nn.Module | None:
+    """Build a network in training mode; None if it does not have the option."""
+    parts = option.split('+')
+    chosen = {key: value for part in parts for key, value in ARGUMENTS.get(part, {}).items()}
+    torch.manual_seed(0)
+    if arch in ARCHS:
+        network: nn.Module = CARE(arch, drop_path_rate=0.1, **chosen)
+    elif chosen:
+        return None
+    else:
+        network = import_module('timm').create_model(arch, features_only=True)
+    if 'channels_last' in parts:
+        network.to(memory_format=torch.channels_last)
+    if 'compiled' in parts:
+        network.compile()
+    return network.train()
 
 
 def bytes_kept(network: nn.Module, images: Tensor, precision: str) -> int:
@@ -108,8 +130,9 @@ def measure(arch: str, shape: tuple[int, int], arguments: argparse.Namespace) ->
     images = torch.randn(arguments.batch, 3, *shape, device=arguments.device)
     steps, memory = {}, {}
     for option in arguments.options:
-        torch.manual_seed(0)
-        network = CARE(arch, drop_path_rate=0.1, **OPTIONS[option]).to(arguments.device).train()
+        if (network := build(arch, option)) is None:
+            continue
+        network.to(arguments.device)
         steps[option] = partial(step, network, images, arguments.precision)
         steps[option]()  # so that gradients exist already when memory is measured
         if arguments.device == 'cuda':

@@ -61,4 +61,8 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=30),
     dict(type='PolyLR', power=0.9, by_epoch=False, begin=30, end=iterations),
 ]
-default_hooks = dict(logger=dict(interval=10), checkpoint=dict(interval=iterations))
+default_hooks = dict(
+    logger=dict(interval=10),
+    checkpoint=dict(interval=iterations),
+    channels_last=dict(type='mmcare.ChannelsLastHook'),  # shortens steps: see docs/scale.md
+)

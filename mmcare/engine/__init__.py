@@ -2,7 +2,14 @@
 
 from mmcare.engine.hooks.atomic_checkpoint_hook import AtomicCheckpointHook
 from mmcare.engine.hooks.bfloat16_ops_hook import BFloat16OpsHook
+from mmcare.engine.hooks.channels_last_hook import ChannelsLastHook
 from mmcare.engine.hooks.data_check_hook import DataCheckHook
 from mmcare.engine.hooks.exact_resume_hook import ExactResumeHook
 
-__all__ = ['AtomicCheckpointHook', 'BFloat16OpsHook', 'DataCheckHook', 'ExactResumeHook']
+__all__ = [
+    'AtomicCheckpointHook',
+    'BFloat16OpsHook',
+    'ChannelsLastHook',
+    'DataCheckHook',
+    'ExactResumeHook',
+]

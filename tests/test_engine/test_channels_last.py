@@ -1,0 +1,41 @@
+"""Channels-last training: the same results, and resumes from and to contiguous runs."""
+
+import pytest
+import torch
+from helpers import thin_backbone
+from mmengine.model import BaseModel
+from toy_training import StopAt, train
+
+HOOK = dict(type='mmcare.ChannelsLastHook')
+
+
+class Model(BaseModel):
+    """A thin CARE on images made of the toy samples, (B, 4)."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = thin_backbone()
+
+    def forward(self, inputs, mode='tensor'):
+        images = inputs.sin()[:, :3, None, None] * torch.linspace(-1, 1, 64)[:, None].expand(64, 32)
+        self.outputs = self.backbone(images)
+        return dict(loss=sum(output.square().mean() for output in self.outputs))
+
+
+def run(work_dir, hooks, **arguments):
+    optimizer = dict(optimizer=dict(type='SGD', lr=1e-3, momentum=0.9, fused=True))
+    return train(work_dir, model=Model(), hooks=hooks, optim_wrapper=optimizer, **arguments)
+
+
+@pytest.mark.parametrize('resumed', [[HOOK], []], ids=['with', 'without'])
+def test_channels_last_agrees_and_resumes(tmp_path, resumed):
+    """The other way round than it began; a fused optimizer would mix up the layouts."""
+    begun = [] if resumed else [HOOK]
+    whole = run(tmp_path / 'whole', []).model
+    run(tmp_path / 'parts', [*begun, StopAt(9)])
+    model = run(tmp_path / 'parts', resumed, resume=True).model
+    expected = whole.state_dict()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-4)
+    follows = [out.is_contiguous(memory_format=torch.channels_last) for out in model.outputs]
+    assert follows == [bool(resumed)] * 4
