@@ -1,8 +1,9 @@
 """Latency of CARE beside its peers: from an image to four maps, in turn in one process.
 
-Networks have random weights and are folded as far as each can be; peers are timm's. Written are
-recording.json (all times), latency.csv and latency.md (tables), and for each backend a picture,
-accuracy_<backend>.png: published accuracy over latency, with the Pareto line.
+Engines are ONNX Runtime and XNNPACK (of ExecuTorch), both on one thread of the CPU. Networks have
+random weights and are folded as far as each can be; peers are timm's. All take the same way from
+torch.export. Written are recording.json (all times), latency.csv and latency.md (tables), and for
+each engine a picture, accuracy_<engine>.png: published accuracy over latency, with the Pareto line.
 """
 
 import argparse
@@ -12,7 +13,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -23,12 +26,16 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
 from mmcare.compatibility import require
+from mmcare.export.executorch import write_executorch
+from mmcare.export.onnx import write_onnx
+from mmcare.export.program import export_program
+from mmcare.export.running import open_exported
 from mmcare.files import check_writable
 from mmcare.models import CARE
 
 PURPOSE = 'the latency benchmark'
 STRIDES = [4, 8, 16, 32]
-TOLERANCE = 1e-4  # of a map's largest magnitude
+ENGINES = ('onnxruntime', 'xnnpack')
 BUSY = 0.9  # of a core: below it, something else was running
 # Beginnings of the names of timm's models whose attention is built for one size of image.
 BUILT_FOR_A_SIZE = ('efficientformerv2', 'swin_')
@@ -55,14 +62,15 @@ class FourMaps(nn.Module):
 
     def __init__(self, features: Any) -> None:
         super().__init__()
-        if features.feature_info.reduction() != STRIDES:
-            raise ValueError(f'has maps of strides {features.feature_info.reduction()}')
+        strides = features.feature_info.reduction()
+        if strides[-4:] != STRIDES:
+            raise ValueError(f'has maps of strides {strides}')
         self.features = features
         self.channels_last = getattr(features, 'output_fmt', 'NCHW') == 'NHWC'
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """Map images (B, 3, H, W) to four maps (B, C, H / stride, W / stride)."""
-        maps = self.features(image)
+        maps = self.features(image)[-4:]
         return tuple(one.permute(0, 3, 1, 2) if self.channels_last else one for one in maps)
 
 
@@ -79,7 +87,7 @@ def build(key: str, shape: tuple[int, int]) -> nn.Module:
         return backbone
     timm = require('timm', PURPOSE, 'bench')
     options: dict[str, Any] = dict(img_size=shape) if name.startswith(BUILT_FOR_A_SIZE) else {}
-    features = timm.create_model(name, features_only=True, out_indices=4, **options).eval()
+    features = timm.create_model(name, features_only=True, **options).eval()
     return fold_norms(FourMaps(timm.utils.reparameterize_model(features)).eval())
 
 
@@ -94,90 +102,68 @@ def fold_norms(network: nn.Module) -> nn.Module:
     return fuse(network)
 
 
-# ------------------------------------------------------------ backends
-
-
-def torch_run(network: nn.Module, image: Tensor, threads: int) -> Run:
-    """Prepare a run in eager PyTorch, whose threads the timer sets."""
-
-    def run() -> object:
-        with torch.inference_mode():
-            return network(image)
-
-    return run
-
-
-def onnxruntime_run(network: nn.Module, image: Tensor, threads: int) -> Run:
-    """Prepare a run in ONNX Runtime; a ValueError if it differs from PyTorch."""
-    import onnxruntime
-
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # of PyTorch's own code, for each network
-        program = torch.onnx.export(network, (image,), opset_version=20, dynamo=True, verbose=False)
-        expected = network(image)
-    assert program is not None, 'dynamo=True returns a program'
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    options.add_session_config_entry('session.set_denormal_as_zero', '1')
-    session = onnxruntime.InferenceSession(
-        program.model_proto.SerializeToString(), options, providers=['CPUExecutionProvider']
-    )
-    feed = {session.get_inputs()[0].name: image.numpy()}
-    for ours, theirs in zip(expected, session.run(None, feed), strict=True):
-        deviation = (ours - torch.from_numpy(theirs)).abs().max() / ours.abs().max()
-        if not deviation <= TOLERANCE:
-            raise ValueError(f"differs from PyTorch by {deviation:.1e} of a map's largest value")
-    return lambda: session.run(None, feed)
-
-
-BACKENDS = {'onnxruntime': onnxruntime_run, 'torch': torch_run}
-
-
 # ------------------------------------------------------------ measuring
 
 
-def measure(arguments: argparse.Namespace) -> Recording:
-    """Prepare every network for every backend, then measure all in turn.
+def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple[Run, int]:
+    """Export a network, compare the file with PyTorch, and return a run and its delegates."""
+    shape = (image.shape[2], image.shape[3])
+    program = export_program(network, image.shape[1], shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # several delegates are noted in the recording
+        if engine == 'xnnpack':
+            path = path.with_suffix('.pte')
+            delegates = write_executorch(program, path, network)['delegates']
+        else:
+            path, delegates = path.with_suffix('.onnx'), 0
+            write_onnx(program, [f'stride{stride}' for stride in STRIDES], path, shape, network)
+    run = partial(open_exported(path).run, image)
+    run()
+    return run, delegates
 
-    What a backend cannot take is left out, with the reason.
+
+def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
+    """Prepare every network for every engine, then measure all in turn.
+
+    What an engine cannot take is left out, with the reason. Exported files go to ``directory``.
     """
     torch.set_flush_denormal(True)  # with random weights, numbers may become tiny
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(1)
     torch.manual_seed(0)
-    image = torch.randn(arguments.batch, 3, *arguments.shape)
+    image = torch.randn(1, 3, *arguments.shape)
     runs: dict[tuple[str, str], Run] = {}
-    parameters, left_out = {}, {}
+    parameters, delegates, left_out = {}, {}, {}
     keys = [*arguments.archs, *arguments.peers]
     print('Prepare networks', file=sys.stderr)
     for key in track_iter_progress(keys, file=sys.stderr):
         network = None
-        for backend in arguments.backend:
+        for engine in arguments.engine:
             try:
                 network = network or build(key, arguments.shape).requires_grad_(False)
-                run = BACKENDS[backend](network, image, arguments.threads)
-                run()
+                run, number = prepare(network, image, engine, directory / key)
             except Exception as error:  # whatever a network or a converter of others raises
                 reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-                left_out[f'{PEERS["label"][key]}, {backend}'] = reason
+                left_out[f'{PEERS["label"][key]}, {engine}'] = reason
             else:
-                runs[backend, key] = run
+                runs[engine, key] = run
                 parameters[key] = sum(parameter.numel() for parameter in network.parameters())
+                if number:
+                    delegates[key] = number
     if not runs:
         sys.exit(f'error: nothing can be measured: {left_out or "name archs or peers"}')
     print('\nMeasure rounds', file=sys.stderr)
     start = time.perf_counter(), time.process_time()
-    times = measure_in_turn(runs, arguments.runs, arguments.threads).round(3)
+    times = measure_in_turn(runs, arguments.runs).round(3)
     share = (time.process_time() - start[1]) / (time.perf_counter() - start[0])
     milliseconds: dict[str, dict[str, list[float]]] = {}
-    for backend, key in runs:
-        milliseconds.setdefault(backend, {})[key] = times[backend, key].tolist()
-    settings = ('shape', 'batch', 'threads', 'runs')
+    for engine, key in runs:
+        milliseconds.setdefault(engine, {})[key] = times[engine, key].tolist()
     return dict(
-        settings={name: getattr(arguments, name) for name in settings},
+        settings=dict(shape=arguments.shape, runs=arguments.runs),
         versions=describe_machine('onnxruntime', *['timm'] * bool(arguments.peers)),
-        processor_share=round(share, 3) if arguments.threads == 1 else None,
+        processor_share=round(share, 3),
         parameters=parameters,
+        delegates=delegates,
         left_out=left_out,
         milliseconds=milliseconds,
     )
@@ -186,16 +172,18 @@ def measure(arguments: argparse.Namespace) -> Recording:
 # ------------------------------------------------------------ tables and pictures
 
 
-def latency_table(recording: Recording, backend: str) -> pd.DataFrame:
+def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     """Make a row for each network, by class and latency.
 
     ``x_care`` is the median over the rounds of its time over that of CARE of the same class (the
     nearest accuracy) in the same round: above 1, CARE is faster. ``pareto`` says that no other
     network is as fast and as accurate. ``ms`` is a median with quartiles beside it.
     """
-    times = pd.DataFrame(recording['milliseconds'][backend])
-    table = PEERS.loc[list(times)].assign(backend=backend)
+    times = pd.DataFrame(recording['milliseconds'][engine])
+    table = PEERS.loc[list(times)].assign(engine=engine)
     table['million'] = pd.Series(recording['parameters']) / 1e6
+    if engine == 'xnnpack':
+        table['delegates'] = pd.Series(recording['delegates'])
     table[['ms', 'q1', 'q3']] = times.quantile([0.5, 0.25, 0.75]).T
     cares = times.reindex(columns=table['care']).set_axis(times.columns, axis='columns')
     table['x_care'] = (times / cares).median()
@@ -219,38 +207,38 @@ def conditions(recording: Recording) -> str:
     """Say in one line what was measured and on what."""
     settings, (height, width) = recording['settings'], recording['settings']['shape']
     return (
-        f'{height}x{width}, batch {settings["batch"]}, threads: {settings["threads"]}, median of '
-        f'{settings["runs"]} rounds; {", ".join(recording["versions"])}'
+        f'{height}x{width}, batch 1, one thread, median of {settings["runs"]} rounds; '
+        f'{", ".join(recording["versions"])}'
     )
 
 
 def markdown(recording: Recording) -> str:
-    """Write a table for each backend, who beats CARE, and what was left out."""
+    """Write a table for each engine, who beats CARE, and what was left out."""
     parts = [f'Four maps of an image, {conditions(recording)}. Bold: on the Pareto line.']
-    for backend in recording['milliseconds']:
-        table = latency_table(recording, backend)
+    for engine in recording['milliseconds']:
+        table = latency_table(recording, engine)
         table['label'] = table['label'].where(~table['pareto'], '**' + table['label'] + '**')
         columns = dict(
             care='class', label='backbone', top1='top-1, %', million='parameters, M', ms='ms',
-            q1='from', q3='to', x_care='x CARE',
+            q1='from', q3='to', x_care='x CARE', delegates='delegates',
         )  # fmt: skip
-        shown = table[list(columns)].rename(columns=columns)
-        formats = ['', '', *['.1f'] * 5, '.2f']
+        shown = table[[one for one in columns if one in table]].rename(columns=columns)
+        formats = ['', '', *['.1f'] * 5, '.2f', 'g']
         text = shown.to_markdown(index=False, floatfmt=formats)
-        parts += [f'## {backend}', text, '\n'.join(losses(latency_table(recording, backend)))]
+        parts += [f'## {engine}', text, '\n'.join(losses(latency_table(recording, engine)))]
     parts += [f'Left out: {what}: {reason}.' for what, reason in recording['left_out'].items()]
     share = recording['processor_share']
-    if share is not None and share < BUSY:
+    if share < BUSY:
         parts.append(f'The machine was busy: this process had {share:.2f} of a core.')
     return '\n\n'.join(parts) + '\n'
 
 
-def draw(recording: Recording, backend: str, path: Path) -> None:
+def draw(recording: Recording, engine: str, path: Path) -> None:
     """Draw published accuracy over latency, with quartiles and the Pareto line."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
-    table = latency_table(recording, backend)
+    table = latency_table(recording, engine)
     figure = Figure(figsize=(10, 8), layout='constrained')
     axes = figure.subplots()
     line = table[table['pareto']].sort_values('ms')
@@ -278,7 +266,7 @@ def draw(recording: Recording, backend: str, path: Path) -> None:
     axes.xaxis.set_major_formatter(FormatStrFormatter('%g'))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.08)
-    axes.set_xlabel(f'latency in ms, {backend} (colour: nearest CARE; dashed: Pareto line)')
+    axes.set_xlabel(f'latency in ms, {engine} (colour: nearest CARE; dashed: Pareto line)')
     axes.set_ylabel('published top-1 accuracy on ImageNet-1K, in %')
     axes.set_title(conditions(recording), fontsize=8)
     axes.grid(alpha=0.3, which='both')
@@ -287,11 +275,11 @@ def draw(recording: Recording, backend: str, path: Path) -> None:
 
 def write(recording: Recording, out_dir: Path) -> None:
     """Write tables and pictures of a recording, replacing older ones, and print the tables."""
-    tables = [latency_table(recording, backend) for backend in recording['milliseconds']]
+    tables = [latency_table(recording, engine) for engine in recording['milliseconds']]
     pd.concat(tables).round(3).to_csv(out_dir / 'latency.csv')
     (out_dir / 'latency.md').write_text(markdown(recording), encoding='utf-8')
-    for backend in recording['milliseconds']:
-        draw(recording, backend, out_dir / f'accuracy_{backend}.png')
+    for engine in recording['milliseconds']:
+        draw(recording, engine, out_dir / f'accuracy_{engine}.png')
     print(f'\n{markdown(recording)}\nWritten to {out_dir}')
 
 
@@ -304,9 +292,7 @@ def parse_args() -> argparse.Namespace:
     add('--archs', nargs='*', choices=archs, default=archs, help='CARE networks; default: all')
     add('--peers', nargs='*', choices=peers, default=peers, help='none, if no name follows')
     add('--shape', type=int, nargs=2, default=(512, 512), metavar=('H', 'W'))
-    add('--backend', nargs='+', choices=BACKENDS, default=list(BACKENDS), help='default: all')
-    add('--threads', type=int, default=1, help='default: %(default)s')
-    add('--batch', type=int, default=1, help='images at once; default: %(default)s')
+    add('--engine', nargs='+', choices=ENGINES, default=ENGINES, help='default: both')
     add('--runs', type=int, default=9, help='rounds; default: %(default)s')
     add('--out-dir', type=Path, default=Path('work_dirs/latency'), metavar='DIR')
     add('--from-recording', type=Path, metavar='JSON', help='measure nothing, read this')
@@ -323,9 +309,10 @@ def main() -> None:
     if arguments.from_recording is not None:
         recording = json.loads(arguments.from_recording.read_text(encoding='utf-8'))
     else:
-        for name in ('matplotlib', 'onnxruntime', 'onnxscript', *['timm'] * bool(arguments.peers)):
+        for name in ('executorch', 'matplotlib', 'onnxscript', *['timm'] * bool(arguments.peers)):
             require(name, PURPOSE, 'bench')
-        recording = measure(arguments)
+        with TemporaryDirectory() as directory:
+            recording = measure(arguments, Path(directory))
     arguments.out_dir.mkdir(parents=True, exist_ok=True)
     if arguments.from_recording is None:
         text = json.dumps(recording, indent=1)

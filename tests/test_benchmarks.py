@@ -9,6 +9,8 @@ import torch
 from helpers import ROOT, thin_backbone
 from torch import nn
 
+from mmcare.export.verify import ExportError
+
 sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
 
 import latency
@@ -38,9 +40,7 @@ def call(script, monkeypatch, *arguments):
 def test_peers_are_folded_and_compute_the_same():
     """MobileNetV2 has norms with activations in one module, and convolutions with a shortcut."""
     timm = pytest.importorskip('timm')
-    network = latency.FourMaps(
-        timm.create_model('mobilenetv2_035', features_only=True, out_indices=4)
-    )
+    network = latency.FourMaps(timm.create_model('mobilenetv2_035', features_only=True))
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.normal_(std=0.1)
@@ -54,34 +54,46 @@ def test_peers_are_folded_and_compute_the_same():
     assert [one.shape[2] for one in expected] == [64 // stride for stride in latency.STRIDES]
 
 
-class Unsteady(nn.Module):
+class Tiny(nn.Module):
+    """Two maps by a convolution each."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3, 4, 4, stride) for stride in (4, 8))
+
+    def forward(self, image):
+        return tuple(conv(image) for conv in self.convs)
+
+    def switch_to_deploy(self):
+        pass
+
+
+class Unsteady(Tiny):
     """Computes something else when it is exported."""
 
     def forward(self, image):
-        return image + 1, image + (2 if torch.compiler.is_compiling() else 1)
+        return super().forward(image + torch.compiler.is_compiling())
 
 
-def test_an_onnx_graph_that_computes_something_else_is_refused():
-    pytest.importorskip('onnxruntime')
-    with pytest.raises(ValueError, match='differs from PyTorch by'):
-        latency.onnxruntime_run(Unsteady(), torch.rand(1, 3, 8, 8), 1)
+def test_an_exported_file_that_computes_something_else_is_refused(tmp_path):
+    for engine in latency.ENGINES:
+        with pytest.raises(ExportError, match='differ from PyTorch'):
+            latency.prepare(Unsteady().eval(), torch.rand(1, 3, 8, 8), engine, tmp_path / 'x')
 
 
 def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
-    pytest.importorskip('onnxruntime')
-    networks = dict(s0=thin_backbone())
+    networks = dict(s0=Tiny())
     monkeypatch.setattr(latency, 'CARE', networks.__getitem__)
     arguments = '--archs', 's0', 's1', '--peers', '--shape', 64, 64, '--runs', 2
     call(latency, monkeypatch, *arguments, '--out-dir', tmp_path / 'out')
     recording = json.loads((tmp_path / 'out/recording.json').read_text())
-    assert list(recording['milliseconds']) == ['onnxruntime', 'torch']
+    assert list(recording['milliseconds']) == ['onnxruntime', 'xnnpack']
     for times in recording['milliseconds'].values():
         assert list(times) == ['s0'] and len(times['s0']) == 2 and min(times['s0']) > 0
-    reasons = {f'CARE-S1, {backend}': "KeyError: 's1'" for backend in latency.BACKENDS}
-    assert recording['left_out'] == reasons
-    assert "Left out: CARE-S1, torch: KeyError: 's1'." in capsys.readouterr().out
-    folded = thin_backbone(deploy=True)
-    assert recording['parameters'] == dict(s0=sum(p.numel() for p in folded.parameters()))
+    reasons = {f'CARE-S1, {engine}': "KeyError: 's1'" for engine in latency.ENGINES}
+    assert recording['left_out'] == reasons and recording['delegates'] == dict(s0=1)
+    assert "Left out: CARE-S1, xnnpack: KeyError: 's1'." in capsys.readouterr().out
+    assert recording['parameters'] == dict(s0=2 * (3 * 4 * 16 + 4))
     # Everything else can be made again from the recording.
     again = tmp_path / 'again'
     call(
@@ -101,12 +113,13 @@ def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
 
 def planted(**times):
     return dict(
-        settings=dict(shape=[64, 64], batch=1, threads=1, runs=3),
+        settings=dict(shape=[64, 64], runs=3),
         versions=['2 cores'],
         processor_share=0.5,
         parameters=dict.fromkeys(times, 1500000),
+        delegates=dict.fromkeys(times, 1),
         left_out={},
-        milliseconds=dict(torch=times),
+        milliseconds=dict(xnnpack=times),
     )
 
 
@@ -116,7 +129,7 @@ def test_ratios_and_the_pareto_line_of_planted_times():
         s0=[10.0, 100.0, 10.0], resnet18=[20.0, 200.0, 30.0], mobilenetv2=[5.0, 50.0, 5.0],
         efficientformerv2_s1=[9.0, 90.0, 9.0], convnext_tiny=[50.0, 50.0, 50.0],
     )  # fmt: skip
-    table = latency.latency_table(recording, 'torch')
+    table = latency.latency_table(recording, 'xnnpack')
     assert table['care']['efficientformerv2_s1'] == 's0' and table['care']['convnext_tiny'] == 's2'
     ratios = dict(mobilenetv2=0.5, efficientformerv2_s1=0.9, s0=1.0, resnet18=2.0)
     assert table['x_care'].dropna().to_dict() == pytest.approx(ratios)
@@ -134,11 +147,11 @@ def test_ratios_and_the_pareto_line_of_planted_times():
 
 def test_the_page_shows_the_recording(tmp_path, monkeypatch):
     call(latency, monkeypatch, '--from-recording', RECORDED, '--out-dir', tmp_path)
-    table = (tmp_path / 'latency.md').read_text().split('## torch')[0]
-    assert table.split('## onnxruntime')[1].strip() in (ROOT / 'docs/latency.md').read_text()
+    tables = (tmp_path / 'latency.md').read_text().split('## ', 1)[1]
+    assert f'## {tables.strip()}' in (ROOT / 'docs/latency.md').read_text()
     rows = pd.read_csv(tmp_path / 'latency.csv')
-    assert len(rows) == 2 * 26 and rows['link'].str.startswith('https://').all()
-    assert (tmp_path / 'accuracy_onnxruntime.png').stat().st_size > 10_000
+    assert len(rows) == 2 * 24 and rows['link'].str.startswith('https://').all()
+    assert (tmp_path / 'accuracy_xnnpack.png').stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
