@@ -60,11 +60,13 @@ def _open_onnx(path: str) -> Exported:
 
 
 def _open_executorch(path: str) -> Exported:
-    runtime = require('executorch.runtime', 'running a .pte file').Runtime.get()
-    threads = require('executorch.extension.pybindings.portable_lib', 'running a .pte file')
+    require('executorch', 'running a .pte file')
+    from executorch.extension.pybindings import portable_lib as threads
+    from executorch.runtime import Runtime
+
     if threads._threadpool_get_thread_count() != 1:  # programs opened before would lose theirs
         threads._unsafe_reset_threadpool(1)  # of the process
-    method = runtime.load_program(path).load_method('forward')
+    method = Runtime.get().load_program(path).load_method('forward')
 
     def run(images: Tensor) -> list[np.ndarray]:
         # Without a look at the strides, values are taken in the order of the memory.

@@ -1,0 +1,201 @@
+"""Exported files in the test loops of the three toolboxes: metrics are PyTorch's."""
+
+import json
+import re
+import runpy
+import sys
+from collections import OrderedDict
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.runner import Runner
+from toy_configs import make_data, toy_config
+
+from mmcare.export import export_backbone, load_source, running
+from mmcare.export.running import Exported, open_exported
+from mmcare.export.standing_in import ResizeToFit, fit_config, pad_images, standing_in
+
+TOOL = str(ROOT / 'tools' / 'test_exported.py')
+SHAPE = (64, 96)  # of the files; images of the data are 64 x 64 and smaller
+SCENES = Config.fromfile(ROOT / 'configs' / 'demo' / 'fpn_care_s0_scenes.py')
+CHANGES = dict(
+    classification={'test_evaluator.topk': [1, 500]},  # of 1000 classes
+    detection={'test_evaluator.outfile_prefix': 'found'},
+    retinanet={'test_evaluator.outfile_prefix': 'found'},
+    segmentation={
+        'test_dataloader.dataset.metainfo': dict(SCENES.metainfo),
+        'model.decode_head.num_classes': 8,
+    },
+)
+
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory):
+    """Make a folder with data, a config and random weights, once for each task."""
+
+    @cache
+    def make(task):
+        folder = tmp_path_factory.mktemp(task)
+        make_data(task, folder / 'data')
+        config = toy_config(task, folder / 'data', folder / task, **CHANGES[task])
+        lines = [f'{key} = {value!r}' for key, value in config.to_dict().items()]
+        (folder / 'toy.py').write_text('\n'.join(lines))
+        torch.manual_seed(0)
+        model = MODELS.build({**config.model, '_scope_': config.default_scope})
+        for parameter in model.parameters():
+            if parameter.dim() > 1:  # so that predictions are not all alike
+                torch.nn.init.orthogonal_(parameter)
+        torch.save(dict(state_dict=model.state_dict()), folder / 'weights.pth')
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def run_tool(made, tmp_path, monkeypatch):
+    """Run the tool on the config of a task; return what it writes."""
+
+    def run(task, file, *options):
+        out = tmp_path / 'metrics.json'
+        command = [TOOL, made(task) / 'toy.py', file, '--out', out, *options]
+        monkeypatch.setattr(sys, 'argv', [str(part) for part in command])
+        monkeypatch.setattr(Config, 'pretty_text', '')  # for logs; takes longer than the test
+        monkeypatch.setattr(DefaultScope, '_instance_dict', OrderedDict())  # one toolbox a run
+        monkeypatch.chdir(tmp_path)
+        runpy.run_path(TOOL, run_name='__main__')
+        return json.loads(out.read_text())
+
+    return run
+
+
+def annotate(data, predictions):
+    """Make every seventh prediction an annotation: at random, hardly any would be right."""
+    path = data / 'annotations' / 'instances_val2017.json'
+    boxes = json.loads(predictions.read_text())[::7]
+    boxes = [
+        dict(box, id=index + 1, area=box['bbox'][2] * box['bbox'][3], iscrowd=0)
+        for index, box in enumerate(boxes)
+    ]
+    path.write_text(json.dumps(dict(json.loads(path.read_text()), annotations=boxes)))
+
+
+@pytest.mark.parametrize(
+    ('task', 'part', 'kind', 'names'),
+    [
+        pytest.param(
+            *('detection', 'backbone', 'executorch', ['coco/bbox_mAP', 'coco/segm_mAP']),
+            marks=pytest.mark.slow,
+        ),
+        ('classification', 'model', 'onnx', ['accuracy/top500']),
+        ('detection', 'backbone', 'onnx', ['coco/bbox_mAP', 'coco/segm_mAP']),
+        ('retinanet', 'model', 'onnx', ['coco/bbox_mAP']),
+        ('segmentation', 'model', 'onnx', ['mIoU', 'aAcc']),
+    ],
+)
+def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch):
+    """Every image goes through the file, and the metrics, which are not zero, are PyTorch's."""
+    config, weights, shapes = made(task) / 'toy.py', made(task) / 'weights.pth', []
+    source, beside = load_source(config, weights, part), ['--beside', weights]
+    file = tmp_path / export_backbone(source, tmp_path, SHAPE, (kind,))[kind]['file']
+
+    def spy(path):
+        program = open_exported(path)
+        return replace(program, run=lambda x: shapes.append(x.shape) or program.run(x))
+
+    if 'outfile_prefix' in str(CHANGES[task]):
+        run_tool(task, file, *beside)
+        masks, boxes = tmp_path / 'found.segm.json', tmp_path / 'found.bbox.json'
+        annotate(made(task) / 'data', masks if masks.exists() else boxes)
+    monkeypatch.setattr(running, 'open_exported', spy)
+    metrics = run_tool(task, file, *beside)
+    assert shapes == [(1, 3, *SHAPE)] * (1 + 3)  # the outputs' shapes are looked at first
+    for name in names:
+        assert 0 < metrics['exported'][name] < 100
+        assert metrics['exported'][name] == pytest.approx(metrics['pytorch'][name], abs=1e-3)
+
+
+def test_padding_has_no_part_in_a_segmentation(made):
+    """The program says class 7 where the image is, and class 3 where padding is."""
+    config = Config.fromfile(made('segmentation') / 'toy.py')
+    fit_config(config, SHAPE)
+    runner = Runner.from_cfg(config)
+    pad_images(runner.model, SHAPE)
+    logits = np.zeros((1, 8, 16, 24), np.float32)
+    for batch in runner.test_dataloader:
+        height, width = batch['inputs'][0].shape[1:]
+        logits[:, 7], logits[:, 3] = 1, 2
+        logits[:, 3, : height // 4, : width // 4] = 0
+        with standing_in(runner.model, Exported(lambda _: [logits], (1, 3, *SHAPE))):
+            (sample,) = runner.model.test_step(batch)
+        assert sample.pred_sem_seg.shape == sample.ori_shape
+        assert sample.pred_sem_seg.data.float().mean() == pytest.approx(7, abs=0.2)  # edges
+
+
+def test_images_fit_upright(made):
+    """mmcv's Resize would turn the size by 90 degrees."""
+    resize = ResizeToFit(scale=(96, 64), keep_ratio=False)
+    for size, fitted in (((128, 64), (64, 32)), ((10, 30), (32, 96)), ((48, 72), (64, 96))):
+        assert resize({'img': np.zeros((*size, 3), np.uint8)})['img'].shape[:2] == fitted
+
+
+def test_sizes_in_configs():
+    """A crop keeps its share of the image, and only the file's size is padded to."""
+    steps = [dict(type='ResizeEdge', scale=256), dict(type='mmpretrain.CenterCrop', crop_size=224)]
+    steps.append(dict(type='Pad', size_divisor=32, pad_val=114))
+    model = dict(test_cfg=dict(mode='slide'), data_preprocessor=dict(pad_size_divisor=32))
+    loader = dict(batch_size=8, dataset=dict(pipeline=steps))
+    config = Config(dict(model=model, test_dataloader=loader))
+    fit_config(config, (192, 448))
+    edge, crop, pad = config.test_dataloader.dataset.pipeline
+    assert edge.scale == 512 and crop.crop_size == pad.size == (448, 192)
+    assert pad.size_divisor is None and config.test_dataloader.batch_size == 1
+    assert config.model == dict(test_cfg=dict(mode='whole'), data_preprocessor={})
+
+
+STAGES = [(1, 16, 16, 24), (1, 16, 8, 12), (1, 32, 4, 6), (1, 128, 2, 3)]
+RESIZE = 'test_dataloader.dataset.pipeline.1'
+LARGER = ['--cfg-options', f'{RESIZE}.type=RandomChoiceResize', f'{RESIZE}.scales=[(160,160)]']
+
+
+@pytest.mark.parametrize(
+    ('task', 'file', 'options', 'words'),
+    [
+        ('detection', 'gone.onnx', [], 'gone.onnx is not a file'),
+        ('detection', 'a.mlpackage', [], 'neither .onnx nor .pte: other formats cannot be run'),
+        ('detection', 'damaged.onnx', [], 'damaged.onnx cannot be opened'),
+        ('detection', 'damaged.pte', [], 'damaged.pte cannot be opened'),
+        ('segmentation', STAGES[:3], [], 'outputs are 1x16x16.*2x3; model: 1x8x16x24$'),
+        ('detection', [(1, 8, 16, 24)], [], 'not a MaskRCNN: export its backbone'),
+        ('detection', STAGES, [], 'holds the backbone alone: .* --beside CHECKPOINT'),
+        ('segmentation', STAGES, ['--beside', 'weights.pth'], 'weights.pth does not fit'),
+        ('segmentation', [(1, 8, 16, 24)], LARGER, 'an image of 160x160, the file takes 64x96'),
+    ],
+)
+def test_bad_input(task, file, options, words, run_tool, capsys, tmp_path, monkeypatch):
+    if not isinstance(file, str):
+        outputs = [np.zeros(shape, np.float32) for shape in file]
+        program = Exported(lambda _: outputs, (1, 3, *SHAPE))
+        monkeypatch.setattr(running, 'open_exported', lambda _: program)
+    elif 'damaged' in file:
+        (tmp_path / file).write_bytes(b'not a program')
+    torch.save({'state_dict': {'backbone.x': torch.ones(1)}}, tmp_path / 'weights.pth')
+    with pytest.raises(SystemExit) as stop:
+        run_tool(task, file, *options)
+    assert stop.value.code == 2 and not (tmp_path / 'metrics.json').exists()
+    assert re.search(words, capsys.readouterr().err.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize(('package', 'suffix'), [('onnxruntime', 'onnx'), ('executorch', 'pte')])
+def test_missing_packages(tmp_path, monkeypatch, package, suffix):
+    for name in [name for name in sys.modules if name.split('.')[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    (tmp_path / f'file.{suffix}').touch()
+    with pytest.raises(ImportError, match=rf'{package}.*mmcare\[export\]'):
+        open_exported(tmp_path / f'file.{suffix}')
