@@ -1,0 +1,128 @@
+"""Whole one-stage detectors: named maps, and boxes decoded from them by what the report says."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers import THIN
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from test_export import run_onnx
+
+from mmcare.export import export_backbone, load_source
+from mmcare.export.detectors import describe_decoding, name_outputs
+from mmcare.export.source import Network
+
+SHAPE = (64, 96)
+STRIDES = [8, 16, 32]
+ANCHORS = "anchor_generator=dict(type='AnchorGenerator', octave_base_scale=4, scales_per_octave=2,"
+ANCHORS += f' ratios=[0.5, 2.0], strides={STRIDES})'
+HEADS = dict(
+    RetinaNet=f"type='RetinaHead', {ANCHORS}, bbox_coder=dict(type='DeltaXYWHBBoxCoder', "
+    'target_means=[0.1] * 4, target_stds=[0.5] * 4)',
+    FCOS=f"type='FCOSHead', norm_cfg=None, norm_on_bbox=True, strides={STRIDES}",
+    RTMDet="type='RTMDetSepBNHead', with_objectness=False, exp_on_reg=True, anchor_generator="
+    f"dict(type='MlvlPointGenerator', offset=0, strides={STRIDES}), "
+    "bbox_coder=dict(type='DistancePointBBoxCoder')",
+    ATSS=f"type='ATSSHead', norm_cfg=None, loss_cls=dict(type='CrossEntropyLoss'), {ANCHORS}",
+    YOLOX=f"type='YOLOXHead', strides={STRIDES}",
+    VFNet=f"type='VFNetHead', norm_cfg=None, strides={STRIDES}",
+)
+THIRD = dict(FCOS=['centerness'], ATSS=['centerness'], YOLOX=['objectness'])
+
+
+def load(folder, name):
+    """Load a detector of two classes at three levels, with weights that all matter."""
+    path = folder / f'{name.lower()}.py'
+    path.write_text(f"""
+default_scope = 'mmdet'
+model = dict(
+    type='{name}',
+    backbone=dict(type='mmcare.CARE', arch={THIN}, out_indices=(1, 2, 3)),
+    neck=dict(type='FPN', in_channels=[16, 32, 128], out_channels=8, num_outs=3),
+    bbox_head=dict(num_classes=2, in_channels=8, feat_channels=8, stacked_convs=1, {HEADS[name]}),
+    test_cfg=dict(nms_pre=100_000, min_bbox_size=-1, score_thr=-1.0))
+""")
+    source = load_source(path, part='model')
+    torch.manual_seed(0)
+    for value in source.network.model.bbox_head.state_dict().values():
+        if value.is_floating_point():
+            value.uniform_(0.0, 0.5).sub_(0.1 * (value.dim() > 1))
+    return source
+
+
+def names_of(name):
+    kinds = ['cls_score', 'bbox_pred', *THIRD.get(name, [])]
+    return [f'{kind}{level}' for kind in kinds for level in (1, 2, 3)]
+
+
+def decode_points(maps, decode):
+    """Decode the maps of FCOS and RTMDet into x1, y1, x2, y2 and the scores of two classes."""
+    assert decode['box_transform_applied'] and decode['score_activation'] == 'sigmoid'
+    rows = []
+    for level, stride in enumerate(decode['strides']):
+        scores, boxes, *factor = (maps[index][0] for index in range(level, len(maps), 3))
+        y, x = np.mgrid[: scores.shape[1], : scores.shape[2]]
+        x, y = ((axis + decode['prior_params']['offset']) * stride for axis in (x, y))
+        left, top, right, bottom = boxes
+        scores = [1 / (1 + np.exp(-score)) for score in scores]
+        scores = [score / (1 + np.exp(-one[0])) for one in factor for score in scores] or scores
+        level_rows = [x - left, y - top, x + right, y + bottom, *scores]
+        rows.append(np.stack(level_rows, -1).reshape(-1, 6))
+    rows = np.concatenate(rows)
+    rows[:, :4] = rows[:, :4].clip(0, [SHAPE[1], SHAPE[0]] * 2)
+    return rows
+
+
+@pytest.mark.parametrize('name', ['RetinaNet', 'FCOS', 'RTMDet'])
+@pytest.mark.parametrize('kind', ['onnx', pytest.param('executorch', marks=pytest.mark.slow)])
+def test_export(tmp_path, name, kind):
+    """The export itself compares numbers with PyTorch's."""
+    report = export_backbone(load(tmp_path, name), tmp_path, SHAPE, (kind,))
+    assert [output['name'] for output in report['outputs']] == names_of(name)
+    assert report[kind]['deviations']['random'] < 1e-4
+    written = json.loads((tmp_path / f'{name.lower()}_model_64x96.json').read_text())
+    assert written['decode'] == report['decode'] and written['decode']['strides'] == STRIDES
+    if kind == 'onnx':
+        names, _ = run_onnx(tmp_path / report['onnx']['file'], torch.zeros(1, 3, *SHAPE))
+        assert names == names_of(name)
+
+
+@pytest.mark.parametrize('name', ['FCOS', 'RTMDet'])
+def test_decoding(tmp_path, name):
+    """Boxes and scores are those of mmdet before NMS, decoded by the report alone."""
+    model = load(tmp_path, name).network.model
+    maps = model(torch.randn(1, 3, *SHAPE), mode='tensor')
+    (theirs,) = model.bbox_head.predict_by_feat(
+        *maps, batch_img_metas=[dict(img_shape=SHAPE)], with_nms=False
+    )
+    theirs = np.c_[theirs.bboxes, theirs.labels, theirs.scores]  # a row for each class
+    rows = decode_points([one.numpy() for kind in maps for one in kind], describe_decoding(model))
+    ours = [np.c_[rows[:, :4], np.full(len(rows), label), rows[:, 4 + label]] for label in (0, 1)]
+    ours = np.concatenate(ours)
+    assert ours.shape == theirs.shape and np.ptp(theirs[:, :4]) > 32
+    distances = torch.cdist(torch.from_numpy(ours), torch.from_numpy(theirs))
+    assert distances.amin(0).max() < 1e-3 and distances.amin(1).max() < 1e-3
+
+
+@pytest.mark.parametrize('name', ['ATSS', 'YOLOX'])
+def test_other_heads(tmp_path, name):
+    """Names of all; a description only if mmdet's base head decodes."""
+    network = load(tmp_path, name).network
+    assert name_outputs(network.model, network(torch.zeros(1, 3, *SHAPE))) == names_of(name)
+    decode = describe_decoding(network.model)
+    assert (decode and decode['score_activation']) == ('softmax' if name == 'ATSS' else None)
+
+
+def test_what_cannot_be_exported_whole(tmp_path):
+    with pytest.raises(ValueError, match=r'VFNetHead are not .*--with-neck'):
+        export_backbone(load(tmp_path, 'VFNet'), tmp_path / 'out', SHAPE, ('onnx',))
+    care = dict(type='mmcare.CARE', arch=THIN, _delete_=True)
+    for name in ('mask_rcnn/mask-rcnn_r50_fpn_1x_coco', 'detr/detr_r50_8xb2-150e_coco'):
+        text = f"_base_ = 'mmdet::{name}.py'\nmodel = dict(backbone={care})"
+        config = Config.fromstring(text, '.py')
+        with DefaultScope.overwrite_default_scope('mmdet'), torch.device('meta'):
+            model = MODELS.build(config.model)
+        with pytest.raises(ValueError, match=r'one-stage detectors .*--with-neck'):
+            Network(model, 'model')
