@@ -37,9 +37,10 @@ toolboxes = sorted({'mmdet', 'mmseg', 'mmpretrain', 'timm', 'pycocotools'} & set
 imported = []
 sys.modules['mmcare.classification'] = None  # imports mmpretrain, and that PyTorch's compiler
 for module in pkgutil.walk_packages(mmcare.__path__, 'mmcare.'):
-    if module.name not in ('mmcare.engine.safe_loading', 'mmcare.classification'):
+    if module.name not in ('mmcare.engine.safe_loading', 'mmcare.classification', 'mmcare.timm'):
         importlib.import_module(module.name)
         imported.append(module.name)
+toolboxes += {'timm'} & set(sys.modules)
 models = sorted(mmcare.registry.MODELS.module_dict)
 hooks = sorted(mmcare.registry.HOOKS.module_dict)
 after = snapshot()

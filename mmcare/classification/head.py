@@ -9,28 +9,9 @@ from mmpretrain.models.heads import ClsHead
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
+from mmcare.models.heads import NORM_EPS, NormedLinear
 from mmcare.registry import MODELS
 from mmcare.weights.fitting import check_fit, shapes_of
-
-NORM_EPS = 1e-6
-
-
-class NormedLinear(nn.Module):
-    """LayerNorm, then a linear classifier.
-
-    Args:
-        in_channels: Channels of the features, C.
-        num_classes: Number of classes, K.
-    """
-
-    def __init__(self, in_channels: int, num_classes: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(in_channels, eps=NORM_EPS)
-        self.fc = nn.Linear(in_channels, num_classes)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Map features (B, C) to logits (B, K)."""
-        return self.fc(self.norm(features))
 
 
 @torch.no_grad()

@@ -126,9 +126,11 @@ def _advise(
     """Say what the weights look like, and what to do."""
     if not given:
         yield (
-            f'  No key begins with {prefix!r}. Published files, and weights of a backbone alone, '
-            'go in through init_cfg=dict(type="Pretrained", checkpoint=FILE) of the backbone. A '
-            "classifier takes published files with 'mmcare.engine.safe_loading' in custom_imports."
+            f'  No key begins with {prefix!r}. In MM toolboxes published files, and weights of a '
+            'backbone alone, go in through init_cfg=dict(type="Pretrained", checkpoint=FILE) of '
+            "the backbone; a classifier takes published files with 'mmcare.engine.safe_loading' in "
+            'custom_imports. In timm, features_only takes a file through pretrained=True, '
+            'pretrained_cfg_overlay=dict(file=FILE), not through checkpoint_path.'
         )
     if any(key.startswith('stem.folded_conv') for key in given):
         yield (

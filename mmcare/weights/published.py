@@ -32,10 +32,12 @@ OUR_HEADS = tuple(ours for _, ours in HEADS)
 BACKBONE = 'backbone.'
 BACKBONE_PARTS = ('stem.', 'stages.', 'out_norms.', 'folded')  # first parts of a backbone's keys
 
-WHERE_TO_GET_WEIGHTS = """\
+ADDRESSES = """\
 The ImageNet weights (CARETrans_S0.pth.tar, _S1, _S2; MIT licence) are linked from the authors'
 repository zhouyuan888888/CARE-Transformer on GitHub and from the model page
-YuanZ1995/CARE-Transformer. Either convert one,
+YuanZ1995/CARE-Transformer."""
+WHERE_TO_GET_WEIGHTS = f"""\
+{ADDRESSES} Either convert one,
     python tools/convert_checkpoint.py CARETrans_S1.pth.tar checkpoints/care_s1_in1k.pth
 (`mim run mmcare convert_checkpoint ...` where mmcare is installed without its repository), or name
 the downloaded file itself as the checkpoint, or train from scratch:
@@ -83,6 +85,11 @@ def as_classifier(state: Mapping[str, Value]) -> dict[str, Value]:
         (BACKBONE + key if key.startswith(BACKBONE_PARTS) else key): value
         for key, value in state.items()
     }
+
+
+def whole_classifier(state: Mapping[str, Value]) -> dict[str, Value]:
+    """Rename published weights, or those of a backbone alone, to ``backbone.*`` and ``head.*``."""
+    return as_classifier(from_published(state) if is_published(state) else state)
 
 
 def without_wrapper(state: Mapping[Any, Value]) -> dict[str, Value]:
