@@ -20,12 +20,13 @@ def lower(program: ExportedProgram) -> Any:
     """
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
+    from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # of ExecuTorch about its own code
-        return to_edge_transform_and_lower(
-            program.run_decompositions(dict(XNNPACK)), partitioner=[XnnpackPartitioner()]
-        )
+        # Pieces of weights become weights.
+        program = constant_prop_pass(program.run_decompositions(dict(XNNPACK)))
+        return to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
 
 
 def write_executorch(program: ExportedProgram, path: Path, reference: nn.Module) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch.export import Dim, ExportedProgram
 from mmcare.models.backbones.care import TOTAL_STRIDE
 
 LARGEST_SIDE = 4096  # of dynamic sizes
+XNNPACK_TAPS = 25
 aten = torch.ops.aten
 
 
@@ -33,13 +34,47 @@ def _sum(x: Tensor, dim: list[int], keepdim: bool = False, dtype: Any = None) ->
     return x.mean(dim, keepdim, dtype=dtype) * float(prod(x.shape[one] for one in dim))
 
 
+def _conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = (1, 1),
+    padding: Any = (0, 0),
+    dilation: Any = (1, 1),
+    groups: int = 1,
+) -> Tensor:
+    """Cut a large depth-wise kernel into columns, which are added up."""
+    height, width = weight.shape[2:]
+
+    def part(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
+        return aten.convolution(x, weight, bias, stride, padding, dilation, False, (0, 0), groups)
+
+    columns = XNNPACK_TAPS // height
+    fits = height * width <= XNNPACK_TAPS
+    if fits or not columns or groups != x.shape[1] or (*stride, *dilation) != (1, 1, 1, 1):
+        return part(x, weight, bias, padding)
+    x = torch.constant_pad_nd(x, [padding[1]] * 2 + [padding[0]] * 2)
+    extent = x.shape[3] - width
+    starts = range(0, width, columns)
+    pieces = [weight[..., start : start + columns] for start in starts]
+    parts = [
+        part(
+            x[..., start : start + extent + piece.shape[3]], piece, None if start else bias, (0, 0)
+        )
+        for start, piece in zip(starts, pieces, strict=True)
+    ]
+    return sum(parts[1:], parts[0])
+
+
 Table = Mapping[Any, Callable[..., Any]]
 # A crop that takes everything becomes an alias, which is of no use to any runtime.
 COREML: Table = {aten.alias.default: lambda x: x}
 COREAI: Table = {**COREML, aten.elu.default: _elu}  # coreai-torch 0.4.3 has no ELU
-# XNNPACK has neither ELU nor sum, and its operators give back one tensor each.
+# XNNPACK has neither ELU nor sum, its operators give back one tensor each, and its fast depth-wise
+# convolutions end at 25 values a kernel: one of 7x7 takes 8 times as long as its three pieces.
 XNNPACK: Table = {
     **COREAI,
+    aten.conv2d.default: _conv2d,
     aten.split.Tensor: _split,  # of chunks
     aten.split_with_sizes.default: _split,
     aten.sum.dim_IntList: _sum,
