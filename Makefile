@@ -10,7 +10,8 @@ ONEDL_READY := .venv-onedl/.ready
 SETUPTOOLS := setuptools>=77,<81
 
 .DEFAULT_GOAL := help
-.PHONY: .venv .venv-onedl bench demo demo-seg dist docs help install lint test test-onedl test-slow typecheck
+.PHONY: .venv .venv-onedl bench demo demo-seg dist docs help install lint test test-onedl \
+	test-reach test-slow typecheck
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -62,11 +63,10 @@ demo-seg: $(READY) ## the same for semantic segmentation
 	$(BIN)/python tools/demo.py ade20k
 
 bench: $(READY) ## measure latency beside the peers, into work_dirs/latency
-	@$(BIN)/python -c 'import timm' 2> /dev/null || $(PIP) install -r requirements/bench.txt
 	$(BIN)/python benchmarks/latency.py
 
 # On the CPU anywhere, so that the outcome does not depend on the machine.
-test test-onedl test-slow: export CUDA_VISIBLE_DEVICES := -1
+test test-onedl test-reach test-slow: export CUDA_VISIBLE_DEVICES := -1
 # One thread for each of the processes, which share no fixtures but those of a file.
 test test-onedl: export OMP_NUM_THREADS := 1
 PYTEST_FAST = $(BIN)/python -m pytest tests README.md docs -m 'not slow' --numprocesses auto --dist loadfile
@@ -91,6 +91,12 @@ typecheck: $(READY) ## check type annotations
 # not allow.
 SPHINX := .venv/sphinx
 RELEASE := .venv/release
+# Without dependencies, which the stack has: pip would install another torch beside them. mmpretrain 1.2
+# cannot be imported beside transformers 5.
+REACH := .venv/reach
+
+test-reach: $(READY) $(REACH)/.ready ## test CARE in other projects that build on timm
+	PYTHONPATH=$(REACH) $(BIN)/python -m pytest tests/test_reach.py -k 'not toolboxes'
 
 docs: $(READY) $(SPHINX)/.ready ## build the documentation, into docs/_build/html
 	PYTHONPATH=$(SPHINX) $(BIN)/python -m sphinx --fail-on-warning --keep-going docs docs/_build/html
@@ -103,6 +109,11 @@ dist: $(READY) $(RELEASE)/.ready ## build and check the sdist and the wheel, int
 $(RELEASE)/.ready: $(READY)
 	rm -rf $(RELEASE)
 	$(PIP) install --target $(RELEASE) build twine
+	@touch $@
+
+$(REACH)/.ready: $(READY) requirements/reach.txt
+	rm -rf $(REACH)
+	$(PIP) install --no-deps --target $(REACH) -r requirements/reach.txt
 	@touch $@
 
 $(SPHINX)/.ready: $(READY) requirements/docs.txt

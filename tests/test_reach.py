@@ -1,0 +1,90 @@
+"""CARE through timm in other projects. `make test-reach` brings those that are not in the stack."""
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry.default_scope import DefaultScope
+
+pytest.importorskip('mmcare.timm')
+
+
+@pytest.fixture
+def fresh_scope():
+    yield
+    DefaultScope._instance_dict.clear()
+
+
+def assert_maps(maps, channels):
+    """Maps of an image of 64x96; strides are 8, 16 and 32."""
+    sizes = [(8, 12), (4, 6), (2, 3)]
+    assert [tuple(one.shape) for one in maps] == [
+        (1, width, *size) for width, size in zip(channels, sizes, strict=True)
+    ]
+
+
+@pytest.mark.parametrize('scope', ['mmseg', 'mmpretrain', 'mmdet'])
+@torch.no_grad()
+def test_backbone_of_the_toolboxes(scope, tmp_path, fresh_scope):
+    pytest.importorskip(scope)
+    name = 'mmpretrain.TIMMBackbone' if scope == 'mmdet' else 'TIMMBackbone'
+    (tmp_path / 'care.py').write_text(
+        "custom_imports = dict(imports=['mmcare.timm'])\n"
+        f"model = dict(type={name!r}, model_name='care_s0', features_only=True, pretrained=False,"
+        ' out_indices=(1, 2, 3), drop_path_rate=0.1)'
+    )
+    init_default_scope(scope)
+    backbone = MODELS.build(Config.fromfile(tmp_path / 'care.py').model)
+    backbone.eval()  # mmpretrain's returns None
+    assert_maps(backbone(torch.rand(1, 3, 64, 96)), (64, 128, 1024))
+
+
+def test_segmentation_models_pytorch():
+    smp = pytest.importorskip('segmentation_models_pytorch')
+    model = smp.FPN('tu-care_s0', encoder_weights=None, decoder_dropout=0, classes=3)
+    images = torch.rand(2, 3, 64, 96)
+    labels = (images.mean(1) > 0.5).long()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    losses = []
+    for _ in range(4):
+        losses.append(smp.losses.DiceLoss('multiclass')(model(images), labels))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert losses[-1] < losses[0]
+    model.eval()
+    with torch.no_grad():
+        exported = torch.export.export(model, (images,)).module()
+        torch.testing.assert_close(exported(images), model(images))
+
+
+@torch.no_grad()
+def test_transformers_backbone(tmp_path):
+    """TimmBackbone.from_pretrained takes names of timm, not folders: weights go into a new one."""
+    transformers = pytest.importorskip('transformers')
+    from safetensors.torch import load_file
+
+    config = transformers.TimmBackboneConfig(backbone='care_s0', out_indices=(1, 2, 3))
+    backbone = transformers.TimmBackbone(config).eval()
+    image = torch.rand(1, 3, 64, 96)
+    maps = backbone(image).feature_maps
+    assert_maps(maps, backbone.channels)
+    backbone.save_pretrained(tmp_path)
+    config = transformers.TimmBackboneConfig.from_pretrained(tmp_path)
+    loaded = transformers.TimmBackbone(config).eval()
+    loaded.load_state_dict(load_file(tmp_path / 'model.safetensors'))
+    torch.testing.assert_close(loaded(image).feature_maps, maps, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_transformers_model_with_the_backbone(tmp_path):
+    transformers = pytest.importorskip('transformers')
+    backbone = transformers.TimmBackboneConfig(backbone='care_s0', out_indices=(0, 1, 2, 3))
+    options = dict(use_auxiliary_head=False, hidden_size=32, num_labels=3)
+    config = transformers.UperNetConfig(backbone_config=backbone, **options)
+    model = transformers.UperNetForSemanticSegmentation(config).eval()
+    model.save_pretrained(tmp_path)
+    loaded = transformers.UperNetForSemanticSegmentation.from_pretrained(tmp_path).eval()
+    image = torch.rand(1, 3, 64, 96)
+    torch.testing.assert_close(loaded(image).logits, model(image).logits, rtol=0, atol=0)
