@@ -126,6 +126,7 @@ class CAREClassifier(nn.Module):
 
 def _entrypoint(arch: str) -> Callable[..., nn.Module]:
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        """Build a CARE for ``timm.create_model``."""
         given = kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay')
         source = timm.models.resolve_pretrained_cfg(create.__name__, *given)
         if pretrained and not (source.has_weights or source.state_dict):
