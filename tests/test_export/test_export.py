@@ -119,6 +119,7 @@ def test_executorch(exported):
     assert report['executorch']['delegates'] == 1 and report['executorch']['outside'] == {}
 
 
+@pytest.mark.slow
 def test_executorch_of_an_ablation_at_an_odd_size(tmp_path):
     network = Network(thin_backbone(CAREAblation, inter2=False))
     source = Source('thin', 'random', network, IMAGENET)
