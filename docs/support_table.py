@@ -1,0 +1,54 @@
+"""Writes the table of docs/deploy.md: what can be exported to which format, at 512x512."""
+
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import pandas as pd
+from mmengine.utils import track_iter_progress
+
+from mmcare.export import export_backbone, load_source
+from mmcare.export.export import FORMATS
+
+CONFIGS = Path(__file__).resolve().parents[1] / 'configs'
+PARTS = {
+    'backbone': ('s0', 'backbone'),
+    'Mask R-CNN, backbone and neck': ('mask_rcnn/care_s0_coco.py', 'neck'),
+    'RetinaNet': ('retinanet/care_s0_coco.py', 'model'),
+    'RTMDet': ('rtmdet/care_s0_coco.py', 'model'),
+    'Semantic FPN': ('fpn/care_s0_ade20k.py', 'model'),
+    'UperNet': ('upernet/care_s0_ade20k.py', 'model'),
+    'classifier': ('imagenet/care_s0_in1k.py', 'model'),
+}
+NAMES = dict(coreml='Core ML', onnx='ONNX', executorch='ExecuTorch', coreai='Core AI')
+
+
+def describe(source: str, part: str, kind: str) -> str:
+    """Export to one format; say what came of it, or why nothing did."""
+    config = source if part == 'backbone' else CONFIGS / source
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            report = export_backbone(load_source(config, part=part), directory, formats=(kind,))
+        except Exception as error:  # whatever a converter raises
+            return f'not converted: {type(error).__name__}: {error}'.splitlines()[0]
+    entries = report[kind]
+    size = f'{entries["bytes"] / 1e6:.1f} MB'
+    if isinstance(entries['deviations'], str):
+        return f'converted, not run; {size}'
+    delegates = f'; {entries["delegates"]} delegates' if 'delegates' in entries else ''
+    return f'run, {entries["deviations"]["random"]:.0e}; {size}{delegates}'
+
+
+def main() -> None:
+    """Print the table."""
+    warnings.simplefilter('ignore')
+    cells = [(name, kind) for name in PARTS for kind in FORMATS]
+    table = pd.DataFrame(index=list(PARTS), columns=list(NAMES.values()))
+    for name, kind in track_iter_progress(cells, file=sys.stderr):
+        table.loc[name, NAMES[kind]] = describe(*PARTS[name], kind)
+    print(table.to_markdown())
+
+
+if __name__ == '__main__':
+    main()
