@@ -76,9 +76,8 @@ class Unsteady(Tiny):
 
 
 def test_an_exported_file_that_computes_something_else_is_refused(tmp_path):
-    for engine in latency.ENGINES:
-        with pytest.raises(ExportError, match='differ from PyTorch'):
-            latency.prepare(Unsteady().eval(), torch.rand(1, 3, 8, 8), engine, tmp_path / 'x')
+    with pytest.raises(ExportError, match='differ from PyTorch'):
+        latency.prepare(Unsteady().eval(), torch.rand(1, 3, 8, 8), 'onnxruntime', tmp_path / 'x')
 
 
 def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):

@@ -76,7 +76,8 @@ def decode_points(maps, decode):
 
 
 @pytest.mark.parametrize('name', ['RetinaNet', 'FCOS', 'RTMDet'])
-@pytest.mark.parametrize('kind', ['onnx', pytest.param('executorch', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', ['onnx', 'executorch'])
+@pytest.mark.slow
 def test_export(tmp_path, name, kind):
     """The export itself compares numbers with PyTorch's."""
     report = export_backbone(load(tmp_path, name), tmp_path, SHAPE, (kind,))

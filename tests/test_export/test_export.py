@@ -183,6 +183,7 @@ def test_coreml(exported):
     assert metadata.versionString and 'MIT' in metadata.license
 
 
+@pytest.mark.slow
 def test_operators_of_s0():
     """Few, and none that leaves the neural engine or should have been folded."""
     model = convert_coreml(folded(load_source('s0')), STAGES, (512, 512), normalization=IMAGENET)
