@@ -36,7 +36,8 @@ def describe(source: str, part: str, kind: str) -> str:
     size = f'{entries["bytes"] / 1e6:.1f} MB'
     if isinstance(entries['deviations'], str):
         return f'converted, not run; {size}'
-    delegates = f'; {entries["delegates"]} delegates' if 'delegates' in entries else ''
+    number = entries.get('delegates')
+    delegates = f'; {number} delegate{"s" * (number > 1)}' if number else ''
     return f'run, {entries["deviations"]["random"]:.0e}; {size}{delegates}'
 
 
