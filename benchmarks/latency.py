@@ -30,7 +30,7 @@ from mmcare.export.executorch import write_executorch
 from mmcare.export.onnx import write_onnx
 from mmcare.export.program import export_program
 from mmcare.export.running import open_exported
-from mmcare.files import check_writable
+from mmcare.files import check_writable, moved_into_place
 from mmcare.models import CARE
 
 PURPOSE = 'the latency benchmark'
@@ -276,10 +276,13 @@ def draw(recording: Recording, engine: str, path: Path) -> None:
 def write(recording: Recording, out_dir: Path) -> None:
     """Write tables and pictures of a recording, replacing older ones, and print the tables."""
     tables = [latency_table(recording, engine) for engine in recording['milliseconds']]
-    pd.concat(tables).round(3).to_csv(out_dir / 'latency.csv')
-    (out_dir / 'latency.md').write_text(markdown(recording), encoding='utf-8')
+    with moved_into_place(out_dir / 'latency.csv') as path:
+        pd.concat(tables).round(3).to_csv(path)
+    with moved_into_place(out_dir / 'latency.md') as path:
+        path.write_text(markdown(recording), encoding='utf-8')
     for engine in recording['milliseconds']:
-        draw(recording, engine, out_dir / f'accuracy_{engine}.png')
+        with moved_into_place(out_dir / f'accuracy_{engine}.png') as path:
+            draw(recording, engine, path)
     print(f'\n{markdown(recording)}\nWritten to {out_dir}')
 
 
@@ -313,11 +316,10 @@ def main() -> None:
             require(name, PURPOSE, 'bench')
         with TemporaryDirectory() as directory:
             recording = measure(arguments, Path(directory))
-    arguments.out_dir.mkdir(parents=True, exist_ok=True)
-    if arguments.from_recording is None:
         text = json.dumps(recording, indent=1)
         text = re.sub(r'(?<=[\d\[,])\s+(?=[\d\]])', ' ', text)  # times on one line
-        (arguments.out_dir / 'recording.json').write_text(text + '\n', encoding='utf-8')
+        with moved_into_place(arguments.out_dir / 'recording.json') as path:
+            path.write_text(text + '\n', encoding='utf-8')
     write(recording, arguments.out_dir)
 
 

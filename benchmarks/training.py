@@ -9,7 +9,6 @@ was allocated before it. Necks, heads and the optimizer are not in it.
 import argparse
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ import torch
 from timing import describe_machine, measure_in_turn
 from torch import Tensor, nn
 
-from mmcare.files import check_writable
+from mmcare.compatibility import require
+from mmcare.files import check_writable, moved_into_place
 from mmcare.models import CARE
 
 ARGUMENTS: dict[str, dict[str, Any]] = {  # of a CARE
@@ -77,7 +77,8 @@ def build(arch: str, option: str) -> nn.Module | None:
     elif chosen:
         return None
     else:
-        network = import_module('timm').create_model(arch, features_only=True)
+        timm = require('timm', 'the training benchmark', 'bench')
+        network = timm.create_model(arch, features_only=True)
     if 'channels_last' in parts:
         network.to(memory_format=torch.channels_last)
     if 'compiled' in parts:
@@ -159,15 +160,16 @@ def main() -> None:
         for shape in arguments.shapes or [(512, 512)]
         for arch in arguments.archs
     )
-    arguments.out_dir.mkdir(parents=True, exist_ok=True)
-    table.to_csv(arguments.out_dir / 'training.csv', index=False)
+    with moved_into_place(arguments.out_dir / 'training.csv') as temporary:
+        table.to_csv(temporary, index=False)
     text = (
         f'{table.to_markdown(index=False, floatfmt=".2f")}\n\n'
         'ms (median and quartiles) and MiB are for one image, time and memory are shares of the '
         f'first option. Batch {arguments.batch}, {arguments.precision}, {arguments.device}, '
         f'threads: {arguments.threads}; {", ".join(describe_machine("mmengine"))}.\n'
     )
-    (arguments.out_dir / 'training.md').write_text(text, encoding='utf-8')
+    with moved_into_place(arguments.out_dir / 'training.md') as temporary:
+        temporary.write_text(text, encoding='utf-8')
     print(text)
 
 

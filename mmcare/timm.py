@@ -16,6 +16,7 @@ from mmcare.models.arguments import check
 from mmcare.models.heads import TwoHeads
 from mmcare.weights.fitting import check_fit, fit_backbone, shapes_of
 from mmcare.weights.published import ADDRESSES, whole_classifier
+from mmcare.weights.reading import load_pretrained
 
 timm: Any = require('timm', 'mmcare.timm', 'timm')
 feature_take_indices = timm.models._features.feature_take_indices
@@ -32,6 +33,8 @@ default_cfgs = timm.models.generate_default_cfgs(
 class CAREClassifier(nn.Module):
     """CARE with both published heads and timm's methods; ``kwargs`` are arguments of CARE."""
 
+    head: TwoHeads
+
     def __init__(
         self,
         arch: str,
@@ -46,7 +49,8 @@ class CAREClassifier(nn.Module):
         super().__init__()
         self.in_chans, self.drop_rate, self.global_pool = in_chans, drop_rate, global_pool
         self.backbone = CARE(arch, in_chans, **kwargs).to(device, dtype)
-        initialize(self.backbone, self.backbone.init_cfg)
+        if not load_pretrained(self.backbone, self.backbone.init_cfg):  # safely, unlike mmengine
+            initialize(self.backbone, self.backbone.init_cfg)
         self.feature_info = [
             dict(num_chs=channels, reduction=4 * 2**index, module=f'backbone.stages.{index}')
             for index, channels in enumerate(self.backbone.out_channels)
@@ -55,14 +59,16 @@ class CAREClassifier(nn.Module):
         self.reset_classifier(num_classes)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the heads, or remove them if there are 0 classes."""
+        """Replace the heads, or remove them if there are 0 classes; then the pool may be ``''``."""
         pool = self.global_pool if global_pool is None else global_pool
         good = pool == 'avg' or (pool == '' and num_classes == 0)
         check('global_pool', pool, "'avg', or '' with num_classes=0", good)
         self.num_classes, self.global_pool = num_classes, pool
+        apart = hasattr(self, 'head') and self.head.apart
         self.head = TwoHeads(self.num_features, num_classes, bool(pool), self.drop_rate)
         self.head.to(**timm.layers.get_device_dtype(self.backbone)).train(self.training)
-        initialize(self.head, self.backbone.init_cfg)
+        self.set_distilled_training(apart)
+        initialize(self.head, dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.0))
 
     def get_classifier(self) -> tuple[nn.Module, ...]:
         """Return the linear layers of the class head and the distillation head."""
@@ -96,14 +102,14 @@ class CAREClassifier(nn.Module):
         return self.head(self.forward_features(x))
 
     def forward_intermediates(self, x: Tensor, indices: Any = None, **options: Any) -> Any:
-        """Return the last map and a list of those of ``indices``; or only that, if asked."""
+        """Return the last map and a list of those of ``indices``, or the list alone, as in timm."""
         assert options.get('output_fmt', 'NCHW') == 'NCHW', 'maps are (B, C, H, W)'
         maps = self.backbone(x)
         taken = [maps[i] for i in feature_take_indices(len(maps), indices)[0]]
         return taken if options.get('intermediates_only') else (maps[-1], taken)
 
     def prune_intermediate_layers(self, indices: Any = 1, **options: Any) -> list[int]:
-        """Remove the heads, and the stages behind the last of ``indices``; return the indices."""
+        """Remove the heads in any case, and stages behind the last of ``indices``; return these."""
         taken, last = feature_take_indices(len(self.backbone.stages), indices)
         self.backbone.stages = self.backbone.stages[: last + 1]
         self.backbone.out_indices = tuple(range(last + 1))

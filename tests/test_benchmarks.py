@@ -9,8 +9,6 @@ import torch
 from helpers import ROOT, thin_backbone
 from torch import nn
 
-from mmcare.export.verify import ExportError
-
 sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
 
 import latency
@@ -26,6 +24,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(timing, 'SECONDS', 1e-9)
     monkeypatch.setattr(latency, 'CARE', lambda arch: thin_backbone())
     monkeypatch.setattr(training, 'CARE', lambda arch, **options: thin_backbone(**options))
+    yield
+    torch.set_flush_denormal(False)
 
 
 def call(script, monkeypatch, *arguments):
@@ -66,18 +66,6 @@ class Tiny(nn.Module):
 
     def switch_to_deploy(self):
         pass
-
-
-class Unsteady(Tiny):
-    """Computes something else when it is exported."""
-
-    def forward(self, image):
-        return super().forward(image + torch.compiler.is_compiling())
-
-
-def test_an_exported_file_that_computes_something_else_is_refused(tmp_path):
-    with pytest.raises(ExportError, match='differ from PyTorch'):
-        latency.prepare(Unsteady().eval(), torch.rand(1, 3, 8, 8), 'onnxruntime', tmp_path / 'x')
 
 
 def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):

@@ -81,7 +81,7 @@ def parse_args() -> argparse.Namespace:
         choices=INPUTS,
         default='image',
         help="of Core ML: an image, with the config's normalisation inside, or a normalised tensor "
-        '(what ONNX always takes); default: image',
+        '(what the other formats always take); default: image',
     )
     parser.add_argument(
         '--compress',

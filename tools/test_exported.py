@@ -55,6 +55,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
         'work_dir', f'work_dirs/{Path(arguments.config).stem}'
     )
     config.load_from, config.resume = None, False
+    if not config.get('test_dataloader'):
+        raise ValueError(f'{arguments.config} has no test_dataloader: name a config with test data')
     fit_config(config, size)
     runner = Runner.from_cfg(config)
     pad_images(runner.model, size)
@@ -63,7 +65,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
             runner.model.load_state_dict(load_weights(arguments.beside))
         except RuntimeError as error:
             raise CheckpointError(f'{arguments.beside} does not fit. {error}') from error
-    with standing_in(runner.model, program) as part:
+    with standing_in(runner.model, program, bool(arguments.beside)) as part:
         if part != 'model' and not arguments.beside:
             raise ValueError(
                 f'{arguments.file} holds the {part} alone: give the weights of the rest with '

@@ -1,4 +1,4 @@
-"""Export of a folded network to ONNX and Core ML; needs no toolbox for a backbone alone."""
+"""Export of a folded network; needs no toolbox for a backbone alone."""
 
 from mmcare.export.export import export_backbone
 from mmcare.export.source import load_source

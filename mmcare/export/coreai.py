@@ -20,7 +20,7 @@ def write_coreai(program: ExportedProgram, names: Sequence[str], path: Path) -> 
         path: ``.aimodel`` to write, replaced if it exists.
 
     Returns:
-        Entries of the report: size in bytes, operators by type, and that it was not run.
+        Entries of the report: operators by type, and that it was not run.
     """
     from coreai_torch import TorchConverter, get_decomp_table
 
@@ -33,10 +33,7 @@ def write_coreai(program: ExportedProgram, names: Sequence[str], path: Path) -> 
     )
     with moved_into_place(path) as temporary:
         converter.to_coreai().save_asset(temporary)
-        size = sum(file.stat().st_size for file in temporary.rglob('*') if file.is_file())
     return dict(
-        file=path.name,
-        bytes=size,
         operators=dict(operators.most_common()),
         deviations='converted, but not run: that needs an Apple system with Core AI',
     )

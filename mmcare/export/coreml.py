@@ -47,7 +47,7 @@ def write_coreml(
         reference: What the file should compute.
 
     Returns:
-        Entries of the report: size in bytes, operators by type, deviations and options.
+        Entries of the report: operators by type, deviations and options.
     """
     model = convert_coreml(network, names, shape, precision, target, normalization)
     if compression:
@@ -71,10 +71,7 @@ def write_coreml(
         model.save(str(temporary))
         # Not part of the package; as large as a small network.
         temporary.joinpath('executorch_debug_handle_mapping.json').unlink(missing_ok=True)
-        size = sum(file.stat().st_size for file in temporary.rglob('*') if file.is_file())
     return dict(
-        file=path.name,
-        bytes=size,
         precision=precision,
         target=target,
         input=f'image ({normalization.channels})' if normalization else 'tensor, normalised',

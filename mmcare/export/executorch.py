@@ -41,9 +41,8 @@ def write_executorch(program: ExportedProgram, path: Path, reference: nn.Module)
         reference: What the file should compute.
 
     Returns:
-        Entries of the report: size in bytes; ``delegates``, their number; ``outside``, operators
-        in none of them with their numbers; operators by type; ``deviation`` of a random image,
-        and all deviations.
+        Entries of the report: ``delegates``, their number; ``outside``, operators in none of them
+        with their numbers; operators by type; ``deviation`` of a random image, and all deviations.
 
     Raises:
         ExportError: If the outputs differ from PyTorch's; no file is written then.
@@ -58,7 +57,7 @@ def write_executorch(program: ExportedProgram, path: Path, reference: nn.Module)
     if info.num_delegated_subgraphs != 1 or outside:
         warnings.warn(
             f'{path.name} has {info.num_delegated_subgraphs} XNNPACK delegates instead of one, '
-            f'which is slower: XNNPACK does not take {", ".join(outside)}',
+            f'which is slower; not taken by XNNPACK: {", ".join(outside) or "nothing"}',
             stacklevel=2,
         )
     *_, channels, height, width = program.example_inputs[0][0].shape
@@ -67,10 +66,7 @@ def write_executorch(program: ExportedProgram, path: Path, reference: nn.Module)
         deviations = verify(
             temporary, reference, trial_images(channels, (height, width)), 'ExecuTorch'
         )
-        size = temporary.stat().st_size
     return dict(
-        file=path.name,
-        bytes=size,
         delegates=info.num_delegated_subgraphs,
         outside=outside,
         deviation=deviations['random'],

@@ -106,7 +106,7 @@ def export_backbone(
     fold(folded)
     if not dynamic:
         fix_pools(folded, shape)
-    report = dict(
+    report: dict[str, Any] = dict(
         name=source.name,
         part=part,
         arch=source.arch,
@@ -125,11 +125,17 @@ def export_backbone(
     separate_convolutions(folded)
     base = source.name if part == 'backbone' else f'{source.name}_{part}'
     stem = f'{base}_{shape[0]}x{shape[1]}'
+    paths = dict(
+        coreml=out_dir / f'{stem}.mlpackage',
+        onnx=out_dir / (f'{base}_dynamic.onnx' if dynamic else f'{stem}.onnx'),
+        executorch=out_dir / f'{stem}.pte',
+        coreai=out_dir / f'{stem}.aimodel',
+    )
     if 'coreml' in formats:
         report['coreml'] = write_coreml(
             folded,
             names,
-            out_dir / f'{stem}.mlpackage',
+            paths['coreml'],
             shape,
             precision,
             target,
@@ -145,17 +151,20 @@ def export_backbone(
             ),
             reference=network,
         )
-    if set(formats) != {'coreml'}:
+    if {'executorch', 'coreai'} & set(formats) or ('onnx' in formats and not dynamic):
         program = export_program(folded, network.in_channels, shape)
     # What can be run is compared with the network as its users know it, not as it is exported.
     if 'onnx' in formats:
-        path = out_dir / (f'{base}_dynamic.onnx' if dynamic else f'{stem}.onnx')
         free = export_program(folded, network.in_channels, shape, True) if dynamic else program
-        report['onnx'] = write_onnx(free, names, path, shape, network, dynamic)
+        report['onnx'] = write_onnx(free, names, paths['onnx'], shape, network, dynamic)
     if 'executorch' in formats:
-        report['executorch'] = write_executorch(program, out_dir / f'{stem}.pte', network)
+        report['executorch'] = write_executorch(program, paths['executorch'], network)
     if 'coreai' in formats:
-        report['coreai'] = write_coreai(program, names, out_dir / f'{stem}.aimodel')
+        report['coreai'] = write_coreai(program, names, paths['coreai'])
+    for kind in set(formats):
+        files = [paths[kind], *paths[kind].rglob('*')]  # a package is a directory
+        size = sum(file.stat().st_size for file in files if file.is_file())
+        report[kind] = dict(file=paths[kind].name, bytes=size, **report[kind])
     for suffix, text in (('json', json.dumps(report, indent=2)), ('txt', format_report(report))):
         with moved_into_place(out_dir / f'{stem}.{suffix}') as temporary:
             temporary.write_text(text + '\n')

@@ -36,7 +36,7 @@ def write_onnx(
         dynamic: Height and width are free; images of ``shape`` and of another size are tried.
 
     Returns:
-        Entries of the report: size in bytes, opset, operators by type and deviations.
+        Entries of the report: opset, operators by type and deviations.
 
     Raises:
         ExportError: If ONNX Runtime's outputs differ from PyTorch's; no file is written then.
@@ -62,11 +62,8 @@ def write_onnx(
             another = trial_images(channels, other)['random']
             images['random, another size'] = another
         deviations = verify(temporary, reference, images, 'ONNX Runtime')
-        size = temporary.stat().st_size
     operators = Counter(node.op_type for node in model.graph.node if node.op_type != 'Constant')
     return dict(
-        file=path.name,
-        bytes=size,
         opset=OPSET,
         height_and_width='multiples of 32' if dynamic else list(shape),
         operators=dict(operators.most_common()),

@@ -11,8 +11,7 @@ from torch.export import Dim, ExportedProgram
 
 from mmcare.models.backbones.care import TOTAL_STRIDE
 
-LARGEST_SIDE = 4096  # of dynamic sizes
-XNNPACK_TAPS = 25
+LARGEST_SIDE = 4096
 aten = torch.ops.aten
 
 
@@ -43,25 +42,32 @@ def _conv2d(
     dilation: Any = (1, 1),
     groups: int = 1,
 ) -> Tensor:
-    """Cut a large depth-wise kernel into columns, which are added up."""
-    height, width = weight.shape[2:]
+    """Cut a depth-wise kernel along its longer side if pieces, which are added up, are faster.
+
+    XNNPACK's kernels hold 9 or 25 values. One of 11 would take the time of 25; one of more than 25
+    goes to slower operators.
+    """
+    sides = weight.shape[2:]
+    values = prod(sides)
 
     def part(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
         return aten.convolution(x, weight, bias, stride, padding, dilation, False, (0, 0), groups)
 
-    columns = XNNPACK_TAPS // height
-    fits = height * width <= XNNPACK_TAPS
-    if fits or not columns or groups != x.shape[1] or (*stride, *dilation) != (1, 1, 1, 1):
+    fast = values <= 9 or 18 < values <= 25
+    length = (9 if values <= 18 else 25) // min(sides)
+    if fast or not length or groups != x.shape[1] or (*stride, *dilation) != (1, 1, 1, 1):
         return part(x, weight, bias, padding)
+    dim = 3 if sides[1] == max(sides) else 2
     x = torch.constant_pad_nd(x, [padding[1]] * 2 + [padding[0]] * 2)
-    extent = x.shape[3] - width
-    starts = range(0, width, columns)
-    pieces = [weight[..., start : start + columns] for start in starts]
+    extent = x.shape[dim] - weight.shape[dim]
     parts = [
         part(
-            x[..., start : start + extent + piece.shape[3]], piece, None if start else bias, (0, 0)
+            x.narrow(dim, index * length, extent + piece.shape[dim]),
+            piece,
+            None if index else bias,
+            (0, 0),
         )
-        for start, piece in zip(starts, pieces, strict=True)
+        for index, piece in enumerate(weight.split(length, dim))
     ]
     return sum(parts[1:], parts[0])
 
@@ -70,8 +76,8 @@ Table = Mapping[Any, Callable[..., Any]]
 # A crop that takes everything becomes an alias, which is of no use to any runtime.
 COREML: Table = {aten.alias.default: lambda x: x}
 COREAI: Table = {**COREML, aten.elu.default: _elu}  # coreai-torch 0.4.3 has no ELU
-# XNNPACK has neither ELU nor sum, its operators give back one tensor each, and its fast depth-wise
-# convolutions end at 25 values a kernel: one of 7x7 takes 8 times as long as its three pieces.
+# ExecuTorch 1.5.1 gives XNNPACK neither ELU nor sum, and no operators with several outputs. A 7x7
+# depth-wise convolution takes 8 times as long as its three pieces.
 XNNPACK: Table = {
     **COREAI,
     aten.conv2d.default: _conv2d,

@@ -39,7 +39,7 @@ IMAGENET = Normalization((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), 'RG
 
 
 class Network(nn.Module):
-    """A part of a model as a function of normalised images, in evaluation mode.
+    """A part of a model as a function of normalised images; the model is set to evaluation.
 
     Args:
         model: A CARE, or a model of a toolbox.

@@ -14,7 +14,10 @@ from torch.utils._pytree import tree_structure, tree_unflatten
 
 from mmcare.export.running import Exported
 from mmcare.export.source import PARTS, Network
+from mmcare.export.verify import compare, trial_images
 from mmcare.registry import TRANSFORMS
+
+SAME = 0.1  # far above what rounding does, far below what other weights do
 
 
 @TRANSFORMS.register_module()
@@ -35,7 +38,7 @@ def fit_config(config: Config, shape: tuple[int, int]) -> None:
     """Let a config test single images, no larger than a size and not yet padded, in place.
 
     ``Resize`` and ``Pad`` take the size. So does ``CenterCrop``, and the edge that ``ResizeEdge``
-    makes before it changes in proportion. Segmentors see the image as a whole.
+    makes before it changes in proportion to the longer side. Segmentors see the whole image.
 
     Args:
         config: Of mmdet, mmseg or mmpretrain.
@@ -87,12 +90,13 @@ def pad_images(model: Any, shape: tuple[int, int]) -> None:
 
 
 @contextmanager
-def standing_in(model: Any, program: Exported) -> Iterator[str]:
-    """Let a program compute what a part of a model computes, the one with its shapes of outputs.
+def standing_in(model: Any, program: Exported, same_weights: bool = False) -> Iterator[str]:
+    """Let a program compute a part of a model: the one whose outputs have the same shapes.
 
     Args:
         model: Of a toolbox.
         program: For images of one size.
+        same_weights: Of program and model: they must agree on a random image.
 
     Yields:
         The part, one of ``PARTS``.
@@ -101,15 +105,16 @@ def standing_in(model: Any, program: Exported) -> Iterator[str]:
         ValueError: If the program is of another model.
     """
     device = next(model.parameters()).device
-    zeros = torch.zeros(program.input_shape, device=device)
+    _, channels, height, width = program.input_shape
+    image = trial_images(channels, (height, width))['random'].to(device)
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
         return tuple(torch.from_numpy(output).to(device) for output in program.run(images.cpu()))
 
-    shapes, found = _format(run(zeros)), {}
+    shapes, found = _format(run(image)), {}
     for part in PARTS:
         try:
-            found[part] = _format(Network(model, part)(zeros))
+            found[part] = _format(Network(model, part)(image))
         except ValueError as error:  # it has no such part
             found[part] = str(error)
     if shapes not in found.values():
@@ -119,6 +124,18 @@ def standing_in(model: Any, program: Exported) -> Iterator[str]:
             f"config's {type(model).__name__} {parts}"
         )
     part = next(part for part in PARTS if found[part] == shapes)
+    if same_weights:
+        network = Network(model, part)
+        (deviation,) = compare(
+            lambda images: [output.cpu() for output in network(images.to(device))],
+            program.run,
+            dict(random=image.cpu()),
+        ).values()
+        if not deviation <= SAME:
+            raise ValueError(
+                'the file is of another model, or of other weights: on a random image its outputs '
+                f'differ by {deviation:.1e} of the largest magnitude'
+            )
     replaced: list[tuple[Any, str, Any]]
     if part == 'backbone':
         replaced = [(Network(model).backbone, 'forward', run)]
@@ -127,7 +144,7 @@ def standing_in(model: Any, program: Exported) -> Iterator[str]:
     else:
         heads = ('head', 'decode_head', 'bbox_head')
         head = next(getattr(model, name) for name in heads if hasattr(model, name))
-        structure = tree_structure(model(zeros))
+        structure = tree_structure(model(image))
         replaced = [
             (model, 'extract_feat', lambda images: images),
             (head, 'forward', lambda images: tree_unflatten(run(images), structure)),

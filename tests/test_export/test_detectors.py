@@ -79,10 +79,9 @@ def decode_points(maps, decode):
 @pytest.mark.parametrize('kind', ['onnx', 'executorch'])
 @pytest.mark.slow
 def test_export(tmp_path, name, kind):
-    """The export itself compares numbers with PyTorch's."""
+    """The export itself compares numbers with PyTorch's, or raises."""
     report = export_backbone(load(tmp_path, name), tmp_path, SHAPE, (kind,))
     assert [output['name'] for output in report['outputs']] == names_of(name)
-    assert report[kind]['deviations']['random'] < 1e-4
     written = json.loads((tmp_path / f'{name.lower()}_model_64x96.json').read_text())
     assert written['decode'] == report['decode'] and written['decode']['strides'] == STRIDES
     if kind == 'onnx':

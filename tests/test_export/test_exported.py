@@ -114,7 +114,7 @@ def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch)
         annotate(made(task) / 'data', masks if masks.exists() else boxes)
     monkeypatch.setattr(running, 'open_exported', spy)
     metrics = run_tool(task, file, *beside)
-    assert shapes == [(1, 3, *SHAPE)] * (1 + 3)  # the outputs' shapes are looked at first
+    assert shapes == [(1, 3, *SHAPE)] * (2 + 3)  # outputs are compared first
     for name in names:
         assert 0 < metrics['exported'][name] < 100
         assert metrics['exported'][name] == pytest.approx(metrics['pytorch'][name], abs=1e-3)
@@ -145,7 +145,7 @@ def test_images_fit_upright(made):
 
 
 def test_sizes_in_configs():
-    """A crop keeps its share of the image, and only the file's size is padded to."""
+    """A crop keeps its share of the longer side, and only the file's size is padded to."""
     steps = [dict(type='ResizeEdge', scale=256), dict(type='mmpretrain.CenterCrop', crop_size=224)]
     steps.append(dict(type='Pad', size_divisor=32, pad_val=114))
     model = dict(test_cfg=dict(mode='slide'), data_preprocessor=dict(pad_size_divisor=32))
@@ -161,6 +161,7 @@ def test_sizes_in_configs():
 STAGES = [(1, 16, 16, 24), (1, 16, 8, 12), (1, 32, 4, 6), (1, 128, 2, 3)]
 RESIZE = 'test_dataloader.dataset.pipeline.1'
 LARGER = ['--cfg-options', f'{RESIZE}.type=RandomChoiceResize', f'{RESIZE}.scales=[(160,160)]']
+NO_DATA = ['--cfg-options', 'test_dataloader=None']
 
 
 @pytest.mark.parametrize(
@@ -175,9 +176,12 @@ LARGER = ['--cfg-options', f'{RESIZE}.type=RandomChoiceResize', f'{RESIZE}.scale
         ('detection', STAGES, [], 'holds the backbone alone: .* --beside CHECKPOINT'),
         ('segmentation', STAGES, ['--beside', 'weights.pth'], 'weights.pth does not fit'),
         ('segmentation', [(1, 8, 16, 24)], LARGER, 'an image of 160x160, the file takes 64x96'),
+        ('segmentation', [(1, 8, 16, 24)], ['--beside'], 'of another model, or of other weights'),
+        ('segmentation', [(1, 8, 16, 24)], NO_DATA, 'toy.py has no test_dataloader'),
     ],
 )
-def test_bad_input(task, file, options, words, run_tool, capsys, tmp_path, monkeypatch):
+def test_bad_input(task, file, options, words, made, run_tool, capsys, tmp_path, monkeypatch):
+    options = options + [made(task) / 'weights.pth'] * (options == ['--beside'])
     if not isinstance(file, str):
         outputs = [np.zeros(shape, np.float32) for shape in file]
         program = Exported(lambda _: outputs, (1, 3, *SHAPE))
