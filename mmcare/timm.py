@@ -25,15 +25,14 @@ timm.models.register_notrace_module(CARE)  # torch.fx cannot follow its padding
 # Mean, std, crop and interpolation of the released evaluation are timm's defaults.
 CFG = dict(pool_size=(7, 7), first_conv='backbone.stem.conv', license='mit')
 CFG['classifier'] = 'head.cls_head.fc', 'head.distill_head.fc'
-default_cfgs = timm.models.generate_default_cfgs(
-    {f'care_{arch}.dist_in1k': CFG for arch in CARE.arch_zoo}
-)
+NAMES = {f'care_{arch}.dist_in1k': CFG for arch in CARE.arch_zoo}
+default_cfgs = timm.models.generate_default_cfgs(NAMES)
 
 
 class CAREClassifier(nn.Module):
     """CARE with both published heads and timm's methods; ``kwargs`` are arguments of CARE."""
 
-    head: TwoHeads
+    apart = False
 
     def __init__(
         self,
@@ -64,10 +63,9 @@ class CAREClassifier(nn.Module):
         good = pool == 'avg' or (pool == '' and num_classes == 0)
         check('global_pool', pool, "'avg', or '' with num_classes=0", good)
         self.num_classes, self.global_pool = num_classes, pool
-        apart = hasattr(self, 'head') and self.head.apart
         self.head = TwoHeads(self.num_features, num_classes, bool(pool), self.drop_rate)
         self.head.to(**timm.layers.get_device_dtype(self.backbone)).train(self.training)
-        self.set_distilled_training(apart)
+        self.head.apart = self.apart
         initialize(self.head, dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.0))
 
     def get_classifier(self) -> tuple[nn.Module, ...]:
@@ -76,7 +74,7 @@ class CAREClassifier(nn.Module):
 
     def set_distilled_training(self, enable: bool = True) -> None:
         """Let training mode return the logits of both heads, as ``timm.task`` wants them."""
-        self.head.apart = enable
+        self.apart = self.head.apart = enable
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Compute blocks again in the backward pass, to save memory."""
