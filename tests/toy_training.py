@@ -77,7 +77,9 @@ class StopAt(Hook):
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         if runner.iter == self.iteration:
-            os.kill(os.getpid(), signal.SIGKILL if self.kill else signal.SIGINT)
+            if self.kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyboardInterrupt  # not SIGINT, which shells let background jobs ignore
 
 
 def collate(batch):
