@@ -47,7 +47,10 @@ def results(tmp_path_factory):
     return give
 
 
-@pytest.mark.parametrize('name', FILES)
+@pytest.mark.parametrize(
+    'name',
+    [pytest.param(name, marks=[pytest.mark.slow] * (TOOLBOXES[name] == 'mmdet')) for name in FILES],
+)
 def test_trains_by_custom_imports_alone(name, results):
     from helpers import FORKS
 

@@ -389,12 +389,14 @@ def test_missing_packages(failing, monkeypatch, package, arguments):
     assert f'needs {package}' in line and f'mmcare[{extra}]' in line
 
 
-def test_mim(tmp_path):
+def test_the_tool(tmp_path, monkeypatch, capsys):
     config = f"model = dict(backbone=dict(type='mmcare.CARE', arch={THIN}))"
     (tmp_path / 'thin.py').write_text(config)
-    options = '--shape', 64, 64, '--format', 'onnx', '--out-dir', tmp_path / 'out'
-    done = run('mim', 'run', 'mmcare', 'export_backbone', tmp_path / 'thin.py', *options)
-    assert 'onnx: thin_64x64.onnx' in done.stdout
+    options = ['--shape', '64', '64', '--format', 'onnx', '--out-dir']
+    command = [TOOL, tmp_path / 'thin.py', *options, tmp_path / 'out']
+    monkeypatch.setattr(sys, 'argv', [str(part) for part in command])
+    runpy.run_path(str(TOOL), run_name='__main__')
+    assert 'onnx: thin_64x64.onnx' in capsys.readouterr().out
     assert (tmp_path / 'out' / 'thin_64x64.onnx').exists()
 
 
