@@ -67,11 +67,9 @@ bench: $(READY) ## measure latency beside the peers, into work_dirs/latency
 
 # On the CPU anywhere, so that the outcome does not depend on the machine.
 test test-onedl test-reach test-slow: export CUDA_VISIBLE_DEVICES := -1
-# One thread for each of the processes, which share no fixtures but those of a file. In the order of
-# their names: xdist would begin those of few tests last, which are long.
+# One thread for each of the processes, which share no fixtures but those of a file.
 test test-onedl: export OMP_NUM_THREADS := 1
-PYTEST_FAST = $(BIN)/python -m pytest tests README.md docs -m 'not slow' --numprocesses auto --dist loadfile \
-	--no-loadscope-reorder
+PYTEST_FAST = $(BIN)/python -m pytest tests README.md docs -m 'not slow' --numprocesses auto --dist loadfile
 
 test: $(READY) ## run the tests without the slow ones, and the code blocks of the pages
 	$(PYTEST_FAST)

@@ -299,7 +299,7 @@ def test_evaluation_is_that_of_timm(tmp_path):
 # ------------------------------------------------------------ one-stage detectors, small
 
 
-@pytest.fixture(params=['retinanet', 'rtmdet'])
+@pytest.fixture(params=[pytest.param('retinanet', marks=pytest.mark.slow), 'rtmdet'])
 def task(request):
     """The runs of a test do not leave their default scope behind."""
     yield request.param

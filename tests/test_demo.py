@@ -27,7 +27,7 @@ SHORT = {
 }
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=['coco', pytest.param('ade20k', marks=pytest.mark.slow)])
 def demo(request, tmp_path):
     """A kind, with a few scenes where its config looks for them, seen from ``tmp_path``."""
     make, config, *_ = KINDS[request.param]

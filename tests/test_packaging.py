@@ -111,7 +111,7 @@ def test_requirements_name_nothing_of_torch_or_mm(distributions):
             assert not requirement.startswith(('mm', 'openmim', 'torch')), requirement
 
 
-@pytest.mark.parametrize('kind', ['editable', 'wheel'])
+@pytest.mark.parametrize('kind', ['editable', pytest.param('wheel', marks=pytest.mark.slow)])
 def test_mim_finds_the_installed_package(kind, distributions, tmp_path):
     if FORKS and kind != 'editable':
         pytest.xfail('onedl-mim looks for model-index.yml in the folder of the metadata')

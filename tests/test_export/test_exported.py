@@ -88,12 +88,14 @@ def annotate(data, predictions):
 @pytest.mark.parametrize(
     ('task', 'part', 'kind', 'names'),
     [
-        pytest.param(
-            *('detection', 'backbone', 'executorch', ['coco/bbox_mAP', 'coco/segm_mAP']),
-            marks=pytest.mark.slow,
+        *(
+            pytest.param(
+                *('detection', 'backbone', kind, ['coco/bbox_mAP', 'coco/segm_mAP']),
+                marks=pytest.mark.slow,
+            )
+            for kind in ('onnx', 'executorch')
         ),
         ('classification', 'model', 'onnx', ['accuracy/top500']),
-        ('detection', 'backbone', 'onnx', ['coco/bbox_mAP', 'coco/segm_mAP']),
         ('retinanet', 'model', 'onnx', ['coco/bbox_mAP']),
         ('segmentation', 'model', 'onnx', ['mIoU', 'aAcc']),
     ],

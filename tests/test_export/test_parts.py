@@ -129,7 +129,9 @@ def test_neck_of_a_detector(tmp_path, whole):
     check_coreml(source, names, expected, image)
 
 
-@pytest.mark.parametrize('name', ['upernet', 'classifier', 'distilled'])
+@pytest.mark.parametrize(
+    'name', [pytest.param('upernet', marks=pytest.mark.slow), 'classifier', 'distilled']
+)
 def test_whole_models(tmp_path, whole, name):
     """Logits as the toolbox's own model has them, before segmentors resize them to the image."""
     model, config, weights = whole(name)

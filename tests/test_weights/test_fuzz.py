@@ -168,14 +168,12 @@ DAMAGE = [damaged_bytes, lying_directory, changed_structure, lying_header]
 
 
 @pytest.mark.parametrize('damage', DAMAGE)
-def test_damaged_files(tmp_path, monkeypatch, damage):
+def test_damaged_files(tmp_path, damage):
     """Files without checksums may give other weights, of the right shapes and finite."""
-    shapes = CARE.known_shapes()
-    monkeypatch.setattr(CARE, 'known_shapes', lambda _: shapes)  # built for each file otherwise
     (tmp_path / 'whole.pth').write_bytes(good()[1]['new.pth'])
     expected = dict.fromkeys(['new.pth', 'ours.safetensors'], init_weights(tmp_path / 'whole.pth'))
 
-    @settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=SLOW)
+    @settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=SLOW)
     @given(damage())
     def check(damaged):
         name, content = damaged

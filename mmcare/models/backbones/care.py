@@ -11,6 +11,7 @@ of width d', then three groups of d / 3, which together are the features X of wi
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any, ClassVar, Self
 
 import torch
@@ -582,6 +583,7 @@ class CARE(BaseModule):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     @staticmethod
+    @cache
     def known_shapes() -> dict[str, dict[str, tuple[int, ...]]]:
         """Names and shapes of the weights of each arch in ``arch_zoo``."""
         with torch.device('meta'):
