@@ -583,8 +583,12 @@ class CARE(BaseModule):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     @staticmethod
-    @cache
     def known_shapes() -> dict[str, dict[str, tuple[int, ...]]]:
         """Names and shapes of the weights of each arch in ``arch_zoo``."""
-        with torch.device('meta'):
-            return {name: shapes_of(CARE(name)) for name in CARE.arch_zoo}
+        return {name: _shapes_of(name) for name in CARE.arch_zoo}
+
+
+@cache
+def _shapes_of(arch: str) -> dict[str, tuple[int, ...]]:
+    with torch.device('meta'):
+        return shapes_of(CARE(arch))
