@@ -76,8 +76,7 @@ Table = Mapping[Any, Callable[..., Any]]
 # A crop that takes everything becomes an alias, which is of no use to any runtime.
 COREML: Table = {aten.alias.default: lambda x: x}
 COREAI: Table = {**COREML, aten.elu.default: _elu}  # coreai-torch 0.4.3 has no ELU
-# ExecuTorch 1.5.1 gives XNNPACK neither ELU nor sum, and no operators with several outputs. A 7x7
-# depth-wise convolution takes 8 times as long as its three pieces.
+# ExecuTorch 1.5.1 gives XNNPACK neither ELU nor sum, and no operators with several outputs.
 XNNPACK: Table = {
     **COREAI,
     aten.conv2d.default: _conv2d,
