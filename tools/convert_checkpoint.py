@@ -3,14 +3,14 @@
 A published file (CARETrans_S0.pth.tar, a timm training checkpoint) becomes the checkpoint of an
 MM classifier: `backbone.*` and `head.*`. Any checkpoint with an S0, S1 or S2 in it (of a
 classifier, a detector, a segmentor, or the backbone alone) becomes a published one: the backbone,
-and the two ImageNet heads if they are there.
+and the two ImageNet heads if they are there. EMA weights are taken if a published file has them.
 """
 
 import argparse
 import sys
 
 from mmcare.weights.convert import convert_checkpoint
-from mmcare.weights.reading import CheckpointError
+from mmcare.weights.whole import CheckpointError
 
 
 def parse_args() -> argparse.Namespace:
@@ -24,19 +24,14 @@ def parse_args() -> argparse.Namespace:
         metavar='DST',
         help='checkpoint to write, replaced if it exists; .safetensors or any other ending',
     )
-    parser.add_argument(
-        '--ema',
-        action='store_true',
-        help='take state_dict_ema of a published file instead of state_dict',
-    )
     return parser.parse_args()
 
 
 def main() -> None:
-    """Convert, and say what was taken and written."""
+    """Convert, and say what was written."""
     arguments = parse_args()
     try:
-        print(convert_checkpoint(arguments.source, arguments.destination, arguments.ema))
+        print(convert_checkpoint(arguments.source, arguments.destination))
     except (CheckpointError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         sys.exit(2)

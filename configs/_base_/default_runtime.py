@@ -1,5 +1,5 @@
 # What every training run shares, whatever the toolbox.
-custom_imports = dict(imports=['mmcare', 'mmcare.engine.safe_loading'], allow_failed_imports=False)
+custom_imports = dict(imports=['mmcare'], allow_failed_imports=False)
 
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),
@@ -7,6 +7,7 @@ default_hooks = dict(
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='mmcare.AtomicCheckpointHook', interval=1, max_keep_ckpts=3),
     sampler_seed=dict(type='DistSamplerSeedHook'),
+    safe_loading=dict(type='mmcare.SafeLoadingHook'),
     exact_resume=dict(type='mmcare.ExactResumeHook'),
     data_check=dict(type='mmcare.DataCheckHook'),
 )

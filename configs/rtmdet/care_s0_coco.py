@@ -1,7 +1,7 @@
 # RTMDet-s (Lyu et al., 2022) with CARE-S0 in place of CSPNeXt-s: mmdet's config and recipe.
 _base_ = 'mmdet::rtmdet/rtmdet_s_8xb32-300e_coco.py'
 
-custom_imports = dict(imports=['mmcare', 'mmcare.engine.safe_loading'], allow_failed_imports=False)
+custom_imports = dict(imports=['mmcare'], allow_failed_imports=False)
 
 norm_cfg = dict(type='BN')  # SyncBN on several GPUs, see sync_bn; CPUs do not have it
 model = dict(
@@ -46,6 +46,7 @@ auto_scale_lr = dict(base_batch_size=256)  # mmdet's file has another recipe's 1
 
 default_hooks = dict(
     checkpoint=dict(type='mmcare.AtomicCheckpointHook'),
+    safe_loading=dict(type='mmcare.SafeLoadingHook'),
     exact_resume=dict(type='mmcare.ExactResumeHook'),
     data_check=dict(type='mmcare.DataCheckHook'),
     bfloat16_ops=dict(type='mmcare.BFloat16OpsHook'),

@@ -5,6 +5,7 @@ from mmcare.engine.hooks.bfloat16_ops_hook import BFloat16OpsHook
 from mmcare.engine.hooks.channels_last_hook import ChannelsLastHook
 from mmcare.engine.hooks.data_check_hook import DataCheckHook
 from mmcare.engine.hooks.exact_resume_hook import ExactResumeHook
+from mmcare.engine.hooks.safe_loading_hook import SafeLoadingHook
 
 __all__ = [
     'AtomicCheckpointHook',
@@ -12,4 +13,5 @@ __all__ = [
     'ChannelsLastHook',
     'DataCheckHook',
     'ExactResumeHook',
+    'SafeLoadingHook',
 ]

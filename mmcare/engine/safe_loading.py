@@ -1,21 +1,14 @@
-"""Let mmengine read checkpoints safely: importing this module changes its loaders.
+"""Let MMEngine read checkpoints safely: importing this module changes its loaders.
 
-Named in a config, it holds for whatever the config's run loads:
-``custom_imports = dict(imports=['mmcare', 'mmcare.engine.safe_loading'])``. Local files and
-downloads are then read without running code from them, and damage is found; published CARE files
-load into MM models; errors name the file. Configs stay in checkpoints, except ``meta.config``,
-which mmengine would run as a program on resume.
+For programs without a Runner, such as inferencers and ``init_detector``, and for FlexibleRunner:
+``import mmcare.engine.safe_loading``. Local files and downloads are then read without running code
+from them, and damage is found; published CARE files load into MM models; a CARE is loaded whole or
+raises. Configs stay in checkpoints, except ``meta.config``, which MMEngine would run as a program
+on resume. Configs of runs use :class:`mmcare.engine.SafeLoadingHook` instead.
 """
-
-from typing import Any
 
 from mmengine.runner import CheckpointLoader
 
-from mmcare.weights.reading import load_checkpoint
+from mmcare.weights.reading import PREFIXES, load_from_mmcare
 
-
-# mmengine logs the name without `load_from_`.
-@CheckpointLoader.register_scheme(prefixes=('', 'http://', 'https://'), force=True)
-def load_from_mmcare(filename: str, map_location: Any = None) -> Any:
-    """Load a checkpoint for mmengine, see :func:`mmcare.weights.reading.load_checkpoint`."""
-    return load_checkpoint(filename, map_location)
+CheckpointLoader.register_scheme(PREFIXES, load_from_mmcare, force=True)

@@ -7,52 +7,43 @@ import os
 from collections import OrderedDict
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import load_state_dict
-from torch import Tensor, nn
+from torch import nn
 
 from mmcare.files import check_writable_file
 from mmcare.models import CARE
 from mmcare.version import __version__
-from mmcare.weights.fitting import check_fit
 from mmcare.weights.published import (
     BACKBONE,
     BACKBONE_PARTS,
-    OUR_HEADS,
+    HEADS,
     as_classifier,
+    find_published,
     from_published,
+    name_arch,
     to_published,
-    without_wrapper,
 )
-from mmcare.weights.reading import (
-    CheckpointError,
-    find_published_state,
-    load_checkpoint,
-    read_checkpoint,
-    write_checkpoint,
-)
+from mmcare.weights.reading import load_checkpoint, load_weights, read_checkpoint, write_checkpoint
+from mmcare.weights.whole import CheckpointError, mark
 
 TOLERANCE = 1e-4  # of each map's largest magnitude
 TRIAL_SIZE = 96
 
 
-def convert_checkpoint(
-    source: str | os.PathLike, destination: str | os.PathLike, use_ema: bool = False
-) -> str:
+def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike) -> str:
     """Convert between published files and those of MM toolboxes, in the direction that fits.
 
     Args:
         source: A published file, or a checkpoint with an ``s0``, ``s1`` or ``s2`` under
             ``backbone.`` or by itself.
         destination: File to write, ``.safetensors`` or any other ending for ``torch.save``.
-        use_ema: Take ``state_dict_ema`` of a published file.
 
     Returns:
-        A sentence that says what was taken and what was written.
+        A sentence that says what was written.
 
     Raises:
         FileNotFoundError: If there is no source.
@@ -61,46 +52,23 @@ def convert_checkpoint(
     """
     check_writable_file(Path(destination))
     checkpoint = read_checkpoint(source)
-    published, taken = find_published_state(checkpoint, use_ema)
+    published = find_published(checkpoint) if isinstance(checkpoint, dict) else None
     if published is not None:
         state = from_published(published)
-        arch = _find_arch(source, state)
         converted, direction = as_classifier(state), 'as the checkpoint of an MM classifier'
     else:
-        if use_ema:
-            raise CheckpointError(f'{source} is not a published file: --ema does not apply')
-        state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else {}
-        state = without_wrapper(state) if isinstance(state, dict) else {}
-        state = {k.removeprefix(BACKBONE): v for k, v in state.items()}
-        state = {k: v for k, v in state.items() if k.startswith((*BACKBONE_PARTS, *OUR_HEADS))}
-        arch = _find_arch(source, state)
-        has_heads = any(key.startswith(OUR_HEADS) for key in state)
-        taken = f'took the backbone{" and the ImageNet heads" if has_heads else ""}'
-        state = {key: value for key, value in state.items() if not key.startswith('out_norms.')}
-        converted, direction = to_published(state), 'in the published format'
+        state = {k.removeprefix(BACKBONE): v for k, v in load_weights(source).items()}
+        kept = (*BACKBONE_PARTS, *(ours for _, ours in HEADS))
+        state = {key: value for key, value in state.items() if key.startswith(kept)}
+        converted = to_published({k: v for k, v in state.items() if not k.startswith('out_norms.')})
+        direction = 'in the published format'
+    arch = name_arch(state, CARE.arch_zoo)
+    if arch is None:
+        raise CheckpointError(f'{source} does not hold the backbone of an s0, s1 or s2')
+    CARE(arch).load_state_dict(mark(state, str(source)), strict=False)  # whole, or it raises
     meta = dict(mmcare_version=__version__, source=Path(source).name, arch=arch)
     write_checkpoint(dict(meta=meta, state_dict=OrderedDict(converted)), destination)
-    return f'{source}: {taken}. Wrote {destination} {direction}: CARE({arch!r}).'
-
-
-def _find_arch(source: str | os.PathLike, state: dict[str, Any]) -> str:
-    """Return the arch whose backbone the weights fill; raise if they fill none."""
-    weights = {
-        key: value
-        for key, value in state.items()
-        if key.startswith(BACKBONE_PARTS) and not key.startswith('out_norms.')
-    }
-    shapes = {key: tuple(v.shape) for key, v in weights.items() if isinstance(v, Tensor)}
-    archs = CARE.known_shapes()
-    # The nearest, for the message.
-    arch = max(archs, key=lambda name: len(archs[name].items() & shapes.items()))
-    check_fit(
-        weights,
-        archs[arch],
-        f'{source} does not hold the whole backbone of an s0, s1 or s2, unfolded and not '
-        f'an ablation. Compared with {arch!r}:',
-    )
-    return arch
+    return f'Wrote {destination} {direction}: CARE({arch!r}) of {source}.'
 
 
 def fold_checkpoint(

@@ -1,7 +1,11 @@
 """Names of weights: those of the published files, and ours."""
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
+
+import torch
 
 Value = TypeVar('Value')
 
@@ -30,6 +34,7 @@ NAMES = (
 HEADS = (('head.', 'head.cls_head.'), ('dist_head.', 'head.distill_head.'))
 OUR_HEADS = tuple(ours for _, ours in HEADS)
 BACKBONE = 'backbone.'
+BLOCK = r'stages\.([0-3])\.blocks\.([0-9]+)\.'
 BACKBONE_PARTS = ('stem.', 'stages.', 'out_norms.', 'folded')  # first parts of a backbone's keys
 
 ADDRESSES = """\
@@ -95,3 +100,93 @@ def whole_classifier(state: Mapping[str, Value]) -> dict[str, Value]:
 def without_wrapper(state: Mapping[Any, Value]) -> dict[str, Value]:
     """Remove the ``module.`` that distributed wrappers put in front of keys."""
     return {str(key).removeprefix('module.'): value for key, value in state.items()}
+
+
+def find_published(checkpoint: Mapping[Any, Any]) -> dict[str, Any] | None:
+    """Find the weights of a published file: of EMA if the file has them, as timm does.
+
+    Args:
+        checkpoint: What a file holds: a timm training checkpoint, or a state dict by itself.
+
+    Returns:
+        The weights under their published names, or None if these are not there.
+    """
+    names = [name for name in ('state_dict_ema', 'state_dict') if checkpoint.get(name)]
+    state = checkpoint[names[0]] if names else checkpoint
+    state = without_wrapper(state) if isinstance(state, Mapping) else {}
+    return state if is_published(state) else None
+
+
+def select_backbone(
+    state_dict: dict[str, Any], prefix: str, stages: int, norms: Any
+) -> dict[str, Any]:
+    """Leave what a backbone takes of a file's weights, in place.
+
+    A backbone that is the whole model takes those under ``backbone.``. Stages that are not built,
+    their output norms and other parts of a model are removed.
+
+    Args:
+        state_dict: Weights; keys that do not begin with ``prefix`` are left alone.
+        prefix: Name of the backbone in the model, such as ``'backbone.'``.
+        stages: Number of stages that are built.
+        norms: Names of the output norms.
+
+    Returns:
+        The backbone's weights by its own names.
+    """
+    given = {k[len(prefix) :]: state_dict.pop(k) for k in list(state_dict) if k.startswith(prefix)}
+    if not prefix and not any(name.startswith(BACKBONE_PARTS) for name in given):
+        given = {k.removeprefix(BACKBONE): v for k, v in given.items() if k.startswith(BACKBONE)}
+    taken = {}
+    for name, value in given.items():
+        part, number, *_ = [*name.split('.'), '']
+        spare = part == 'stages' and number in map(str, range(stages, 4))
+        spare |= part == 'out_norms' and number not in norms
+        if name.startswith(BACKBONE_PARTS) and not spare:
+            taken[name] = state_dict[prefix + name] = value
+    return taken
+
+
+def advise(
+    state: Mapping[str, Any], prefix: str, deploy: bool, archs: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """Say what a backbone's weights look like and what to do if they do not fit, in lines.
+
+    Args:
+        state: Of :func:`select_backbone`.
+        prefix: Name of the backbone in the model.
+        deploy: Whether the backbone is folded.
+        archs: Values of the known archs by name.
+    """
+    lines = []
+    if not state:
+        lines.append(
+            f'No key of a CARE begins with {prefix!r}. Weights of a backbone alone go in through '
+            'init_cfg=dict(type="Pretrained", checkpoint=FILE) of the backbone; a classifier takes '
+            "published files with mmcare.SafeLoadingHook or 'mmcare.engine.safe_loading'."
+        )
+    elif deploy != ('folded' in state):
+        lines.append(
+            'The model is folded (deploy=True), the weights are not: fold them first '
+            '(tools/reparameterize_model.py), or leave deploy out.'
+            if deploy
+            else 'The weights are folded (tools/reparameterize_model.py), the model is not: build '
+            'it with deploy=True to evaluate, or load the weights from before folding to train.'
+        )
+    arch = name_arch(state, archs)
+    if arch is not None:
+        lines.append(f'They have the blocks and channels of arch={arch!r}.')
+    return ''.join(f'\n  {line}' for line in lines)
+
+
+def name_arch(state: Mapping[str, Any], archs: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Name the arch with the blocks and channels of a backbone's weights, in each stage."""
+    firsts = ['stem.conv.weight', *(f'stages.{i}.downsample.conv.weight' for i in (1, 2, 3))]
+    widths = [tuple(state[key].shape[:1]) for key in firsts if torch.is_tensor(state.get(key))]
+    blocks = {match.groups() for key in state if (match := re.match(BLOCK, key))}
+    depths = Counter(int(stage) for stage, _ in blocks)
+    for name, arch in archs.items():
+        own = zip(arch['memory_widths'], arch['widths'], strict=True)
+        if depths == dict(enumerate(arch['depths'])) and widths == [(sum(pair),) for pair in own]:
+            return name
+    return None

@@ -1,50 +1,51 @@
-"""Read and write checkpoint files: no code of theirs runs, and damage is found."""
+"""Read and write checkpoint files: no code of theirs runs, and damage is found.
+
+PyTorch's ``weights_only=True`` reads tensors and plain values. Training files of MM and timm also
+hold NumPy values, ``argparse.Namespace`` and MMEngine's log buffers. Nothing of them is needed, so
+inert stand-ins take their place while a file is read, and are removed afterwards.
+"""
 
 import hashlib
 import logging
 import os
+import re
 import sys
+import threading
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+import numpy as np
 import torch
 from mmengine.dist import barrier, is_main_process
 from mmengine.logging import print_log
-from mmengine.model.weight_init import PretrainedInit
+from mmengine.runner import CheckpointLoader
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.serialization import add_safe_globals, get_safe_globals, safe_globals
 
 from mmcare.files import moved_into_place
-from mmcare.weights.published import (
-    WHERE_TO_GET_WEIGHTS,
-    as_classifier,
-    from_published,
-    is_published,
-    without_wrapper,
-)
-from mmcare.weights.unpickling import unpickle
+from mmcare.weights.published import as_classifier, find_published, from_published, without_wrapper
+from mmcare.weights.whole import CheckpointError, mark
 
 ZIP_MAGIC = b'PK\x03\x04'
-# In the metadata of .safetensors: over tensors and metadata; over tensors alone (mmcare 0.1).
-CHECKSUM, TENSORS_CHECKSUM = 'mmcare_checksum', 'mmcare_sha256'
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint file that is damaged, refused, or does not fit."""
+CHECKSUM = 'mmcare_checksum'  # in the metadata of .safetensors
+PREFIXES = ('', 'http://', 'https://')  # of what MMEngine loads by load_from_mmcare
 
 
 def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> Any:
     """Read a local checkpoint file without running code from it.
 
-    Files of ``torch.save`` are read with ``weights_only=True``; beyond PyTorch's own list only
-    what MM and timm training checkpoints hold is allowed: NumPy arrays and scalars,
-    ``argparse.Namespace`` and mmengine's log buffers. Checksums of the zip container, which
-    ``torch.load`` ignores, are verified. A file without checksums is named in a warning.
+    Files of ``torch.save`` are read with ``weights_only=True``. NumPy arrays, namespaces and log
+    buffers are removed with their key; NumPy numbers become Python's. Checksums of the zip
+    container, which ``torch.load`` ignores, are verified. A file without checksums is named in a
+    warning. Classes that the program has allowed stay allowed, except those for distributed tensors
+    (some open connections) and those that are removed.
 
     Args:
         filename: ``.safetensors``, or any other ending for a file of ``torch.save``.
@@ -64,10 +65,9 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
         return _read_safetensors(path, map_location)
     with path.open('rb') as file:
         is_archive = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC  # as torch.load decides
-    if is_archive:
-        _verify_archive(path)
+    has_checksums = is_archive and _verify_archive(path)
     try:
-        checkpoint = unpickle(path, map_location)
+        checkpoint = _unpickle(path, map_location)
     except Exception as error:  # a damaged pickle can raise anything
         # Without PyTorch's advice to read the file unsafely, which comes before and after.
         reason = str(error).rpartition('WeightsUnpickler error: ')[2].strip().partition('\n')[0]
@@ -76,17 +76,17 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
             'objects other than tensors, plain values and what MM and timm training files hold. '
             f'({type(error).__name__}: {reason})'
         ) from error
-    if not is_archive:
+    if not has_checksums:
         _warn_unverified(path)
     return checkpoint
 
 
 def load_checkpoint(filename: str | os.PathLike, map_location: Any = None) -> Any:
-    """Read a local or downloaded checkpoint as mmengine wants it.
+    """Read a local or downloaded checkpoint as MMEngine wants it.
 
-    A published CARE file gets the names of an MM classifier (``backbone.*``, ``head.*``), and
-    errors of loading name the file. Everything else is passed on as it is, except ``meta.config``,
-    which mmengine would run as a program on resume.
+    A published CARE file gets the names of an MM classifier (``backbone.*``, ``head.*``). Weights
+    are marked with the file's name: see :class:`mmcare.weights.whole.WholeFromFiles`. Everything else is passed on as it
+    is, except ``meta.config``, which MMEngine would run as a program on resume.
 
     Args:
         filename: A path, or an address with ``http://`` or ``https://``. Rank 0 downloads.
@@ -95,24 +95,22 @@ def load_checkpoint(filename: str | os.PathLike, map_location: Any = None) -> An
     Raises:
         FileNotFoundError: If there is no such file.
         OSError: If it cannot be downloaded.
-        CheckpointError: As by :func:`read_checkpoint`, or if the file does not hold weights.
+        CheckpointError: As by :func:`read_checkpoint`.
     """
     name = os.path.expanduser(os.fspath(filename))
-    checkpoint = read_checkpoint(_download(name) if _is_remote(name) else name, map_location)
-    if isinstance(checkpoint, Tensor):  # an embedding: MM toolboxes load these in the same way
-        return checkpoint
-    published, taken = find_published_state(checkpoint)
-    if published is not None:
-        print_log(f'{name} is a published CARE checkpoint: {taken}', logger='current')
-        checkpoint = dict(meta={}, state_dict=as_classifier(from_published(published)))
+    is_remote = name.startswith(PREFIXES[1:])
+    checkpoint = read_checkpoint(_download(name) if is_remote else name, map_location)
     if not isinstance(checkpoint, dict):
-        raise CheckpointError(f'{name} holds a {type(checkpoint).__name__}, not weights')
+        return checkpoint
+    published = find_published(checkpoint)
+    if published is not None:
+        checkpoint = dict(meta={}, state_dict=as_classifier(from_published(published)))
     if isinstance(checkpoint.get('meta'), dict):
         checkpoint['meta'].pop('config', None)
-    if 'state_dict' in checkpoint:
-        checkpoint['state_dict'] = _named_after(name, checkpoint['state_dict'])
-        return checkpoint
-    return _named_after(name, checkpoint)
+    if 'state_dict' not in checkpoint:
+        return mark(checkpoint, name)
+    checkpoint['state_dict'] = mark(checkpoint['state_dict'], name)
+    return checkpoint
 
 
 def load_weights(filename: str | os.PathLike) -> dict[str, Any]:
@@ -122,83 +120,27 @@ def load_weights(filename: str | os.PathLike) -> dict[str, Any]:
         FileNotFoundError, OSError, CheckpointError: As by :func:`load_checkpoint`.
     """
     checkpoint = load_checkpoint(filename, 'cpu')
-    if isinstance(checkpoint, Tensor):
-        raise CheckpointError(f'{filename} holds a tensor, not the weights of a model')
-    state = checkpoint.get('state_dict', checkpoint)
-    return _named_after(os.fspath(filename), without_wrapper(state))
+    state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else None
+    if not isinstance(state, dict):
+        raise CheckpointError(f'{filename} does not hold the weights of a model')
+    return mark(without_wrapper(state), os.fspath(filename))
 
 
-def load_pretrained(module: nn.Module, init_cfg: dict | list[dict] | None) -> bool:
-    """Load the file that ``init_cfg=dict(type='Pretrained', ...)`` names.
-
-    Args:
-        module: Raises unless it gets all its weights.
-        init_cfg: As mmengine's; ``prefix`` selects a part of a whole model's weights.
-
-    Returns:
-        Whether a file was loaded. Addresses such as ``s3://`` are left to mmengine.
-
-    Raises:
-        FileNotFoundError: If there is no such file; the message says where to get the weights.
-        CheckpointError: If it cannot be read, or does not fit.
-    """
-    for cfg in init_cfg if isinstance(init_cfg, list) else [init_cfg or {}]:
-        if cfg.get('type') not in ('Pretrained', PretrainedInit):
-            continue
-        file = str(cfg.get('checkpoint', ''))
-        if '://' in file and not _is_remote(file):
-            return False
-        if not _is_remote(file) and not Path(file).expanduser().is_file():
-            raise FileNotFoundError(
-                f'init_cfg names the checkpoint {file!r}, and there is no such file in '
-                f'{Path.cwd()}.\n{WHERE_TO_GET_WEIGHTS}'
-            )
-        state = load_weights(file)
-        prefix = (cfg.get('prefix') or '').rstrip('.')
-        if prefix:
-            part = {k: v for k, v in state.items() if k.startswith(f'{prefix}.')}
-            if not part:
-                raise CheckpointError(f'{file} has no weights under the prefix {prefix!r}')
-            part = {k.removeprefix(f'{prefix}.'): v for k, v in part.items()}
-            state = _named_after(file, part)
-        print_log(f'Loading the weights in {file}', logger='current')
-        module.load_state_dict(state, strict=False)
-        return True
-    return False
+def load_from_mmcare(filename: str, map_location: Any = None) -> Any:
+    """Load for MMEngine, which logs the name without ``load_from_``."""
+    return load_checkpoint(filename, map_location)
 
 
-def find_published_state(
-    checkpoint: Any, use_ema: bool = False
-) -> tuple[dict[str, Any] | None, str]:
-    """Find the weights in a published file.
-
-    Args:
-        checkpoint: What the file holds: a timm training checkpoint, or a state dict by itself.
-        use_ema: Take ``state_dict_ema`` instead of ``state_dict``.
-
-    Returns:
-        The weights under their published names, or None if the file is not a published one; and a
-        sentence that says which were taken.
-
-    Raises:
-        CheckpointError: If ``use_ema`` is given and there are no such weights.
-    """
-    if not isinstance(checkpoint, Mapping):
-        return None, ''
-    states = {
-        name: without_wrapper(checkpoint[name])
-        for name in ('state_dict', 'state_dict_ema')
-        if isinstance(checkpoint.get(name), Mapping)
-    }
-    states = states or {'state_dict': without_wrapper(checkpoint)}
-    found = {name: state for name, state in states.items() if is_published(state)}
-    if use_ema and found and 'state_dict_ema' not in found:
-        raise CheckpointError('there is no state_dict_ema in the file; leave --ema out')
-    if not found:
-        return None, ''
-    taken = 'state_dict_ema' if use_ema or 'state_dict' not in found else 'state_dict'
-    left = [name for name in found if name != taken]
-    return found[taken], f'took {taken}' + (f', left {left[0]} aside' if left else '')
+@contextmanager
+def safe_loader() -> Iterator[None]:
+    """Let MMEngine read local files and downloads by :func:`load_checkpoint`."""
+    schemes = CheckpointLoader._schemes
+    try:
+        CheckpointLoader._schemes = dict(schemes)
+        CheckpointLoader.register_scheme(PREFIXES, load_from_mmcare, force=True)
+        yield
+    finally:
+        CheckpointLoader._schemes = schemes
 
 
 def write_checkpoint(checkpoint: dict[str, Any], filename: str | os.PathLike) -> None:
@@ -215,14 +157,9 @@ def write_checkpoint(checkpoint: dict[str, Any], filename: str | os.PathLike) ->
             state = {k: v.clone().contiguous() for k, v in checkpoint['state_dict'].items()}
             plain = (str, int, float)  # the format has text only
             meta = {k: str(v) for k, v in checkpoint['meta'].items() if isinstance(v, plain)}
-            meta.pop(TENSORS_CHECKSUM, None)
             save_file(state, temporary, metadata={**meta, CHECKSUM: _digest(state, meta)})
         else:
             torch.save(checkpoint, temporary)
-
-
-def _is_remote(filename: str) -> bool:
-    return filename.startswith(('http://', 'https://'))
 
 
 def _download(address: str) -> Path:
@@ -250,8 +187,8 @@ def _warn_unverified(path: Path) -> None:
     )
 
 
-def _verify_archive(path: Path) -> None:
-    """Check what ``torch.load`` does not: checksums, and that no entry hides another."""
+def _verify_archive(path: Path) -> bool:
+    """Check what ``torch.load`` does not; return whether the archive has checksums."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
@@ -259,11 +196,14 @@ def _verify_archive(path: Path) -> None:
                 raise CheckpointError('two of its entries have the same name')
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
                 raise CheckpointError('it is compressed, as torch.save never does')
+            if not any(entry.CRC for entry in entries):  # torch.serialization.set_crc32_options
+                return False
             damaged = archive.testzip()
     except Exception as error:  # a damaged directory can raise anything
         raise CheckpointError(f'{path} is damaged, incomplete or refused: {error}') from error
     if damaged is not None:
         raise CheckpointError(f'{path} is damaged: the checksum of {damaged} is wrong')
+    return True
 
 
 def _read_safetensors(path: Path, map_location: Any) -> dict[str, Any]:
@@ -272,17 +212,12 @@ def _read_safetensors(path: Path, map_location: Any) -> dict[str, Any]:
         with safe_open(path, framework='pt', device=device) as file:
             meta = dict(file.metadata() or {})
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-    except Exception as error:  # not SafetensorError alone: types that PyTorch does not have, too
+    except Exception as error:  # also types that PyTorch does not have
         raise CheckpointError(f'{path} is damaged or not a safetensors file: {error}') from error
     # The format has no checksums; write_checkpoint adds one, other writers may not.
-    if CHECKSUM in meta:
-        intact = meta[CHECKSUM] == _digest(state, meta)
-    elif TENSORS_CHECKSUM in meta:
-        intact = meta[TENSORS_CHECKSUM] == _digest(state, {})
-    else:
-        intact = True
+    if CHECKSUM not in meta:
         _warn_unverified(path)
-    if not intact:
+    elif meta[CHECKSUM] != _digest(state, meta):
         raise CheckpointError(f'{path} is damaged: the checksum of its content is wrong')
     return dict(meta=meta, state_dict=state)
 
@@ -299,24 +234,111 @@ def _digest(state: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
     return digest.hexdigest()
 
 
-def _named_after(file: str, state: Any) -> OrderedDict[str, Any]:
-    """Copy a state dict, with the name of its file in the metadata of backbone and head.
+class _Foreign:
+    """Take the place of a class or function that a file names: keep what it is given, do nothing."""
 
-    Of the metadata in the file only versions are kept: other entries, and attributes of a pickled
-    OrderedDict, can change how PyTorch loads.
+    __hash__ = None  # type: ignore[assignment]
 
-    Raises:
-        CheckpointError: If it is not a dict of names.
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def _scalar(dtype: Any, data: bytes) -> Any:
+    """Take the place of NumPy's ``scalar``: numbers become Python's."""
+    code = dtype.args[0]
+    if not re.fullmatch('[biufc][1-9][0-9]?', code):
+        return _Foreign()
+    return np.frombuffer(data, np.dtype(code).newbyteorder(dtype.state[1]), 1)[0].item()
+
+
+def _no_bytes() -> bytes:
+    """Take the place of ``bytes``: torch.save writes empty bytes as a call of it."""
+    return b''
+
+
+_LOCK = threading.RLock()  # what torch.load allows, it allows in all threads
+_STAND_INS: dict[str, Any] = {
+    'builtins.getattr': _Foreign,
+    'builtins.bytes': _no_bytes,
+    'argparse.Namespace': _Foreign,
+    'mmengine.logging.history_buffer.HistoryBuffer': _Foreign,
+    'numpy.ndarray': _Foreign,
+    'numpy.dtype': _Foreign,
+    **{f'numpy.{core}.multiarray._reconstruct': _Foreign for core in ('core', '_core')},
+    **{f'numpy.{core}.multiarray.scalar': _scalar for core in ('core', '_core')},
+}
+_PLAIN = {
+    *(type(None), bool, int, float, complex, str, bytes, bytearray, set),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme, torch.Size),
+}
+_REMOVED = object()
+
+
+def _unpickle(path: Path, map_location: Any) -> Any:
+    with _LOCK:
+        names = {
+            each: each[1] if isinstance(each, tuple) else f'{each.__module__}.{each.__qualname__}'
+            for each in get_safe_globals()
+        }
+        hidden = [
+            each
+            for each, name in names.items()
+            if name in _STAND_INS or name.startswith('torch.distributed.')
+        ]
+        with safe_globals(hidden):  # leaving the block removes them; nothing else is touched
+            pass
+        try:
+            with safe_globals([(stand_in, name) for name, stand_in in _STAND_INS.items()]):
+                content = torch.load(path, map_location=map_location, weights_only=True)
+        finally:
+            add_safe_globals(hidden)
+    allowed = {each for each in names.keys() - set(hidden) if isinstance(each, type)}
+    content = _without_foreign(content, allowed, {})
+    if content is _REMOVED:
+        raise CheckpointError('a checkpoint cannot hold this alone')
+    return content
+
+
+def _without_foreign(value: Any, allowed: set[type], done: dict[int, Any]) -> Any:
+    """Copy dicts and lists without entries that are neither plain, nor tensors, nor allowed.
+
+    Attributes of an ``OrderedDict`` or a tensor, which could hide its methods, are dropped.
+
+    Args:
+        value: What was unpickled; tensors are changed in place.
+        allowed: Classes whose instances stay.
+        done: Copies by the id of the original, since dicts and lists may hold themselves.
+
+    Returns:
+        The copy; ``_REMOVED`` for a foreign object, and for a list or tuple with one in it.
     """
-    if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
-        raise CheckpointError(f'{file} does not hold the weights of a model by name')
-    given = getattr(state, '_metadata', None)
-    metadata: dict[str, dict[str, Any]] = {}
-    for part, values in given.items() if isinstance(given, dict) else ():
-        if isinstance(values, dict) and isinstance(values.get('version'), int):
-            metadata[part] = dict(version=values['version'])
-    for part in ('', 'backbone', 'head'):
-        metadata.setdefault(part, {})['file'] = file
-    copy: OrderedDict[str, Any] = OrderedDict(dict.items(state))
-    vars(copy)['_metadata'] = OrderedDict(metadata)
-    return copy
+    if id(value) in done:
+        return done[id(value)]
+    if isinstance(value, dict):
+        copy: dict = OrderedDict() if isinstance(value, OrderedDict) else {}
+        done[id(value)] = copy
+        for key, entry in dict.items(value):
+            entry = _without_foreign(entry, allowed, done)
+            if entry is not _REMOVED:
+                copy[key] = entry
+        metadata = getattr(value, '__dict__', {}).get('_metadata')
+        if isinstance(metadata, dict):
+            vars(copy)['_metadata'] = _without_foreign(metadata, allowed, done)
+        return copy
+    if type(value) in (list, tuple):
+        copies: list = []
+        done[id(value)] = copies
+        copies += [_without_foreign(entry, allowed, done) for entry in value]
+        if any(entry is _REMOVED for entry in copies):
+            done[id(value)] = _REMOVED
+        elif type(value) is tuple:
+            done[id(value)] = tuple(copies)
+        return done[id(value)]
+    if type(value) in (Tensor, nn.Parameter):
+        vars(value).clear()
+        value.grad = value._backward_hooks = None
+        return value
+    return value if type(value) in _PLAIN or type(value) in allowed else _REMOVED

@@ -11,7 +11,6 @@ of width d', then three groups of d / 3, which together are the features X of wi
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import cache
 from typing import Any, ClassVar, Self
 
 import torch
@@ -19,23 +18,19 @@ import torch.nn.functional as F
 from mmcv.cnn import build_activation_layer
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
+from mmengine.model.weight_init import PretrainedInit
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from mmcare.models.arguments import NUM_STAGES, check, resolve_arch
-from mmcare.models.folding import (
-    build_norm,
-    conv_then_norm,
-    fold_before,
-    fold_behind,
-    norm_then_conv,
-)
+from mmcare.models.folding import build_norm, check_foldable, fold, is_fixed
 from mmcare.models.recompute import recompute
 from mmcare.registry import MODELS
-from mmcare.weights.fitting import fit_backbone, shapes_of
-from mmcare.weights.reading import load_pretrained
+from mmcare.weights.published import WHERE_TO_GET_WEIGHTS, advise, select_backbone
+from mmcare.weights.reading import safe_loader
+from mmcare.weights.whole import WholeFromFiles
 
 STEM_STRIDE = 4
 TOTAL_STRIDE = STEM_STRIDE * 2 ** (NUM_STAGES - 1)
@@ -200,11 +195,9 @@ class Interaction(nn.Module):
         """Map (B, C, H, W) to the same shape; without projection to (B, expansion * C, H, W)."""
         # The latent map has no name here, so that it is freed once its activation is computed.
         if self.recompute and torch.is_grad_enabled():
-            mixed = checkpoint(
-                self._mix, norm_then_conv(x, self.norm, self.expand), use_reentrant=False
-            )
+            mixed = checkpoint(self._mix, self.expand(self.norm(x)), use_reentrant=False)
         else:
-            mixed = self._mix(norm_then_conv(x, self.norm, self.expand))
+            mixed = self._mix(self.expand(self.norm(x)))
         return mixed if self.project is None else x + mixed
 
     def _mix(self, latent: Tensor) -> Tensor:
@@ -267,7 +260,7 @@ class Stem(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Map images (B, C, H, W) to the first state (B, d' + d, H / 4, W / 4)."""
-        return conv_then_norm(image, self.conv, self.norm)
+        return self.norm(self.conv(image))
 
 
 class Downsampling(nn.Module):
@@ -280,7 +273,7 @@ class Downsampling(nn.Module):
 
     def forward(self, state: Tensor) -> Tensor:
         """Map a state (B, C, H, W) to the next stage's (B, d' + d, H / 2, W / 2)."""
-        return norm_then_conv(state, self.norm, self.conv)
+        return self.conv(self.norm(state))
 
 
 class Stage(nn.Module):
@@ -303,7 +296,7 @@ class Stage(nn.Module):
 
 @MODELS.register_module()
 @MMENGINE_MODELS.register_module()
-class CARE(BaseModule):
+class CARE(WholeFromFiles, BaseModule):
     """CARE backbone: one state [memory | features] goes through four stages.
 
     An image of any size is zero-padded once, right and bottom, to a multiple of 32, and each map is
@@ -317,7 +310,8 @@ class CARE(BaseModule):
             latent widths of the two interactions in multiples of their input's; ``head_channels``
             of the attention, dividing d / 3 (stages 1 and 2 of a CARE have no attention).
         in_channels: Channels of the image.
-        out_indices: Stages whose output is returned, ascending. Later stages are not built.
+        out_indices: Stages whose output is returned, ascending; negative ones count from the end.
+            Later stages are not built.
         drop_path_rate: Stochastic depth; rises linearly from 0 to this rate over all blocks.
         layer_scale_init_value: Initial value of each block's layer scale (gamma).
         frozen_stages: -1: none; n: the stem and the first n stages (evaluation mode, no gradient).
@@ -344,6 +338,7 @@ class CARE(BaseModule):
         [(1, 32, 25, 56), (1, 64, 13, 28), (1, 128, 7, 14), (1, 1024, 4, 7)]
     """
 
+    OPTIONAL = ('out_norms.',)
     # A further arch needs a config for ImageNet, too: configs/imagenet/care_NAME_in1k.py.
     arch_zoo: ClassVar[dict[str, dict[str, tuple]]] = {
         's0': dict(
@@ -373,7 +368,7 @@ class CARE(BaseModule):
         self,
         arch: str | Mapping[str, Sequence] = 's0',
         in_channels: int = 3,
-        out_indices: Sequence[int] = (0, 1, 2, 3),
+        out_indices: int | Sequence[int] = (0, 1, 2, 3),
         drop_path_rate: float = 0.0,
         layer_scale_init_value: float = 1e-6,
         frozen_stages: int = -1,
@@ -394,10 +389,11 @@ class CARE(BaseModule):
             ]
         )
         self.arch = resolve_arch(arch, self.arch_zoo)
-        self.out_indices = tuple(out_indices)
-        ascending = tuple(sorted(set(range(NUM_STAGES)) & set(out_indices)))
+        indices = [out_indices] if isinstance(out_indices, int) else list(out_indices)
+        self.out_indices = tuple(index + NUM_STAGES if index < 0 else index for index in indices)
+        ascending = tuple(sorted(set(range(NUM_STAGES)) & set(self.out_indices)))
         good = () != self.out_indices == ascending
-        check('out_indices', self.out_indices, 'some of 0 to 3, ascending', good)
+        check('out_indices', out_indices, 'some of -4 to 3, ascending', good)
         check('drop_path_rate', drop_path_rate, 'in [0, 1)', 0 <= drop_path_rate < 1)
         check('frozen_stages', frozen_stages, '-1 to 4', frozen_stages in range(-1, NUM_STAGES + 1))
         known = type(with_cp) in (bool, str) and with_cp in RECOMPUTATIONS  # 1 == True
@@ -531,23 +527,31 @@ class CARE(BaseModule):
             part.requires_grad_(False)
 
     def switch_to_deploy(self) -> None:
-        """Put each batch norm into the convolution beside it, in place, for evaluation only.
+        """Fold each batch norm into the convolution next to it, in place, for evaluation only.
 
         Only weights change. Norms of other kinds stay, and so do those of ``out_norm_cfg``. The
         state dict gains the key ``folded``, so that folded weights fit folded networks only.
+
+        Raises:
+            RuntimeError: If a norm or its convolution has hooks, parametrizations or another
+                forward, which folding would lose; nothing is changed then.
         """
         if self.deploy:
             return
         self.eval()
+        convs = {
+            name: 'expand' if isinstance(module, Interaction) else 'conv'
+            for name, module in self.named_modules()
+            if isinstance(module, Stem | Downsampling | Interaction) and is_fixed(module.norm)
+        }
+        for name, conv in convs.items():
+            for part in (f'{name}.norm', f'{name}.{conv}'):
+                check_foldable(part, self.get_submodule(part))
+        for name, conv in convs.items():
+            owner = self.get_submodule(name)
+            owner.norm = fold(getattr(owner, conv), owner.norm, name != 'stem')
         self.deploy = True
         self.register_buffer('folded', self.stem.conv.weight.new_ones(()))
-        for module in self.modules():
-            if isinstance(module, Stem):
-                module.norm = fold_behind(module.conv, module.norm)
-            elif isinstance(module, Downsampling):
-                module.norm = fold_before(module.norm, module.conv)
-            elif isinstance(module, Interaction):
-                module.norm = fold_before(module.norm, module.expand)
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Return the depth of a parameter and the number of layers, for learning-rate decay.
@@ -568,27 +572,20 @@ class CARE(BaseModule):
         return 0 if part == 'stem' and param_name.startswith(prefix) else last, last + 1
 
     def init_weights(self) -> None:
-        """Initialise as ``init_cfg`` says; a file is read without running code from it."""
-        if not self.is_init and load_pretrained(self, self.init_cfg):
-            self._is_init = True
-        else:
-            super().init_weights()
+        """Initialise as ``init_cfg`` says; a file is loaded whole, without running code from it."""
+        cfgs = self.init_cfg if isinstance(self.init_cfg, list) else [self.init_cfg]
+        for cfg in cfgs:
+            if cfg['type'] in ('Pretrained', PretrainedInit):
+                self.file = str(cfg['checkpoint'])
+        try:
+            with safe_loader():
+                super().init_weights()
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f'{error}\n{WHERE_TO_GET_WEIGHTS}') from error
+        finally:
+            self.file = None
 
-    def _load_from_state_dict(
-        self, state_dict: dict, prefix: str, local_metadata: dict, *args: Any
-    ) -> None:
-        """Take a state dict whole or raise, whatever ``strict`` says (MM loaders pass False)."""
-        file = local_metadata.get('file')
-        fit_backbone(state_dict, prefix, shapes_of(self), self.known_shapes, file)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-
-    @staticmethod
-    def known_shapes() -> dict[str, dict[str, tuple[int, ...]]]:
-        """Names and shapes of the weights of each arch in ``arch_zoo``."""
-        return {name: _shapes_of(name) for name in CARE.arch_zoo}
-
-
-@cache
-def _shapes_of(arch: str) -> dict[str, tuple[int, ...]]:
-    with torch.device('meta'):
-        return shapes_of(CARE(arch))
+    def prepare_file(self, state_dict: dict[str, Any], prefix: str) -> str:
+        """Leave what this network takes of a file's weights, see :class:`WholeFromFiles`."""
+        given = select_backbone(state_dict, prefix, len(self.stages), self.out_norms)
+        return advise(given, prefix, self.deploy, self.arch_zoo)
