@@ -22,12 +22,11 @@ from mmcare.files import check_writable, moved_into_place
 from mmcare.models import CARE
 
 ARGUMENTS: dict[str, dict[str, Any]] = {  # of a CARE
-    'norm_eval': dict(norm_eval=True),
     'activations': dict(with_cp='activations'),
     'with_cp': dict(with_cp=True),
 }
 PARTS = ('plain', *ARGUMENTS, 'channels_last', 'compiled')  # of an option, joined by +
-OPTIONS = ['plain', *ARGUMENTS, 'activations+norm_eval', 'channels_last']
+OPTIONS = ['plain', *ARGUMENTS, 'channels_last']
 ARCHS = tuple(CARE.arch_zoo)
 PRECISIONS = {'float32': None, 'float16': torch.float16, 'bfloat16': torch.bfloat16}
 

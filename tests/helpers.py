@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from mmcare.models import CARE
+from mmcare.weights.published import from_published
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(__file__).parent / 'data'
@@ -76,6 +77,13 @@ def published_weights(variant):
         key: torch.from_numpy(np.asarray(_draw(key, tuple(shape))))
         for key, shape in KEYS[variant].items()
     }
+
+
+def load_published(backbone, variant):
+    """Fill a backbone with the drawn weights."""
+    state = from_published(published_weights(variant))
+    backbone.load_state_dict({k: v for k, v in state.items() if not k.startswith('head.')})
+    return backbone.eval()
 
 
 def reference_image(height, width):

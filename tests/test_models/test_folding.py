@@ -4,25 +4,17 @@ from copy import deepcopy
 
 import pytest
 import torch
-from helpers import THIN, published_weights, reference_image, thin_backbone
+from helpers import THIN, load_published, reference_image, thin_backbone
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcare.models import CARE
-from mmcare.weights.reading import CheckpointError
 
 
 def fold(network):
     folded = deepcopy(network)
     folded.switch_to_deploy()
     return folded
-
-
-def hook_on_every_norm_and_conv(network):
-    """Let the plain form run: norms are not merged past hooks."""
-    for module in network.modules():
-        module.register_forward_hook(lambda *_: None)
-    return network
 
 
 @torch.no_grad()
@@ -34,9 +26,9 @@ def assert_same(network, other, image, atol=1e-5):
 @pytest.mark.parametrize('arch', ['s0', 's1', 's2'])
 def test_published_networks(arch):
     network = CARE(arch).eval()
-    network.load_state_dict(published_weights(arch))
+    load_published(network, arch)
     folded = fold(network)
-    assert_same(hook_on_every_norm_and_conv(network), folded, reference_image(64, 96))
+    assert_same(network, folded, reference_image(64, 96))
     assert not any(isinstance(module, _BatchNorm) for module in folded.modules())
     again = deepcopy(folded)
     again.switch_to_deploy()
@@ -59,7 +51,7 @@ def test_published_networks(arch):
 def test_arguments(arguments):
     network = thin_backbone(**arguments)
     folded = fold(network)
-    assert_same(hook_on_every_norm_and_conv(network), folded, torch.randn(2, 3, 70, 40))
+    assert_same(network, folded, torch.randn(2, 3, 70, 40))
     for name, module in folded.named_modules():  # of the output norms alone is something left
         assert not isinstance(module, _BatchNorm) or name.startswith('out_norms.')
 
@@ -67,30 +59,6 @@ def test_arguments(arguments):
 def test_the_dtype_stays():
     network = thin_backbone().double()
     assert_same(network, fold(network), torch.randn(1, 3, 64, 64).double(), 1e-12)
-
-
-class Doubling(nn.Conv2d):
-    """A stand-in for what quantization or adapters put in the place of a convolution."""
-
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-def test_replaced_layers_and_hooks_are_not_bypassed():
-    """Merging a norm into a convolution leaves what hangs on calling them at work."""
-    plain = thin_backbone()
-    interaction = plain.stages[0].blocks[0].inter1
-    seen, image = [], torch.randn(1, 3, 64, 64)
-    with torch.no_grad():
-        expected = plain(image)
-        handle = interaction.norm.register_forward_hook(lambda *_: seen.append(1))
-        torch.testing.assert_close(plain(image), expected)
-        handle.remove()
-        assert seen == [1]
-        conv = interaction.expand
-        interaction.expand = Doubling(conv.in_channels, conv.out_channels, 1)
-        interaction.expand.load_state_dict(conv.state_dict())
-        assert not torch.allclose(plain(image)[0], expected[0])
 
 
 def test_a_folded_network_does_not_train():
@@ -102,18 +70,14 @@ def test_a_folded_network_does_not_train():
 
 
 def test_folded_weights_fit_folded_networks_only():
+    """By PyTorch's rules; files are in tests/test_weights."""
     plain, folded = thin_backbone(), fold(thin_backbone())
     other = CARE(THIN, deploy=True)
     other.load_state_dict(folded.state_dict())
     assert_same(folded, other, torch.randn(1, 3, 64, 64), 0)
-    with pytest.raises(CheckpointError, match=r'weights are folded .* build it\n? *with deploy=T'):
-        plain.load_state_dict(folded.state_dict(), strict=False)
-    with pytest.raises(CheckpointError, match='the weights are not: fold them first'):
-        other.load_state_dict(plain.state_dict(), strict=False)
     without_norm_weights = CARE(THIN, norm_cfg=dict(type='IN'))
-    with pytest.raises(CheckpointError, match='weights are folded'):
-        without_norm_weights.load_state_dict(folded.state_dict(), strict=False)
-    old = {k.replace('stem.conv', 'stem.folded_conv'): v for k, v in folded.state_dict().items()}
-    for network in (plain, other):
-        with pytest.raises(CheckpointError, match=r'1\.0\.0rc1.*fold again'):
-            network.load_state_dict(old, strict=False)
+    for network in (plain, without_norm_weights):
+        with pytest.raises(RuntimeError, match='Unexpected key.* in state_dict: .*"folded"'):
+            network.load_state_dict(folded.state_dict())
+    with pytest.raises(RuntimeError, match='Missing key.* in state_dict: "folded"'):
+        other.load_state_dict(without_norm_weights.state_dict())

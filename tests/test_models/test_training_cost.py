@@ -5,7 +5,6 @@ import sys
 import pytest
 import torch
 from helpers import ROOT, THIN, thin_backbone
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcare.models import CARE
 
@@ -15,7 +14,7 @@ from training import bytes_kept
 
 ARCH = {**THIN, 'depths': (1, 2, 1, 2)}
 WITH_CP = (False, True, 'activations')
-OPTIONS = [dict(with_cp=cp, norm_eval=fixed) for fixed in (False, True) for cp in WITH_CP]
+OPTIONS = [dict(with_cp=cp, norm_eval=fixed) for fixed in (False, True) for cp in WITH_CP[1:]]
 
 
 def outputs_and_gradients(model, image, autocast=False):
@@ -28,24 +27,17 @@ def outputs_and_gradients(model, image, autocast=False):
     return outputs, {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def plain_form(norm_eval):
-    """A network in training that neither computes again nor merges norms."""
-    model = thin_backbone(arch=ARCH, drop_path_rate=0.5).train()
-    for module in model.modules():
-        module.register_forward_hook(lambda *_: None)  # which norms are not merged past
-        if isinstance(module, _BatchNorm) and norm_eval:
-            module.eval()
-    return model
-
-
 @pytest.mark.parametrize('options', OPTIONS, ids=str)
-def test_options_keep_gradients_and_statistics(options):
-    """Recomputation and merged norms give what the plain form gives, drop path included."""
-    plain = plain_form(options['norm_eval'])
-    model = thin_backbone(arch=ARCH, drop_path_rate=0.5, **options).train()
+@pytest.mark.parametrize('autocast', [False, True])
+def test_recomputation_keeps_gradients_and_statistics(options, autocast):
+    """Drop path included; under autocast the same operations are rounded alike."""
+    plain, model = (
+        thin_backbone(arch=ARCH, drop_path_rate=0.5, **each).train()
+        for each in (dict(norm_eval=options['norm_eval']), options)
+    )
     image = torch.randn(4, 3, 96, 64)
-    _, expected = outputs_and_gradients(plain, image)
-    _, gradients = outputs_and_gradients(model, image)
+    _, expected = outputs_and_gradients(plain, image, autocast)
+    _, gradients = outputs_and_gradients(model, image, autocast)
     largest = max(gradient.abs().max() for gradient in expected.values())
     for name, gradient in gradients.items():
         assert gradient is not None and gradient.isfinite().all()
@@ -54,49 +46,25 @@ def test_options_keep_gradients_and_statistics(options):
         torch.testing.assert_close(model.get_buffer(name), buffer)
 
 
-@pytest.mark.parametrize('options', OPTIONS, ids=str)
-def test_autocast_is_as_close_to_float32_with_all_options(options):
-    """Merged weights are rounded once, in the end: rounded on the way they add half the error."""
-    torch.manual_seed(0)
-    image = torch.randn(4, 3, 96, 64)
-    exact, plain = (
-        outputs_and_gradients(plain_form(options['norm_eval']), image, autocast)[1]
-        for autocast in (False, True)
-    )
-    model = thin_backbone(arch=ARCH, drop_path_rate=0.5, **options).train()
-    _, gradients = outputs_and_gradients(model, image, autocast=True)
-    if not options['norm_eval']:  # the same operations, rounded alike
-        torch.testing.assert_close(gradients, plain, rtol=1e-5, atol=1e-5)
-    errors = [
-        torch.cat([(found[name] - exact[name]).flatten() for name in exact]).norm()
-        for found in (gradients, plain)
-    ]
-    assert 0 < errors[0] <= 1.2 * errors[1]  # 0.9 to 1.06 over three images
-
-
 def bytes_of_maps(size, **options):
     model = thin_backbone(drop_path_rate=0.1, **options).train()
     return bytes_kept(model, torch.rand(2, 3, size, size), 'float32')
 
 
 def test_what_is_kept_for_the_backward_pass():
-    """By hand: latent maps behind activation and depth-wise convolution; normalised maps.
+    """By hand: the latent maps after activation and depth-wise convolution.
 
-    Differences of two sizes leave out what does not grow with the image, such as merged weights.
+    Differences of two sizes leave out what does not grow with the image.
     """
-    kept = [bytes_of_maps(128, **one) - bytes_of_maps(64, **one) for one in OPTIONS]
-    plain, again, cheap, fixed, fixed_again, fixed_cheap = kept
-    network, latent, normalised = thin_backbone(), 0, 0
-    for index, stage in enumerate(network.stages):
+    plain, again, cheap = (
+        bytes_of_maps(128, with_cp=cp) - bytes_of_maps(64, with_cp=cp) for cp in WITH_CP
+    )
+    latent = 0
+    for index, stage in enumerate(thin_backbone().stages):
         area = 2 * 4 * (128**2 - 64**2) // 4 ** (2 + index)  # batch, bytes, positions
-        before = network.stem if index == 0 else stage.downsample
-        normalised += before.norm.num_features * area * (1 if index == 0 else 4)
         for inter in (stage.blocks[0].inter1, stage.blocks[0].inter2):
-            normalised += inter.norm.num_features * area
             latent += inter.expand.out_channels * area * (2 if inter.project else 1)
-    assert plain - cheap == fixed - fixed_cheap == latent
-    assert plain - fixed == cheap - fixed_cheap == normalised
-    assert fixed_again < again < fixed_cheap and again < 0.3 * plain
+    assert plain - cheap == latent and again < 0.3 * plain
 
 
 def test_every_parameter_gets_a_gradient():

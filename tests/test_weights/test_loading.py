@@ -1,11 +1,12 @@
 """Weights load whole or raise, by every way that MM toolboxes have."""
 
 import argparse
+from collections import OrderedDict
 
 import numpy as np
 import pytest
 import torch
-from helpers import KEYS, THIN, published_weights
+from helpers import KEYS, THIN, published_weights, thin_backbone
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS as ROOT_MODELS
 from mmengine.runner import load_checkpoint
@@ -13,7 +14,8 @@ from torch import nn
 
 from mmcare.models import CARE, CAREAblation
 from mmcare.weights.published import as_classifier, from_published, to_published
-from mmcare.weights.reading import CheckpointError, read_checkpoint, write_checkpoint
+from mmcare.weights.reading import load_weights, safe_loader, write_checkpoint
+from mmcare.weights.whole import CheckpointError
 
 
 def random_backbone(kind=CARE, **arguments):
@@ -71,7 +73,7 @@ def files(source, tmp_path_factory):
     save = {
         'published.pth.tar': dict(training, state_dict=published),
         'published_alone.pth': published,
-        'published_with_ema.pth.tar': dict(training, state_dict=published, state_dict_ema=ema),
+        'published_with_ema.pth.tar': dict(training, state_dict=ema, state_dict_ema=published),
         'wrapped.pth': wrapped,
         'converted.pth': dict(meta={}, state_dict=converted),
         'trained.pth': dict(meta=dict(epoch=1), state_dict=model.state_dict()),
@@ -113,25 +115,28 @@ def test_prefix_selects_a_part(source, tmp_path):
     backbone = CARE(THIN, init_cfg=init_cfg)
     backbone.init_weights()
     assert equal(backbone, source)
-    with pytest.raises(CheckpointError, match=r"both\.pth has no weights under the prefix 'head'"):
+    with pytest.raises(AssertionError, match='head. is not in the pretrained model'):
         CARE(THIN, init_cfg={**init_cfg, 'prefix': 'head'}).init_weights()
 
 
-@pytest.mark.parametrize('name', ['published_alone.pth', 'converted.pth', 'trained.pth'])
-def test_mmengines_own_loading(files, source, name):
-    """``load_checkpoint`` of files that mmengine can read itself, into a backbone alone."""
-    backbone = CARE(THIN)
-    load_checkpoint(backbone, str(files / name))
-    assert equal(backbone, source)
+@pytest.mark.parametrize('name', NAMES)
+def test_through_mmengine(files, source, name):
+    """MMEngine's ``load_checkpoint``, with the loader that hook and opt-in switch on."""
+    backbone, model = CARE(THIN), LoadingModel()
+    with safe_loader():
+        load_checkpoint(backbone, str(files / name))
+        load_checkpoint(model, str(files / name), strict=False)
+    assert equal(backbone, source) and equal(model.backbone, source)
 
 
-@pytest.mark.parametrize('name', NAMES[:3])
-def test_load_state_dict_of_torch(files, source, name):
-    """Without any MM loader, as on a phone developer's machine."""
-    checkpoint = read_checkpoint(files / name)
-    backbone = CARE(THIN)
-    backbone.load_state_dict(checkpoint.get('state_dict', checkpoint))
-    assert equal(backbone, source)
+def test_a_published_file_as_a_state_dict(files, source):
+    """As the released evaluation loads it, on names of our own: all of PyTorch's rules hold."""
+    state = load_weights(files / 'published.pth.tar')
+    backbone = nn.ModuleDict(dict(backbone=CARE(THIN), head=nn.Module()))
+    with pytest.raises(RuntimeError, match='Unexpected key.* in state_dict: "head'):
+        backbone.load_state_dict(state)
+    missing, unexpected = backbone.load_state_dict(state, strict=False)
+    assert not missing and len(unexpected) == 8 and equal(backbone['backbone'], source)
 
 
 def test_downloads(files, source, monkeypatch, tmp_path):
@@ -165,75 +170,139 @@ def test_names_are_those_of_the_published_files(variant):
     assert list(to_published(ours)) == list(KEYS[variant])
 
 
-# ------------------------------------------------------------ weights that do not fit
+# ------------------------------------------------------------ files that do not fit
+
+
+def ways_to_read(file, **arguments):
+    """Every way in which mmcare, or MMEngine with the loader of mmcare, reads a file."""
+    init_cfg = dict(type='Pretrained', checkpoint=str(file))
+    yield CARE(**arguments, init_cfg=init_cfg).init_weights
+    yield lambda: CARE(**arguments).load_state_dict(load_weights(file), strict=False)
+    for model in (CARE(**arguments), LoadingModel(**arguments)):
+        yield lambda model=model: load_checkpoint(model, str(file), strict=False)
+
+
+def assert_refused(file, words, **arguments):
+    for read in ways_to_read(file, **arguments):
+        with safe_loader(), pytest.raises(CheckpointError, match=rf'{file.name}[\s\S]*{words}'):
+            read()
 
 
 @pytest.mark.parametrize(
     ('given', 'wanted', 'words'),
     [
-        (dict(arch='s1'), dict(arch='s0'), r"not in the model: stages\.0\.[\s\S]*arch='s1'"),
-        (dict(arch='s0'), dict(arch='s2'), r"and \d+ more[\s\S]*arch='s0'"),
-        (dict(), dict(expand_last=False), r'missing: stages\.3\.blocks\.0\.gamma'),
-        (dict(expand_last=False), dict(), r'not in the model: stages\.3\.blocks\.0\.gamma'),
-        (dict(in_channels=4), dict(), r'stem\.conv\.weight \(16, 4, 4, 4\) instead of \(16, 3'),
-        (dict(out_indices=(0, 1)), dict(), r'missing: stages\.2\.'),
-        (dict(kind=CAREAblation, memory=False), dict(), 'of another shape'),
+        (dict(arch='s1'), dict(arch='s0'), r"not in the model: [\s\S]*stages\.0\.[\s\S]*arch='s1'"),
+        (dict(arch='s2'), dict(arch='s1'), "not loaded: size mismatch for .*[\\s\\S]*arch='s2'"),
+        (dict(arch='s0'), dict(arch='s2'), r"missing: .* and \d+ more[\s\S]*arch='s0'"),
+        (dict(), dict(expand_last=False), r'missing: .*stages\.3\.blocks\.0\.gamma'),
+        (dict(expand_last=False), dict(), r'not in the model: .*stages\.3\.blocks\.0\.gamma'),
+        (dict(in_channels=4), dict(), r'not loaded: size mismatch for .*stem\.conv\.weight'),
+        (dict(out_indices=(0, 1)), dict(), r'missing: .*stages\.2\.'),
+        (dict(kind=CAREAblation, memory=False), dict(), 'size mismatch'),
     ],
     ids=str,
 )
 def test_wrong_variant(given, wanted, words, tmp_path):
-    """By each way, whatever ``strict`` says; with the file's name where CARE reads it itself."""
-    file = tmp_path / 'wrong.pth'
+    """By each way, whatever ``strict`` says."""
     backbone = random_backbone(**given)
-    wanted = {'arch': THIN, **wanted}
     for state in (to_published(backbone.state_dict()), as_classifier(backbone.state_dict())):
-        torch.save(dict(state_dict=state), file)
-        init_cfg = dict(type='Pretrained', checkpoint=str(file))
-        with pytest.raises(CheckpointError, match=rf'wrong\.pth[\s\S]*{words}'):
-            CARE(**wanted, init_cfg=init_cfg).init_weights()
-        for load in (
-            lambda: load_checkpoint(CARE(**wanted), str(file), strict=False),
-            lambda state=state: CARE(**wanted).load_state_dict(state, strict=False),
-        ):
-            with pytest.raises(CheckpointError, match=words):
-                load()
+        torch.save(dict(state_dict=state), tmp_path / 'wrong.pth')
+        assert_refused(tmp_path / 'wrong.pth', words, **{'arch': THIN, **wanted})
 
 
 @pytest.mark.parametrize(
     ('value', 'words'),
     [
         (torch.full((16, 3, 4, 4), float('nan')), 'not finite'),
-        (torch.ones(16, 3, 4, 4, dtype=torch.int64), 'values of torch.int64'),
-        (torch.ones(16, 3, 4, 4).to_sparse(), 'sparse'),
-        (torch.ones(16, 3, 4, 4, device='meta'), 'a shape only'),
-        ([1.0], 'is a list, not a tensor'),
+        (torch.full((16, 3, 4, 4), 1e300, dtype=torch.float64), 'not finite'),  # once converted
+        (torch.ones(16, 3, 4, 4, dtype=torch.int64), 'not tensors of floating point'),
+        (torch.ones(16, 3, 4, 4).to_sparse(), 'not tensors of floating point'),
+        (torch.ones(16, 3, 4, 4, device='meta'), 'not tensors of floating point'),
+        ([1.0], 'not loaded: .*stem.conv.weight.* expected torch.Tensor'),
+        (np.ones((16, 3, 4, 4)), 'missing'),
     ],
+    ids=['nan', 'too large', 'integers', 'sparse', 'meta', 'list', 'numpy'],
 )
-def test_values_that_cannot_be_weights(source, value, words):
-    state = {**source.state_dict(), 'stem.conv.weight': value}
-    with pytest.raises(CheckpointError, match=rf'not usable: stem\.conv\.weight .*{words}'):
-        CARE(THIN).load_state_dict(state, strict=False)
+def test_values_that_cannot_be_weights(source, value, words, tmp_path):
+    state = {**as_classifier(source.state_dict()), 'backbone.stem.conv.weight': value}
+    torch.save(state, tmp_path / 'file.pth')
+    assert_refused(tmp_path / 'file.pth', words, arch=THIN)
 
 
-@pytest.mark.parametrize('given', ['alone', 'resnet'])
-def test_a_model_without_any_of_the_backbones_keys(source, given, tmp_path):
-    """mmengine would hand the backbone nothing and go on with random weights."""
-    state = dict(alone=source.state_dict(), resnet={'backbone.conv1.weight': torch.rand(3)})[given]
-    words = dict(alone="No key begins with 'backbone.'", resnet='not in the model: conv1.weight')
-    torch.save(dict(state_dict=state), tmp_path / 'file.pth')
-    with pytest.raises(CheckpointError, match=words[given]):
-        load_checkpoint(LoadingModel(), str(tmp_path / 'file.pth'), strict=False)
+@pytest.mark.parametrize(('name', 'size'), [('cut', 0.7), ('damaged', 1)])
+def test_damage(source, tmp_path, name, size):
+    file = tmp_path / f'{name}.pth'
+    torch.save(as_classifier(source.state_dict()), file)
+    content = bytearray(file.read_bytes()[: int(size * file.stat().st_size)])
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert_refused(file, 'damaged', arch=THIN)
 
 
-def test_what_may_be_missing_or_left_over(source):
-    """Output norms, stages that are not built, and counters of batches."""
+@pytest.mark.parametrize('name', ['student.backbone', 'model.detector.backbone'])
+@pytest.mark.parametrize('given', ['nothing', 'resnet', 'part'])
+def test_deeper_in_the_model(source, tmp_path, name, given):
+    """MMEngine would hand the backbone nothing and go on with random weights."""
+    model: nn.Module = CARE(THIN)
+    for part in reversed(name.split('.')):
+        model = nn.ModuleDict({part: model})
+    state = {f'{name}.{key}': value for key, value in source.state_dict().items()}
+    torch.save(state, tmp_path / 'whole.pth')
+    other = dict(
+        nothing=source.state_dict(),
+        resnet={f'{name}.conv1.weight': torch.rand(3)},
+        part=dict(list(state.items())[:-7]),
+    )
+    torch.save(other[given], tmp_path / 'file.pth')
+    with safe_loader():
+        load_checkpoint(model, str(tmp_path / 'whole.pth'))
+        assert equal(model.get_submodule(name), source)
+        with pytest.raises(CheckpointError, match=rf"file\.pth .*'{name}\.'[\s\S]*missing"):
+            load_checkpoint(model, str(tmp_path / 'file.pth'))
+
+
+def test_folded_and_unfolded(tmp_path):
+    folded = thin_backbone()
+    torch.save(as_classifier(folded.state_dict()), tmp_path / 'plain.pth')
+    folded.switch_to_deploy()
+    torch.save(as_classifier(folded.state_dict()), tmp_path / 'folded.pth')
+    assert_refused(tmp_path / 'folded.pth', 'weights are folded .* with deploy=True', arch=THIN)
+    assert_refused(tmp_path / 'plain.pth', 'not: fold them first', arch=THIN, deploy=True)
+    backbone = CARE(THIN, deploy=True)
+    backbone.load_state_dict(load_weights(tmp_path / 'folded.pth'), strict=False)
+    assert equal(backbone, folded)
+
+
+def test_what_may_be_missing_or_left_over(source, tmp_path):
+    """Output norms, stages that are not built, heads, and counters of batches."""
     state = published_state(source)
-    CARE(THIN, out_norm_cfg=dict(type='BN')).load_state_dict(state, strict=False)
-    CARE(THIN, out_indices=(0, 1)).load_state_dict(state)
-    uncounted = {k: v for k, v in state.items() if not k.endswith('num_batches_tracked')}
+    torch.save({k: v for k, v in state.items() if 'num_batches' not in k}, tmp_path / 'file.pth')
+    for arguments in (
+        dict(out_norm_cfg=dict(type='BN')),
+        dict(out_indices=(0, 1), out_norm_cfg=dict(type='LN')),
+        dict(),
+    ):
+        for read in ways_to_read(tmp_path / 'file.pth', arch=THIN, **arguments):
+            with safe_loader():
+                read()
+    torch.save(CARE(THIN, out_norm_cfg=dict(type='LN')).state_dict(), tmp_path / 'norms.pth')
+    CARE(THIN).load_state_dict(load_weights(tmp_path / 'norms.pth'), strict=False)
+
+
+def test_after_an_error_state_dicts_follow_pytorch_again(source, tmp_path):
+    torch.save({'conv1.weight': torch.rand(3)}, tmp_path / 'resnet.pth')
     backbone = CARE(THIN)
-    backbone.load_state_dict(uncounted, strict=False)
-    assert torch.equal(backbone.stem.norm.running_var, source.stem.norm.running_var)
+    with pytest.raises(CheckpointError):
+        backbone.load_state_dict(load_weights(tmp_path / 'resnet.pth'))
+    assert backbone.load_state_dict({}, strict=False).missing_keys
+    backbone.load_state_dict(source.state_dict())
+
+
+def test_marks_do_not_reach_files(files, tmp_path):
+    """What was loaded can be saved, and read by anybody."""
+    torch.save(load_weights(files / 'trained.pth'), tmp_path / 'again.pth')
+    state = torch.load(tmp_path / 'again.pth', weights_only=True)
+    assert type(state._metadata) is OrderedDict
 
 
 def test_missing_pretrained_file():
