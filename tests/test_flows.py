@@ -1,7 +1,6 @@
 """What works with a ResNet of torchvision works with a CARE: a line for each everyday flow."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -65,7 +64,7 @@ def test_a_model_loads_its_own_state_dict(change):
         for parameter in model.parameters():
             parameter.zero_()
     assert not any(model.load_state_dict(saved))
-    assert pickle.dumps(saved) == pickle.dumps(copy.deepcopy(model.state_dict()))
+    torch.testing.assert_close(dict(model.state_dict()), dict(saved), rtol=0, atol=0)
 
 
 def test_fully_sharded(tmp_path):
@@ -115,7 +114,8 @@ def test_parts_of_a_state_dict(part):
             parameter.add_(1)
     given = {key: value for key, value in source.state_dict().items() if part in key}
     keys = model.load_state_dict({**given, 'other': torch.ones(1)}, strict=False)
-    assert given and set(keys.missing_keys) == model.state_dict().keys() - given
+    expected = {k for k in model.state_dict().keys() - given if 'num_batches' not in k}
+    assert given and set(keys.missing_keys) == expected
     assert keys.unexpected_keys == ['other']
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in given.items())
     with pytest.raises(RuntimeError, match='Missing key'):

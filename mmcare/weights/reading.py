@@ -121,8 +121,8 @@ def load_weights(filename: str | os.PathLike) -> dict[str, Any]:
     """
     checkpoint = load_checkpoint(filename, 'cpu')
     state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else None
-    if not isinstance(state, dict):
-        raise CheckpointError(f'{filename} does not hold the weights of a model')
+    if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
+        raise CheckpointError(f'{filename} does not hold the weights of a model by name')
     return mark(without_wrapper(state), os.fspath(filename))
 
 
@@ -132,12 +132,21 @@ def load_from_mmcare(filename: str, map_location: Any = None) -> Any:
 
 
 @contextmanager
-def safe_loader() -> Iterator[None]:
-    """Let MMEngine read local files and downloads by :func:`load_checkpoint`."""
+def safe_loader(weights_only: bool = False) -> Iterator[None]:
+    """Let MMEngine read local files and downloads by :func:`load_checkpoint`.
+
+    Args:
+        weights_only: By :func:`load_weights`, which refuses files without weights.
+    """
+
+    def load_from_mmcare_weights(filename: str, map_location: Any = None) -> Any:
+        return load_weights(filename)
+
+    loader = load_from_mmcare_weights if weights_only else load_from_mmcare
     schemes = CheckpointLoader._schemes
     try:
         CheckpointLoader._schemes = dict(schemes)
-        CheckpointLoader.register_scheme(PREFIXES, load_from_mmcare, force=True)
+        CheckpointLoader.register_scheme(PREFIXES, loader, force=True)
         yield
     finally:
         CheckpointLoader._schemes = schemes

@@ -246,8 +246,12 @@ def test_files_that_are_not_checkpoints(tmp_path, safe_loading, content):
     """MMEngine gets them as they are; as weights they are refused."""
     file = str(save(content, tmp_path))
     assert CheckpointLoader.load_checkpoint(file) == content
-    with pytest.raises(CheckpointError, match=r'file\.pth'):
-        convert_checkpoint(file, tmp_path / 'out.pth')
+    for read in (
+        lambda: convert_checkpoint(file, tmp_path / 'out.pth'),
+        CARE(THIN, init_cfg=dict(type='Pretrained', checkpoint=file)).init_weights,
+    ):
+        with pytest.raises(CheckpointError, match=r'file\.pth'):
+            read()
 
 
 def test_a_network_larger_than_memory(tmp_path, state):

@@ -45,7 +45,7 @@ class LoadingModel(BaseModel):
 
     def __init__(self, **arguments):
         super().__init__()
-        self.backbone = CARE(THIN, **arguments)
+        self.backbone = CARE(**{'arch': THIN, **arguments})
         self.neck = nn.Linear(64, 4)
 
     def forward(self, inputs):

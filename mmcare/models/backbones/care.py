@@ -170,8 +170,8 @@ class Interaction(nn.Module):
         channels: Width C of the input.
         expansion: Latent width in multiples of C.
         norm_cfg, act_cfg: Configs of norm and activation.
-        recompute: Compute everything behind the first convolution again in the backward pass.
-        project: False: end behind the depth-wise convolution, as the published networks do.
+        recompute: Compute everything after the first convolution again in the backward pass.
+        project: False: end after the depth-wise convolution, as the published networks do.
     """
 
     def __init__(
@@ -215,10 +215,10 @@ class CAREBlock(nn.Module):
         inter1: Interaction of the features, (B, d, H, W).
         inter2: Interaction of memory and features, (B, d' + d, H, W).
         drop_path_rate: Probability with which a sample skips the block in training.
-        layer_scale: Initial value of gamma, one factor a channel. None: the output is what
-            ``inter2`` puts out, without gamma, shortcut and drop path: the last block of the
-            published networks. (Their training script drops its whole map for a sample with the
-            drop path rate, which would give dense heads a map of zeros.)
+        layer_scale: Initial value of gamma, one factor per channel. None: return the output of
+            ``inter2``, without gamma, shortcut and drop path, as the last block of the published
+            networks does. (Their training script drops its whole map for a sample with the drop
+            path rate, which would give dense heads a map of zeros.)
     """
 
     def __init__(
@@ -235,13 +235,13 @@ class CAREBlock(nn.Module):
         self.mixer = mixer
         self.inter1 = inter1
         self.inter2 = inter2
-        self.drop_path = DropPath(drop_path_rate)
         self.gamma: nn.Parameter | None = None
         if layer_scale is not None:
+            self.drop_path = DropPath(drop_path_rate)
             self.gamma = nn.Parameter(torch.full((sum(self.widths),), float(layer_scale)))
 
     def forward(self, state: Tensor) -> Tensor:
-        """Map the state (B, d' + d, H, W) to the same shape, or to what ``inter2`` puts out."""
+        """Map the state (B, d' + d, H, W) to the same shape, or to the output of ``inter2``."""
         memory, *groups = state.split(self.widths, dim=1)  # [memory | global | near | far]
         features = self.inter1(self.mixer(*groups))
         update = self.inter2(torch.cat([memory, features], dim=1))
@@ -321,8 +321,8 @@ class CARE(WholeFromFiles, BaseModule):
         with_cp: Compute again in the backward pass to save memory: whole blocks (True), or only
             activations and depth-wise convolutions of the interactions (``'activations'``).
         out_norm_cfg: Config of a norm on each output map; None for raw stage outputs.
-        expand_last: The published last block, which puts out its latent channels (1024, or 1536 for
-            S2). False: a last block like the others.
+        expand_last: Omit the projection of the last block, as in the published networks: it returns
+            its latent channels (1024, or 1536 for S2). False: a last block like the others.
         deploy: Build what :meth:`switch_to_deploy` leaves; takes folded weights.
         init_cfg: By default truncated normal, std 0.02, biases 0. ``dict(type='Pretrained',
             checkpoint=...)`` takes published files, converted ones and checkpoints of MM toolboxes.
@@ -339,7 +339,7 @@ class CARE(WholeFromFiles, BaseModule):
     """
 
     OPTIONAL = ('out_norms.',)
-    # A further arch needs a config for ImageNet, too: configs/imagenet/care_NAME_in1k.py.
+    # A further arch also needs a config for ImageNet: configs/imagenet/care_NAME_in1k.py.
     arch_zoo: ClassVar[dict[str, dict[str, tuple]]] = {
         's0': dict(
             depths=(2, 4, 8, 4),
@@ -407,7 +407,7 @@ class CARE(WholeFromFiles, BaseModule):
         self.expand_last = expand_last
         self.deploy = False
 
-        # On the CPU, since a network on the meta device has rates, too.
+        # On the CPU, since a network on the meta device also has rates.
         rates = torch.linspace(0, drop_path_rate, sum(self.arch['depths']), device='cpu')
         self.stem = Stem(in_channels, self.state_width(0), self.norm_cfg)
         self.stages = nn.ModuleList(
@@ -578,7 +578,7 @@ class CARE(WholeFromFiles, BaseModule):
             if cfg['type'] in ('Pretrained', PretrainedInit):
                 self.file = str(cfg['checkpoint'])
         try:
-            with safe_loader():
+            with safe_loader(weights_only=True):
                 super().init_weights()
         except FileNotFoundError as error:
             raise FileNotFoundError(f'{error}\n{WHERE_TO_GET_WEIGHTS}') from error
