@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mmcare.export.load import Network, Normalization
 from mmcare.export.program import COREML, export_program
-from mmcare.export.source import Network, Normalization
 from mmcare.export.verify import compare, trial_images
 from mmcare.files import moved_into_place
 from mmcare.models.backbones.care import TOTAL_STRIDE, LinearAttention
