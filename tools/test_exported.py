@@ -1,8 +1,8 @@
 """Test an exported file in the toolbox's own test loop, in place of the network.
 
 The file is run on the CPU, by one thread. Images are resized to fit in its height and width, the
-ratio kept, and padded. A whole model needs no checkpoint. A backbone, with or without neck, replaces
-these alone; the rest takes its weights from --checkpoint.
+ratio kept, and padded. A whole model needs no checkpoint. A backbone, with or without neck,
+replaces these alone; the rest takes its weights from --checkpoint.
 """
 
 import argparse

@@ -178,7 +178,7 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
         ('detection', STAGES, [], 'holds the backbone alone: .* --checkpoint CHECKPOINT'),
         ('segmentation', STAGES, ['--checkpoint', 'weights.pth'], 'weights.pth does not fit'),
         ('segmentation', [(1, 8, 16, 24)], LARGER, 'an image of 160x160, the file takes 64x96'),
-        ('segmentation', [(1, 8, 16, 24)], ['--checkpoint'], 'of another model, or of other weights'),
+        ('segmentation', [(1, 8, 16, 24)], ['--checkpoint'], 'another model, or of other weights'),
         ('segmentation', [(1, 8, 16, 24)], NO_DATA, 'toy.py has no test_dataloader'),
     ],
 )
