@@ -1,4 +1,4 @@
-"""Latency of CARE beside its peers: from an image to four maps, in turn in one process.
+"""Latency of CARE and its peers: from an image to four maps, in turn in one process.
 
 Engines are ONNX Runtime and XNNPACK (of ExecuTorch), both on one thread of the CPU. Networks have
 random weights and are folded as far as each can be; peers are timm's. All take the same way from
@@ -29,7 +29,7 @@ from mmcare.compatibility import require
 from mmcare.export.executorch import write_executorch
 from mmcare.export.onnx import write_onnx
 from mmcare.export.program import export_program
-from mmcare.export.running import open_exported
+from mmcare.export.runtime import open_exported
 from mmcare.files import check_writable, moved_into_place
 from mmcare.models import CARE
 
@@ -177,7 +177,7 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
 
     ``x_care`` is the median over the rounds of its time over that of CARE of the same class (the
     nearest accuracy) in the same round: above 1, CARE is faster. ``pareto`` says that no other
-    network is as fast and as accurate. ``ms`` is a median with quartiles beside it.
+    network is as fast and as accurate. ``ms`` is a median, ``q1`` and ``q3`` are quartiles.
     """
     times = pd.DataFrame(recording['milliseconds'][engine])
     table = PEERS.loc[list(times)].assign(engine=engine)

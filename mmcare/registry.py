@@ -14,5 +14,5 @@ TRANSFORMS = Registry(
     'transform',
     parent=MMENGINE_TRANSFORMS,
     scope='mmcare',
-    locations=['mmcare.export.standing_in'],
+    locations=['mmcare.export.evaluate'],
 )

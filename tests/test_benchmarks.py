@@ -166,7 +166,7 @@ def test_bytes_that_are_kept_are_counted_once():
             features = nn.functional.gelu(self.conv(image))
             return (features * features[:1],)
 
-    kept = 3 + 4 + 4  # image, before GELU, behind GELU: channels of 2 x 64 positions
+    kept = 3 + 4 + 4  # image, before GELU, after GELU: channels of 2 x 64 positions
     assert training.bytes_kept(Network(), torch.rand(2, 3, 8, 8), 'float32') == kept * 2 * 64 * 4
 
 

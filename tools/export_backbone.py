@@ -2,8 +2,8 @@
 
 SOURCE is an arch or any detection, segmentation or classification config with a CARE backbone. The
 backbone alone is built, without the toolbox or compiled ops; its outputs are stage1 to stage4.
---with-neck and --part model export more of the model; they need the config's toolbox. Beside the
-files a report is written, as .json and .txt: size, operators by type, deviations from PyTorch.
+--with-neck and --part model export more of the model; they need the config's toolbox. A
+report is written next to the files (.json, .txt): size, operators by type, deviations from PyTorch.
 """
 
 import argparse

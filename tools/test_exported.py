@@ -1,8 +1,8 @@
-"""Test an exported file: the toolbox's own test loop, with the file in the network's place.
+"""Test an exported file in the toolbox's own test loop, in place of the network.
 
 The file is run on the CPU, by one thread. Images are resized to fit in its height and width, the
-ratio kept, and padded. A whole model needs no checkpoint; a backbone, with or without neck, stands
-in for these alone, and the rest takes its weights from the one given with --beside.
+ratio kept, and padded. A whole model needs no checkpoint. A backbone, with or without neck,
+replaces these alone; the rest takes its weights from --checkpoint.
 """
 
 import argparse
@@ -14,8 +14,8 @@ import pandas as pd
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
-from mmcare.export.running import open_exported
-from mmcare.export.standing_in import fit_config, pad_images, standing_in
+from mmcare.export.evaluate import fit_config, pad_images, replaced_part
+from mmcare.export.runtime import open_exported
 from mmcare.files import check_writable_file, moved_into_place
 from mmcare.weights.reading import CheckpointError, load_weights
 
@@ -30,7 +30,7 @@ def parse_args() -> argparse.Namespace:
         'file', type=Path, metavar='FILE', help='.onnx or .pte, of tools/export_backbone.py'
     )
     parser.add_argument(
-        '--beside', metavar='CHECKPOINT', help='test this in PyTorch, too, in the same way'
+        '--checkpoint', metavar='CHECKPOINT', help='also test this in PyTorch, in the same way'
     )
     parser.add_argument(
         '--out', type=Path, metavar='JSON', help='where the metrics go, as {exported, pytorch}'
@@ -60,19 +60,19 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     fit_config(config, size)
     runner = Runner.from_cfg(config)
     pad_images(runner.model, size)
-    if arguments.beside:
+    if arguments.checkpoint:
         try:
-            runner.model.load_state_dict(load_weights(arguments.beside))
+            runner.model.load_state_dict(load_weights(arguments.checkpoint))
         except RuntimeError as error:
-            raise CheckpointError(f'{arguments.beside} does not fit. {error}') from error
-    with standing_in(runner.model, program, bool(arguments.beside)) as part:
-        if part != 'model' and not arguments.beside:
+            raise CheckpointError(f'{arguments.checkpoint} does not fit. {error}') from error
+    with replaced_part(runner.model, program, bool(arguments.checkpoint)) as part:
+        if part != 'model' and not arguments.checkpoint:
             raise ValueError(
                 f'{arguments.file} holds the {part} alone: give the weights of the rest with '
-                '--beside CHECKPOINT'
+                '--checkpoint CHECKPOINT'
             )
         metrics = {'exported': runner.test()}
-    return metrics | ({'pytorch': runner.test()} if arguments.beside else {})
+    return metrics | ({'pytorch': runner.test()} if arguments.checkpoint else {})
 
 
 def main() -> None:

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mmcare.export.load import Network, Normalization
 from mmcare.export.program import COREML, export_program
-from mmcare.export.source import Network, Normalization
 from mmcare.export.verify import compare, trial_images
 from mmcare.files import moved_into_place
 from mmcare.models.backbones.care import TOTAL_STRIDE, LinearAttention
-from mmcare.models.folding import fold_before
+from mmcare.models.folding import fold
 
 PRECISIONS = ('float16', 'float32')
 TARGETS = ('iOS16', 'iOS17', 'iOS18')
@@ -143,7 +143,7 @@ def take_pixels(
     norm.running_var = torch.tensor(normalization.std) ** 2
     if any(side % TOTAL_STRIDE for side in shape):
         return nn.Sequential(norm, network)  # CARE pads with zeros of normalised pixels
-    fold_before(norm, network.backbone.stem.conv)
+    fold(network.backbone.stem.conv, norm, norm_first=True)
     return network
 
 

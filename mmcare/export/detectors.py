@@ -15,7 +15,7 @@ def name_outputs(model: nn.Module, outputs: Sequence[Tensor]) -> list[str]:
 
     Args:
         model: Of a toolbox.
-        outputs: Of a :class:`mmcare.export.source.Network` with ``part='model'``.
+        outputs: Of a :class:`mmcare.export.load.Network` with ``part='model'``.
 
     Returns:
         ``['logits']`` for classifiers and segmentors. For one-stage detectors the kinds of maps as

@@ -13,7 +13,7 @@ from mmcare.files import moved_into_place
 
 
 def lower(program: ExportedProgram) -> Any:
-    """Give XNNPACK all that it takes of a program, in float32.
+    """Delegate the supported operators of a program to XNNPACK, in float32.
 
     Returns:
         The ``executorch.exir.EdgeProgramManager``.

@@ -13,9 +13,9 @@ from mmcare.export.coreai import write_coreai
 from mmcare.export.coreml import write_coreml
 from mmcare.export.detectors import describe_decoding, name_outputs, separate_convolutions
 from mmcare.export.executorch import write_executorch
+from mmcare.export.load import Source, fix_pools, fold
 from mmcare.export.onnx import write_onnx
 from mmcare.export.program import LARGEST_SIDE, export_program
-from mmcare.export.source import Source, fix_pools, fold
 from mmcare.files import check_writable, moved_into_place
 from mmcare.models.backbones.care import TOTAL_STRIDE
 from mmcare.version import __version__

@@ -89,10 +89,10 @@ XNNPACK: Table = {
 def export_program(
     network: torch.nn.Module, channels: int, shape: tuple[int, int], dynamic: bool = False
 ) -> ExportedProgram:
-    """Export a network of images (1, C, H, W), the way it is: nothing is rewritten.
+    """Export a network of images (1, C, H, W) as it is: nothing is rewritten.
 
     Args:
-        network: A folded one, or there is much arithmetic on weights in the program.
+        network: Fold it first; otherwise its norms are exported as operators.
         channels: Of the images.
         shape: Height and width.
         dynamic: Height and width are free, in multiples of 32 up to 4096.

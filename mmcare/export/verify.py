@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmcare.export.running import open_exported
+from mmcare.export.runtime import open_exported
 
 TOLERANCE = 1e-4  # of each output's largest magnitude, on random images
 

@@ -12,7 +12,7 @@ from test_export import run_onnx
 
 from mmcare.export import export_backbone, load_source
 from mmcare.export.detectors import describe_decoding, name_outputs
-from mmcare.export.source import Network
+from mmcare.export.load import Network
 
 SHAPE = (64, 96)
 STRIDES = [8, 16, 32]

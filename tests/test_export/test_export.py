@@ -18,10 +18,10 @@ from mmcare.export import export_backbone, load_source
 from mmcare.export.coreml import compress_coreml, convert_coreml, count_operators
 from mmcare.export.executorch import write_executorch
 from mmcare.export.export import FORMATS
+from mmcare.export.load import IMAGENET, Network, Normalization, Source, fold
 from mmcare.export.onnx import write_onnx
 from mmcare.export.program import export_program
-from mmcare.export.running import Exported, open_exported
-from mmcare.export.source import IMAGENET, Network, Normalization, Source, fold
+from mmcare.export.runtime import Exported, open_exported
 from mmcare.export.verify import ExportError, verify
 from mmcare.models.backbones.care import LinearAttention
 from mmcare.models.backbones.care_ablation import CAREAblation
@@ -128,7 +128,7 @@ def test_executorch_of_an_ablation_at_an_odd_size(tmp_path):
 
 
 class Planted(nn.Module):
-    """Two convolutions, between which stands what XNNPACK does not have."""
+    """Two convolutions, and between them an operator that XNNPACK does not have."""
 
     def __init__(self):
         super().__init__()
@@ -210,7 +210,7 @@ def test_dynamic_sizes(tmp_path):
     [('float16', SHAPE, 2e-2), ('float32', (50, 70), 1e-5)],
 )
 def test_coreml_computes_the_backbone(precision, shape, limit):
-    """Pixels in, the backbone's maps out, where images are padded, too."""
+    """Pixels in, the backbone's maps out, also where images are padded."""
     source = thin_source(out_indices=(0, 3), norm_eval=True)
     names = ['stage1', 'stage4']
     model = convert_coreml(folded(source), names, shape, precision, normalization=IMAGENET)

@@ -17,9 +17,9 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import Runner
 from toy_configs import make_data, toy_config
 
-from mmcare.export import export_backbone, load_source, running
-from mmcare.export.running import Exported, open_exported
-from mmcare.export.standing_in import ResizeToFit, fit_config, pad_images, standing_in
+from mmcare.export import export_backbone, load_source, runtime
+from mmcare.export.evaluate import ResizeToFit, fit_config, pad_images, replaced_part
+from mmcare.export.runtime import Exported, open_exported
 
 TOOL = str(ROOT / 'tools' / 'test_exported.py')
 SHAPE = (64, 96)  # of the files; images of the data are 64 x 64 and smaller
@@ -103,7 +103,7 @@ def annotate(data, predictions):
 def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch):
     """Every image goes through the file, and the metrics, which are not zero, are PyTorch's."""
     config, weights, shapes = made(task) / 'toy.py', made(task) / 'weights.pth', []
-    source, beside = load_source(config, weights, part), ['--beside', weights]
+    source, checkpoint = load_source(config, weights, part), ['--checkpoint', weights]
     file = tmp_path / export_backbone(source, tmp_path, SHAPE, (kind,))[kind]['file']
 
     def spy(path):
@@ -111,11 +111,11 @@ def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch)
         return replace(program, run=lambda x: shapes.append(x.shape) or program.run(x))
 
     if 'outfile_prefix' in str(CHANGES[task]):
-        run_tool(task, file, *beside)
+        run_tool(task, file, *checkpoint)
         masks, boxes = tmp_path / 'found.segm.json', tmp_path / 'found.bbox.json'
         annotate(made(task) / 'data', masks if masks.exists() else boxes)
-    monkeypatch.setattr(running, 'open_exported', spy)
-    metrics = run_tool(task, file, *beside)
+    monkeypatch.setattr(runtime, 'open_exported', spy)
+    metrics = run_tool(task, file, *checkpoint)
     assert shapes == [(1, 3, *SHAPE)] * (2 + 3)  # outputs are compared first
     for name in names:
         assert 0 < metrics['exported'][name] < 100
@@ -133,7 +133,7 @@ def test_padding_has_no_part_in_a_segmentation(made):
         height, width = batch['inputs'][0].shape[1:]
         logits[:, 7], logits[:, 3] = 1, 2
         logits[:, 3, : height // 4, : width // 4] = 0
-        with standing_in(runner.model, Exported(lambda _: [logits], (1, 3, *SHAPE))):
+        with replaced_part(runner.model, Exported(lambda _: [logits], (1, 3, *SHAPE))):
             (sample,) = runner.model.test_step(batch)
         assert sample.pred_sem_seg.shape == sample.ori_shape
         assert sample.pred_sem_seg.data.float().mean() == pytest.approx(7, abs=0.2)  # edges
@@ -175,19 +175,19 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
         ('detection', 'damaged.pte', [], 'damaged.pte cannot be opened'),
         ('segmentation', STAGES[:3], [], 'outputs are 1x16x16.*2x3; model: 1x8x16x24$'),
         ('detection', [(1, 8, 16, 24)], [], 'not a MaskRCNN: export its backbone'),
-        ('detection', STAGES, [], 'holds the backbone alone: .* --beside CHECKPOINT'),
-        ('segmentation', STAGES, ['--beside', 'weights.pth'], 'weights.pth does not fit'),
+        ('detection', STAGES, [], 'holds the backbone alone: .* --checkpoint CHECKPOINT'),
+        ('segmentation', STAGES, ['--checkpoint', 'weights.pth'], 'weights.pth does not fit'),
         ('segmentation', [(1, 8, 16, 24)], LARGER, 'an image of 160x160, the file takes 64x96'),
-        ('segmentation', [(1, 8, 16, 24)], ['--beside'], 'of another model, or of other weights'),
+        ('segmentation', [(1, 8, 16, 24)], ['--checkpoint'], 'another model, or of other weights'),
         ('segmentation', [(1, 8, 16, 24)], NO_DATA, 'toy.py has no test_dataloader'),
     ],
 )
 def test_bad_input(task, file, options, words, made, run_tool, capsys, tmp_path, monkeypatch):
-    options = options + [made(task) / 'weights.pth'] * (options == ['--beside'])
+    options = options + [made(task) / 'weights.pth'] * (options == ['--checkpoint'])
     if not isinstance(file, str):
         outputs = [np.zeros(shape, np.float32) for shape in file]
         program = Exported(lambda _: outputs, (1, 3, *SHAPE))
-        monkeypatch.setattr(running, 'open_exported', lambda _: program)
+        monkeypatch.setattr(runtime, 'open_exported', lambda _: program)
     elif 'damaged' in file:
         (tmp_path / file).write_bytes(b'not a program')
     torch.save({'state_dict': {'backbone.x': torch.ones(1)}}, tmp_path / 'weights.pth')

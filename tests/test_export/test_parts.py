@@ -12,7 +12,7 @@ from test_export import folded, run_onnx
 
 from mmcare.export import export_backbone, load_source
 from mmcare.export.coreml import convert_coreml, count_operators
-from mmcare.export.source import fix_pools
+from mmcare.export.load import fix_pools
 from mmcare.weights.reading import CheckpointError
 
 WIDTHS = [16, 16, 32, 128]
@@ -58,7 +58,7 @@ model = dict(
     neck=dict(type='GlobalAveragePooling'),
     {CLS_HEAD})
 """,
-    # Its teacher, a CARE too, takes no part in a prediction.
+    # Its teacher, also a CARE, takes no part in a prediction.
     distilled=f"""
 default_scope = 'mmpretrain'
 custom_imports = dict(imports=['mmcare.classification'], allow_failed_imports=False)

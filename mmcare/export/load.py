@@ -218,7 +218,7 @@ def _read_config(path: str, part: str) -> tuple[Mapping[str, Any], Normalization
     model = config.get('model') or {}
     alone = part == 'backbone' and 'backbone' in model
     described = {**(model['backbone'] if alone else model), '_scope_': config.get('default_scope')}
-    # mmpretrain has the preprocessor beside the model.
+    # mmpretrain has the preprocessor next to the model.
     preprocessor = model.get('data_preprocessor') or config.get('data_preprocessor')
     if not preprocessor or preprocessor.get('mean') is None:
         return described, None

@@ -1,4 +1,4 @@
-"""An exported program in the network's place, in the toolbox's own test loop."""
+"""Test an exported program in the toolbox's own test loop, in place of a part of the model."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ from mmengine.config import Config
 from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
 
-from mmcare.export.running import Exported
-from mmcare.export.source import PARTS, Network
+from mmcare.export.load import PARTS, Network
+from mmcare.export.runtime import Exported
 from mmcare.export.verify import compare, trial_images
 from mmcare.registry import TRANSFORMS
 
@@ -90,8 +90,8 @@ def pad_images(model: Any, shape: tuple[int, int]) -> None:
 
 
 @contextmanager
-def standing_in(model: Any, program: Exported, same_weights: bool = False) -> Iterator[str]:
-    """Let a program compute a part of a model: the one whose outputs have the same shapes.
+def replaced_part(model: Any, program: Exported, same_weights: bool = False) -> Iterator[str]:
+    """Let a program compute the part of a model whose outputs have the same shapes.
 
     Args:
         model: Of a toolbox.
