@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 # Written last: an installation that was interrupted is taken up again by the next `make`.
 READY := .venv/.ready
-# The maintained forks of the MM family, beside the originals.
+# The maintained forks of the MM family, next to the originals.
 ONEDL_READY := .venv-onedl/.ready
 # mim and mmengine import pkg_resources, which later versions of setuptools no longer have.
 SETUPTOOLS := setuptools>=77,<81
@@ -62,7 +62,7 @@ demo: $(READY) ## train Mask R-CNN CARE-S0 on generated scenes, into work_dirs/d
 demo-seg: $(READY) ## the same for semantic segmentation
 	$(BIN)/python tools/demo.py ade20k
 
-bench: $(READY) ## measure latency beside the peers, into work_dirs/latency
+bench: $(READY) ## measure latency next to the peers, into work_dirs/latency
 	$(BIN)/python benchmarks/latency.py
 
 # On the CPU anywhere, so that the outcome does not depend on the machine.
@@ -91,8 +91,8 @@ typecheck: $(READY) ## check type annotations
 # not allow.
 SPHINX := .venv/sphinx
 RELEASE := .venv/release
-# Without dependencies, which the stack has: pip would install another torch beside them. mmpretrain 1.2
-# cannot be imported beside transformers 5.
+# Without dependencies, which the stack has: pip would install another torch next to them. mmpretrain 1.2
+# cannot be imported together with transformers 5.
 REACH := .venv/reach
 
 test-reach: $(READY) $(REACH)/.ready ## test CARE in other projects that build on timm

@@ -16,7 +16,7 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipP
 def run_console(example: Example) -> str | None:
     """Run commands after ``$``, in the repository; compare the lines below, where there are any.
 
-    A line ``...`` stands for any lines. A hash begins a comment. Blocks that need data or weights,
+    A line ``...`` matches any lines. A hash begins a comment. Blocks that need data or weights,
     or take long, have a comment ``skip: next`` above them in the page.
     """
     blocks = re.split(r'^\$ ', example.parsed, flags=re.MULTILINE)[1:]

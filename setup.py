@@ -4,7 +4,7 @@ A wheel holds copies. An editable install must show the checkout as it is now, s
 links there, and mim has to be led to the checkout. Both mim and mmengine take the folder of a
 package to be ``join(site_packages, 'mmcare')`` or, if that does not exist, ``join(site_packages,
 line)`` with the first line of the distribution's top_level.txt. An editable install (PEP 660) has
-its metadata in site-packages, but no ``mmcare`` beside it. Its top_level.txt therefore starts with
+its metadata in site-packages, but no ``mmcare`` next to it. Its top_level.txt therefore starts with
 the absolute path of the checkout's package, which ``join`` returns unchanged. (A folder ``mmcare``
 in the editable wheel would be found too, but it could hold only copies.) The file is listed in
 RECORD like any other, so uninstalling removes it.

@@ -87,7 +87,7 @@ def build(arch: str, option: str) -> nn.Module | None:
 
 def bytes_kept(network: nn.Module, images: Tensor, precision: str) -> int:
     """Count the bytes that a forward pass keeps for its backward pass."""
-    # Storages live as long as the count, so that no address stands for two of them.
+    # Storages live as long as the count, so that no address means two of them.
     storages: dict[int, torch.UntypedStorage] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def bytes_allocated(step: Callable[[], object]) -> int:
 
 
 def forward(network: nn.Module, images: Tensor, precision: str) -> Tensor:
-    """Run a backbone; the mean of its maps stands for the loss."""
+    """Run a backbone; the mean of its maps is the loss."""
     dtype = PRECISIONS[precision]
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
         maps = network(images)

@@ -49,7 +49,7 @@ def moved_into_place(path: Path) -> Iterator[Path]:
     replaced directory may be found.
 
     Yields:
-        A path with the name of ``path``, in a temporary directory beside it.
+        A path with the name of ``path``, in a temporary directory next to it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(

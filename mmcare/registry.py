@@ -1,6 +1,6 @@
-"""Registries of mmcare, children of mmengine's: what a config calls ``mmcare.X``.
+"""Registries of mmcare, children of MMEngine's: what a config calls ``mmcare.X``.
 
-Only ``CARE`` and ``CAREAblation`` are in mmengine's root registry, too, without a prefix.
+Only ``CARE`` and ``CAREAblation`` are also in MMEngine's root registry, without a prefix.
 """
 
 from mmengine.registry import HOOKS as MMENGINE_HOOKS

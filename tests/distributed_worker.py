@@ -63,7 +63,7 @@ def deviation(found, expected):
 
 
 def gradients(task, folder, **changes):
-    """Two processes with two images each, beside one process with each half and with both."""
+    """Two processes with two images each, compared with one process with each half and with both."""
     data = folder / task
     config = toy_config(task, data, folder / f'{task}_{RANK}', **ON_CPU, **changes)
     runner = Runner.from_cfg(config)
@@ -109,7 +109,7 @@ def unused_parameters():
 
 
 def resume(folder, by_epoch):
-    """A run with a folder for each process, beside one that is stopped and resumed."""
+    """A run with a folder for each process, and one that is stopped and resumed."""
     name = 'epochs' if by_epoch else 'iterations'
     whole, parts = folder / f'whole_{name}_0', folder / f'parts_{name}'
     options = dict(by_epoch=by_epoch, launcher='pytorch', cfg=dict(ON_CPU))

@@ -1,4 +1,4 @@
-"""The paper's complexity model, what is counted beside it, the tool, and the picture."""
+"""The paper's complexity model, what is counted, the tool, and the picture."""
 
 import runpy
 from fractions import Fraction

@@ -301,7 +301,7 @@ def test_evaluation_is_that_of_timm(tmp_path):
 
 @pytest.fixture(params=[pytest.param('retinanet', marks=pytest.mark.slow), 'rtmdet'])
 def task(request):
-    """The runs of a test do not leave their default scope behind."""
+    """The runs of a test reset their default scope."""
     yield request.param
     DefaultScope._instance_dict.clear()
 

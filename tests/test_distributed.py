@@ -53,7 +53,7 @@ def test_no_unused_parameters_for_any_out_indices(results):
 
 
 def test_sync_bn_keeps_names_and_values():
-    """What shipped configs use on GPUs; fixed norms compute on the CPU, too."""
+    """What shipped configs use on GPUs; fixed norms also compute on the CPU."""
     plain = CARE(THIN, norm_eval=True)
     synced = nn.SyncBatchNorm.convert_sync_batchnorm(CARE(THIN, norm_eval=True))
     synced.load_state_dict(plain.state_dict())

@@ -70,7 +70,7 @@ def project(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def distributions(project):
-    """Build sdist and wheel beside the remains of an earlier build."""
+    """Build sdist and wheel over the remains of an earlier build."""
     for name in ('mmcare/gone.py', 'mmcare/.mim/configs/gone.py'):
         (project / 'build' / 'lib' / name).parent.mkdir(parents=True, exist_ok=True)
         (project / 'build' / 'lib' / name).touch()
@@ -166,7 +166,7 @@ CARE(arch=3)
 
 @pytest.fixture
 def wheel_python(distributions, tmp_path):
-    """An interpreter that has mmcare from the wheel, beside this environment's packages."""
+    """An interpreter that has mmcare from the wheel, with this environment's packages."""
     python = new_environment(tmp_path / 'environment')
     run(python, *INSTALL, distributions['wheel'], cwd=tmp_path)
     return python

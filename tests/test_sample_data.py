@@ -13,7 +13,7 @@ from mmcare.sample_data import make_ade20k, make_coco, make_imagenet, painter, w
 from mmcare.shipped import shipped_config
 
 MAKERS = [make_coco, make_ade20k, make_imagenet]
-# Each stands behind one or two numbers that COCO leaves out.
+# Each follows one or two numbers that COCO leaves out.
 COCO_IDS = {
     'stop sign': 13,
     'backpack': 27,

@@ -54,7 +54,9 @@ def changes_of(task, data):
             'custom_hooks.1.switch_epoch': 1,
         }
     elif task == 'retinanet':
-        changes['model.test_cfg.score_thr'] = 0.0  # an untrained model detects something, too
+        changes['model.test_cfg.score_thr'] = (
+            0.0  # so that an untrained model also detects something
+        )
     elif task == 'detection':
         changes |= {
             'model.train_cfg.rpn_proposal.max_per_img': 50,

@@ -48,13 +48,13 @@ def parse_args() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument(
         '--paper',
         action='store_true',
-        help="also put the costs in the paper's Tables 2 to 5 beside what is counted for their "
+        help="also compare the costs in the paper's Tables 2 to 5 with what is counted for their "
         'networks, both heads included; takes a minute',
     )
     parser.add_argument(
         '--omega',
         action='store_true',
-        help="also put the paper's complexity model beside the token mixers of stages 3 and 4, of "
+        help="also compare the paper's complexity model with the token mixers of stages 3 and 4, of "
         'MODEL if it is an arch and of all archs if not, and show where its Proposition 3 holds',
     )
     parser.add_argument(

@@ -89,11 +89,7 @@ def count_complexity(network: nn.Module, shape: Sequence[int] = (224, 224)) -> p
 
 
 def count_macs(module: nn.Module, *inputs: Tensor) -> Counter[str]:
-    """Count multiply-adds in evaluation mode by the names of modules; ``''`` has all of them.
-
-    Batch norms are counted, not merged: the analyzer hooks into every module, and CARE merges only
-    norms without hooks.
-    """
+    """Count multiply-adds in evaluation mode by the names of modules; ``''`` has all of them."""
     analyzer = FlopAnalyzer(deepcopy(module).eval(), inputs)
     # mmengine counts this mean and no other. A handle of None would keep mmengine's own.
     analyzer.set_op_handle('aten::adaptive_avg_pool2d', lambda inputs, outputs: 0)

@@ -8,7 +8,7 @@ A decoupled mixer does the global part on d1 channels and the local part on the 
 D = d2 - d1 (Delta in the paper), d1 = (d - D) / 2 and d2 = (d + D) / 2. Several kernel sizes share
 the local channels evenly, so that k^2 becomes the mean of their squares.
 
-:func:`mmcare.analysis.compare_mixer` puts this model beside the network. Integers and fractions
+:func:`mmcare.analysis.compare_mixer` compares this model with the network. Integers and fractions
 give exact results.
 """
 

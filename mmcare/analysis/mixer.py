@@ -1,4 +1,4 @@
-"""The paper's complexity model beside the published networks."""
+"""The paper's complexity model next to the published networks."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ KERNELS = (3, 7)  # of the network's local learner
 
 
 def compare_mixer(arch: str, stage: int, shape: Sequence[int] = (224, 224)) -> pd.DataFrame:
-    """Put Omega's terms beside the multiply-adds that are counted for a block's token mixer.
+    """Compare Omega's terms with the multiply-adds counted for a block's token mixer.
 
     With d2 = 2 d1, kernels k1 and k2, h x w positions and n heads::
 
@@ -47,7 +47,7 @@ def compare_mixer(arch: str, stage: int, shape: Sequence[int] = (224, 224)) -> p
     rows = [
         ('local', local_omega, macs['local_learner'], 'one pass instead of two'),
         ('projections', 2 * global_omega, projections, 'q and k, not v and output'),
-        ('products', global_omega // heads, products, 'a normaliser, too'),
+        ('products', global_omega // heads, products, 'also a normaliser'),
     ]
     columns = ['term', 'omega', 'counted', 'the network has']
     return pd.DataFrame(rows, columns=columns).set_index('term')

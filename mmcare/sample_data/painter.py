@@ -8,7 +8,7 @@ import numpy as np
 ANY_ANGLE = (0.0, np.pi)
 # Share of an object that must stay visible, or it is placed elsewhere.
 VISIBLE = 0.75
-# Least distance of an object's colour from what is behind its rim, in grey levels.
+# Least distance of an object's colour from the ground around its rim, in grey levels.
 RIM_CONTRAST = 90
 
 
@@ -145,7 +145,7 @@ def paint_objects(
     """Paint shapes over a picture, in place, from back to front, with soft edges.
 
     Three quarters of each object stay visible, also at the border of the picture, and its colours
-    differ from what is behind its rim.
+    differ from the ground around its rim.
 
     Args:
         rng: Source of places, sizes, patterns and colours.

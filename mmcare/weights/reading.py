@@ -85,8 +85,8 @@ def load_checkpoint(filename: str | os.PathLike, map_location: Any = None) -> An
     """Read a local or downloaded checkpoint as MMEngine wants it.
 
     A published CARE file gets the names of an MM classifier (``backbone.*``, ``head.*``). Weights
-    are marked with the file's name: see :class:`mmcare.weights.whole.WholeFromFiles`. Everything else is passed on as it
-    is, except ``meta.config``, which MMEngine would run as a program on resume.
+    are marked with the file's name, see :mod:`mmcare.weights.whole`. Everything else is passed on
+    as it is, except ``meta.config``, which MMEngine would run as a program on resume.
 
     Args:
         filename: A path, or an address with ``http://`` or ``https://``. Rank 0 downloads.
@@ -244,7 +244,7 @@ def _digest(state: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
 
 
 class _Foreign:
-    """Take the place of a class or function that a file names: keep what it is given, do nothing."""
+    """Take the place of a class or function that a file names, and do nothing."""
 
     __hash__ = None  # type: ignore[assignment]
 

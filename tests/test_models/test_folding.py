@@ -77,7 +77,7 @@ def test_folded_weights_fit_folded_networks_only():
     assert_same(folded, other, torch.randn(1, 3, 64, 64), 0)
     without_norm_weights = CARE(THIN, norm_cfg=dict(type='IN'))
     for network in (plain, without_norm_weights):
-        with pytest.raises(RuntimeError, match='Unexpected key.* in state_dict: .*"folded"'):
+        with pytest.raises(RuntimeError, match=r'Unexpected key.* in state_dict: .*"folded"'):
             network.load_state_dict(folded.state_dict())
-    with pytest.raises(RuntimeError, match='Missing key.* in state_dict: "folded"'):
+    with pytest.raises(RuntimeError, match=r'Missing key.* in state_dict: "folded"'):
         other.load_state_dict(without_norm_weights.state_dict())

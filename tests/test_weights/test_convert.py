@@ -9,7 +9,7 @@ from test_loading import published_state, random_backbone
 
 from mmcare.models import CARE
 from mmcare.weights.convert import convert_checkpoint, fold_checkpoint
-from mmcare.weights.published import as_classifier, to_published
+from mmcare.weights.published import as_classifier
 from mmcare.weights.reading import CheckpointError, read_checkpoint
 
 CONFIG = f"""

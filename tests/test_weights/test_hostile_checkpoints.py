@@ -63,7 +63,8 @@ def test_exploits_are_refused_or_removed(tmp_path, monkeypatch, name):
     before = torch.Tensor.copy_, torch.Tensor.isfinite
     allowed = torch.serialization.get_safe_globals()
     files = [Path(f'{number}.pth') for number in range(9)]
-    for number, content in enumerate((payload, dict(meta=[payload]), dict(state_dict={'a': payload}))):
+    contents = payload, dict(meta=[payload]), dict(state_dict={'a': payload})
+    for number, content in enumerate(contents):
         for legacy in (0, 1):
             options = dict(_use_new_zipfile_serialization=not legacy)
             torch.save(content, files[2 * number + legacy], **options)

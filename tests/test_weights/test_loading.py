@@ -115,7 +115,7 @@ def test_prefix_selects_a_part(source, tmp_path):
     backbone = CARE(THIN, init_cfg=init_cfg)
     backbone.init_weights()
     assert equal(backbone, source)
-    with pytest.raises(AssertionError, match='head. is not in the pretrained model'):
+    with pytest.raises(AssertionError, match=r'head\. is not in the pretrained model'):
         CARE(THIN, init_cfg={**init_cfg, 'prefix': 'head'}).init_weights()
 
 
@@ -133,7 +133,7 @@ def test_a_published_file_as_a_state_dict(files, source):
     """As the released evaluation loads it, on names of our own: all of PyTorch's rules hold."""
     state = load_weights(files / 'published.pth.tar')
     backbone = nn.ModuleDict(dict(backbone=CARE(THIN), head=nn.Module()))
-    with pytest.raises(RuntimeError, match='Unexpected key.* in state_dict: "head'):
+    with pytest.raises(RuntimeError, match=r'Unexpected key.* in state_dict: "head'):
         backbone.load_state_dict(state)
     missing, unexpected = backbone.load_state_dict(state, strict=False)
     assert not missing and len(unexpected) == 8 and equal(backbone['backbone'], source)

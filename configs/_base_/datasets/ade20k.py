@@ -13,7 +13,7 @@ train_pipeline = [
 test_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='Resize', scale=(2048, 512), keep_ratio=True),
-    dict(type='LoadAnnotations'),  # behind Resize: predictions are compared in the image's size
+    dict(type='LoadAnnotations'),  # after Resize: predictions are compared in the image's size
     dict(type='PackSegInputs'),
 ]
 tta_pipeline = [

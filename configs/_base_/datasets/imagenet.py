@@ -7,7 +7,7 @@ train_pipeline = [
     dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic'),
     dict(type='RandomFlip', prob=0.5),
     # The paper's rand-m9-mstd0.5. Its colour jitter of 0.4 is left out, as timm, with which the
-    # networks were trained, does wherever RandAugment (which changes colours, too) is on.
+    # networks were trained, does wherever RandAugment (which also changes colours) is on.
     dict(
         type='RandAugment',
         policies='timm_increasing',

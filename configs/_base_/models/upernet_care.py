@@ -23,7 +23,7 @@ model = dict(
         num_classes=150,
         norm_cfg=dict(type='BN'),
         align_corners=False,
-        # The mean over labelled pixels; mmseg's default divides by the ignored ones, too.
+        # The mean over labelled pixels; mmseg's default also divides by the ignored ones.
         loss_decode=dict(type='CrossEntropyLoss', avg_non_ignore=True, loss_weight=1.0),
     ),
     auxiliary_head=dict(
