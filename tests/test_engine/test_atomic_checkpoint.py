@@ -9,8 +9,7 @@ import pytest
 import torch
 import toy_training
 from helpers import run
-from mmengine.logging import HistoryBuffer
-from toy_training import EPOCHS, build, names, saved, train
+from toy_training import EPOCHS, names, saved, train
 
 from mmcare.weights.reading import CheckpointError, read_checkpoint
 
@@ -66,9 +65,10 @@ def test_without_the_hook_they_do_not(killed):
     assert 'CheckpointError' in killed['mmengine']['resumed']['error']
 
 
-def test_a_full_disk_costs_no_checkpoint(work_dir, trained, monkeypatch):
+@pytest.mark.parametrize('backend_args', [None, dict(backend='local')])
+def test_a_full_disk_costs_no_checkpoint(work_dir, monkeypatch, backend_args):
     """What is written cannot be finished; the newest checkpoint stays, even as the only one."""
-    only = dict(max_keep_ckpts=1, save_best=None)
+    only = dict(max_keep_ckpts=1, save_best=None, backend_args=backend_args)
 
     def fail(*_):
         raise OSError(28, 'No space left on device')
@@ -91,16 +91,11 @@ def flip_a_bit(path):
     path.write_bytes(content)
 
 
-def drop_the_counters(path):
-    torch.save(dict(state_dict=torch.load(path, weights_only=True)['state_dict']), path)
-
-
 @pytest.mark.parametrize(
     'harm',
     [
         truncate,
         flip_a_bit,
-        drop_the_counters,
         lambda path: path.unlink(),
         lambda path: path.write_bytes(b''),
     ],
@@ -124,10 +119,10 @@ def test_a_pointer_that_points_nowhere(work_dir, pointer):
 
 
 def test_no_whole_checkpoint_is_an_error(work_dir):
-    """The run does not start from its beginning without a word."""
+    """The run does not silently start from its beginning."""
     for path in work_dir.glob('epoch_*.pth'):
         truncate(path)
-    with pytest.raises(CheckpointError, match=r'nothing to resume from.*\n.*epoch_4.*\n.*epoch_3'):
+    with pytest.raises(CheckpointError, match=r'none of epoch_4\.pth, epoch_3\.pth in .* is whole'):
         train(work_dir, resume=True)
     with pytest.raises(CheckpointError, match=str(work_dir / NEWEST)):
         train(work_dir, resume=True, load_from=str(work_dir / NEWEST))
@@ -176,28 +171,21 @@ def test_it_is_mmengines_hook_otherwise(tmp_path):
         assert all(map(torch.equal, first['state_dict'].values(), second['state_dict'].values()))
 
 
-def test_checkpoints_are_plain_and_their_buffers_come_back(work_dir, monkeypatch):
-    """In a process without mmcare, NumPy's values are numbers and tensors."""
-    messages = []
+def test_checkpoints_are_plain(work_dir):
+    """In a process without mmcare; NumPy's values are numbers and lists."""
     run(
         sys.executable,
         '-c',
         'import sys, torch; checkpoint = torch.load(sys.argv[1], weights_only=True);'
         'hub = checkpoint["message_hub"]["runtime_info"];'
         'assert type(hub["best_score"]) is float and "mmcare" not in sys.modules;'
-        'assert torch.is_tensor(checkpoint["meta"]["dataset_meta"]["palette"])',
+        'assert checkpoint["meta"]["dataset_meta"]["palette"] == [[0, 0, 0]] * 2',
         work_dir / NEWEST,
     )
-    runner = build(work_dir, resume=True)
-    monkeypatch.setattr(runner.logger, 'warning', messages.append)
-    runner.train()
-    assert not any('dataset metainfo' in text for text in messages)  # mmengine finds it equal
-    buffer = runner.message_hub.log_scalars['train/loss']
-    assert isinstance(buffer, HistoryBuffer) and buffer.data[0].size == EPOCHS * 4
 
 
 def test_checkpoints_of_the_first_release_resume(work_dir, trained, monkeypatch):
-    """They hold log buffers and NumPy's values, which mmcare.engine.safe_loading reads."""
+    """They hold NumPy's values, which mmcare.engine.safe_loading reads."""
     monkeypatch.setattr(f'{HOOK}._plain', lambda value: value)
     shutil.rmtree(work_dir)
     train(work_dir, hooks=[toy_training.StopAt(10)])

@@ -5,10 +5,11 @@ import torch
 from mmengine.hooks import Hook
 from toy_training import EPOCHS, StopAt, build, saved, train
 
-from mmcare.engine.hooks.exact_resume_hook import _holds_state
 from mmcare.weights.reading import CheckpointError
 
 HOOK = 'mmcare.engine.hooks.exact_resume_hook'
+PLAIN_SGD = dict(state={}, param_groups=[dict(momentum=0)])
+EMPTY_ADAM = dict(state={}, param_groups=[dict(betas=1)])
 
 
 class Record(Hook):
@@ -23,14 +24,6 @@ class Record(Hook):
         self.seen.append(data_batch['inputs'].clone())
 
 
-@pytest.fixture
-def warnings(monkeypatch):
-    """The warnings of the hook."""
-    found = []
-    monkeypatch.setattr(f'{HOOK}.print_log', lambda text, **_: found.append(text))
-    return found
-
-
 def test_resume_is_exact_with_workers_and_not_without_the_hook(tmp_path):
     """Runs in one process are those of test_atomic_checkpoint.py."""
     for exact in (True, False):
@@ -43,18 +36,8 @@ def test_resume_is_exact_with_workers_and_not_without_the_hook(tmp_path):
         assert same == exact
 
 
-def test_a_checkpoint_to_start_from_sets_no_states(tmp_path):
-    """The runs with and without load_from see the same images."""
-    runs = []
-    for load_from in (None, str(tmp_path / 'epoch_3.pth')):
-        record = Record()
-        train(tmp_path, hooks=[record], load_from=load_from)
-        runs.append(record.seen)
-    assert all(map(torch.equal, *runs))
-
-
-def test_workers_draw_anew_in_each_epoch(tmp_path):
-    """mmengine seeds them alike in every epoch, so that augmentations would repeat."""
+def test_workers_draw_other_numbers_in_each_epoch(tmp_path):
+    """MMEngine seeds them alike in every epoch, so that augmentations would repeat."""
     record = Record()
     loader = dict(num_workers=1, sampler=dict(type='DefaultSampler', shuffle=False))
     train(tmp_path, hooks=[record], loader=loader)
@@ -62,51 +45,97 @@ def test_workers_draw_anew_in_each_epoch(tmp_path):
     assert not torch.equal(epochs[0], epochs[1])
 
 
+def test_iterations_and_seeds_draw_other_numbers(tmp_path):
+    """Iterations of runs with neighboring seeds do not share numbers either."""
+    runner = train(tmp_path, hooks=[StopAt(0)])
+    draws = []
+    for runner._seed in (3, 4):
+        for runner.train_loop._iter in (5, 6):
+            runner.call_hook('before_train_iter', batch_idx=0)
+            draws.append(torch.rand(()).item())
+    assert len(set(draws)) == 4
+
+
 @pytest.mark.parametrize(
     ('options', 'words'),
     [
-        (dict(loader=dict(num_workers=1, persistent_workers=True)), 'workers are persistent'),
         (dict(by_epoch=False, loader=dict(num_workers=0)), 'num_workers is 0'),
         (dict(randomness=dict(seed=None)), 'no seed'),
+        (dict(), None),
     ],
 )
-def test_warns_where_it_cannot_be_exact(tmp_path, warnings, options, words):
+def test_warns_where_it_cannot_be_exact(tmp_path, monkeypatch, options, words):
+    found = []
+    monkeypatch.setattr(f'{HOOK}.print_log', lambda text, **_: found.append(text))
     train(tmp_path, hooks=[StopAt(0)], **options)
-    assert len(warnings) == 1 and words in warnings[0]
+    assert len(found) == bool(words) and all(words in text for text in found)
 
 
-def test_warns_of_a_checkpoint_without_states(tmp_path, warnings):
-    train(tmp_path, exact=False, hooks=[StopAt(5)])
-    train(tmp_path, resume=True)
-    assert len(warnings) == 1 and 'generator states' in warnings[0]
+@pytest.mark.parametrize('by_epoch', [True, False])
+def test_persistent_workers_of_epochs_are_refused(tmp_path, by_epoch):
+    """They would keep the random numbers of the epoch before."""
+    loader = dict(num_workers=1, persistent_workers=True)
+    runner = build(tmp_path, by_epoch=by_epoch, loader=loader, hooks=[StopAt(0)])
+    wanted = (ValueError, 'train_dataloader.persistent_workers=False')
+    with pytest.raises(wanted[0] if by_epoch else KeyboardInterrupt, match=wanted[1] * by_epoch):
+        runner.train()
+
+
+def rename(checkpoint):
+    checkpoint['state_dict']['layer.0.other'] = checkpoint['state_dict'].pop('layer.0.weight')
+
+
+def reshape(checkpoint):  # as of a head with another number of classes
+    checkpoint['state_dict']['layer.3.bias'] = torch.zeros(2)
+
+
+def unwrap(checkpoint):
+    for key in [*checkpoint['state_dict']]:
+        checkpoint['state_dict'][f'module.{key}'] = checkpoint['state_dict'].pop(key)
 
 
 @pytest.mark.parametrize(
-    ('key', 'value', 'words'),
+    ('change', 'words'),
     [
-        ('optimizer', None, 'the state of the optimizer is missing'),
-        ('optimizer', dict(state={}, param_groups=[dict(betas=1)]), 'the state of the optimizer'),
-        ('param_schedulers', [], 'it holds 0 schedulers, and the run has 1'),
-        ('param_schedulers', [{}, {}], 'it holds 2 schedulers, and the run has 1'),
+        (rename, r'1 weights of the model .*: layer\.0\.weight'),
+        (reshape, r'1 weights of the model .*: layer\.3\.bias'),
+        (unwrap, None),
+        (lambda checkpoint: checkpoint.pop('optimizer'), 'the state of the optimizer is missing'),
+        (dict(optimizer=EMPTY_ADAM), 'the state of the optimizer is missing'),
+        (dict(optimizer=dict(a=PLAIN_SGD, b=EMPTY_ADAM)), 'the state of the optimizer is missing'),
+        (dict(param_schedulers=[]), 'it holds 0 schedulers, and the run has 1'),
+        (dict(param_schedulers=[{}, {}]), 'it holds 2 schedulers, and the run has 1'),
     ],
 )
-def test_what_mmengine_would_start_anew_is_refused(tmp_path, key, value, words):
+def test_what_mmengine_would_reinitialize_is_refused(tmp_path, change, words):
     """The file is named, and nothing is trained."""
     train(tmp_path, hooks=[StopAt(5)])
     checkpoint = torch.load(tmp_path / 'epoch_1.pth', weights_only=True)
-    checkpoint[key] = value
-    if value is None:
-        del checkpoint[key]
+    checkpoint.update(change) if isinstance(change, dict) else change(checkpoint)
     torch.save(checkpoint, tmp_path / 'epoch_1.pth')
-    runner = build(tmp_path, resume=True)
+    runner = build(tmp_path, resume=True, hooks=[StopAt(5)])
+    if words is None:
+        with pytest.raises(KeyboardInterrupt):
+            runner.train()
+        return
     with pytest.raises(CheckpointError, match=rf'epoch_1\.pth.*{words}.*load_from'):
         runner.train()
     assert runner.iter == 0
 
 
-def test_several_optimizers():
-    """By name; SGD without momentum has no state."""
-    adam = dict(state={0: 1}, param_groups=[dict(betas=1)])
-    plain = dict(state={}, param_groups=[dict(momentum=0)])
-    assert _holds_state(dict(a=adam, b=plain)) and not _holds_state({})
-    assert not _holds_state(dict(a=adam, b=dict(adam, state={})))
+def test_optimizers_without_state_resume(tmp_path):
+    """SGD without momentum has none."""
+    options = dict(optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01)))
+    train(tmp_path, hooks=[StopAt(5)], **options)
+    assert train(tmp_path, resume=True, **options).epoch == EPOCHS
+
+
+@pytest.mark.parametrize('evaluate', ['val', 'test'])
+def test_a_config_of_a_resumed_run_evaluates(tmp_path, evaluate):
+    """``resume=True`` with a best checkpoint, which has neither optimizer nor schedulers."""
+    train(tmp_path, hooks=[StopAt(5)])
+    best = tmp_path / 'best_acc_epoch_1.pth'
+    assert 'optimizer' not in torch.load(best, weights_only=True)
+    runner = build(tmp_path, resume=True, load_from=str(best))
+    getattr(runner, evaluate)()
+    assert runner._has_loaded

@@ -7,142 +7,97 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook
-from mmengine.logging import HistoryBuffer, print_log
+from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
-from mmengine.utils import apply_to
 
 from mmcare.files import moved_into_place
 from mmcare.registry import HOOKS
 from mmcare.weights.reading import CheckpointError, read_checkpoint
 
 ATOMIC = 'mmcare.atomic'  # name of the backend below
-TRAINING_STATE = {'meta', 'state_dict', 'message_hub'}  # what mmengine cannot resume without
-KEPT, OUTDATED = 'keep_ckpt_ids', 'outdated_ckpts'  # of the message hub; the first is mmengine's
+KEPT, OUTDATED = 'keep_ckpt_ids', 'outdated_ckpts'  # of the message hub; the first is MMEngine's
 
 
 @HOOKS.register_module()
 class AtomicCheckpointHook(CheckpointHook):
-    """mmengine's ``CheckpointHook``, safe against a kill or a power cut at any moment.
+    """MMEngine's ``CheckpointHook``, safe against a kill or a power cut at any moment.
 
     Arguments and file names are those of ``CheckpointHook``. A checkpoint is written under another
     name, brought to the disk and renamed; only then are old ones deleted. This holds for local
-    disks. Other backends write as mmengine does.
+    disks. Other backends write as MMEngine does.
 
-    With ``resume=True`` and no ``load_from`` the run goes on from the checkpoint that mmengine's
+    With ``resume=True`` and no ``load_from`` the run resumes from the checkpoint that MMEngine's
     file ``last_checkpoint`` names or, with a warning, from the newest whole one if that one is
-    damaged or gone. A run that has not saved anything starts from its beginning. With
-    ``save_best`` a resumed run makes up for the validation that a kill may have prevented.
+    damaged or missing. A run that has not saved anything starts from its beginning. With
+    ``save_best`` a resumed run repeats the validation that a kill may have interrupted.
 
     Checkpoints hold tensors and plain values only: ``torch.load(file, weights_only=True)`` reads
-    them in a process without mmcare.
+    them in a process without mmcare. Smoothed values of the log start again after a resume.
 
     Raises:
         CheckpointError: If a run has saved something to resume from, and none of it is whole.
     """
 
-    priority = 'LOWEST'  # so that what other hooks put into a checkpoint becomes plain, too
-    backend_args: Any  # these are CheckpointHook's
-    file_backend: Any
-    last_ckpt: Any
-    best_ckpt_path: Any
-    best_ckpt_path_dict: Any
+    priority = 'LOWEST'  # so that what other hooks put into a checkpoint becomes plain as well
+    _folder: Path | None = None  # of the checkpoints, if it is on a local disk
 
     def before_run(self, runner: Any) -> None:
         """Choose the backend, and the checkpoint to resume from before the runner looks for it."""
-        if self.backend_args or self.file_client_args or '://' in str(self.out_dir):
+        backend = (self.backend_args or {}).get('backend', 'local')
+        if backend != 'local' or self.file_client_args or '://' in str(self.out_dir):
             return
         register_backend(ATOMIC, _AtomicBackend, force=True)
-        self.backend_args = dict(backend=ATOMIC)
-        # Not public in mmengine's runner, and the only place that --resume goes to.
+        self.backend_args = dict(backend=ATOMIC, outdated=[])
+        self._folder = Path(runner.work_dir)
+        if self.out_dir not in (None, runner.work_dir):
+            self._folder = Path(self.out_dir, self._folder.name)  # as MMEngine does
+        # Not public in MMEngine's runner, and the only place that --resume goes to.
         if not runner._resume or runner._load_from is not None or runner._has_loaded:
             return
-        folder = Path(runner.work_dir)
-        if self.out_dir not in (None, runner.work_dir):
-            folder = Path(self.out_dir, folder.name)  # as mmengine does
-        found: list[Any] = [None]
-        if is_main_process():
-            try:
-                found = [self._find_whole(Path(runner.work_dir, 'last_checkpoint'), folder)]
-            except (CheckpointError, OSError) as error:
-                found = [error]
+        pointer = Path(runner.work_dir, 'last_checkpoint')
+        found = [self._find_whole(self._folder, pointer) if is_main_process() else None]
         broadcast_object_list(found)
-        if isinstance(found[0], Exception):
-            raise found[0]
         runner._load_from = found[0]
         if found[0] is None:
-            runner.logger.warning(f'Nothing to resume in {folder}: starting from the beginning.')
+            runner.logger.warning(f'Nothing to resume in {self._folder}: starting from scratch.')
 
     def before_train(self, runner: Any) -> None:
-        """Prepare as mmengine does; finish what a killed run has left undone."""
+        """Prepare as MMEngine does; finish what a killed run has left undone."""
         info = runner.message_hub.runtime_info
-        # mmengine deletes files by these numbers: a checkpoint must not name other files.
+        # MMEngine deletes files by these entries: a checkpoint must not name other files.
         info[KEPT] = [step for step in info.get(KEPT, []) if type(step) is int]
+        for key in info if self._folder else ():
+            if key.startswith(('best_ckpt', 'last_ckpt')):
+                info[key] = self._find(info[key])
         super().before_train(runner)
-        if not isinstance(self.file_backend, _AtomicBackend):
+        if not self._folder:
             return
-        outdated = map(self._find, info.get(OUTDATED, []))
-        self.file_backend.outdated += [path for path in outdated if path]
-        # The same list as in the backend, so that checkpoints name the files to delete.
-        runner.message_hub.update_info(OUTDATED, self.file_backend.outdated)
         if is_main_process():
-            written = rf'((best_.+_)?{self._pattern()}|last_checkpoint)'
-            for path in Path(self.out_dir).glob('.*.tmp'):
-                if re.fullmatch(rf'\.{written}\..+\.tmp', path.name):  # see moved_into_place
-                    shutil.rmtree(path)
+            for path in filter(None, map(self._find, info.get(OUTDATED, []))):
+                Path(path).unlink()
+            for left in self._folder.glob(f'.*{Path(self.filename_tmpl).suffix}.*.tmp'):
+                shutil.rmtree(left, ignore_errors=True)  # see moved_into_place
+        # The backend's own list, so that a checkpoint names the files to delete once it is written.
+        runner.message_hub.update_info(OUTDATED, self.backend_args['outdated'])
         if runner.iter == 0:  # not resumed
             return
-        # mmengine forgets the last checkpoint, and takes the path of the best from the file.
-        self.last_ckpt = self._find(info.get('last_ckpt'))
-        if hasattr(self, 'best_ckpt_path_dict'):
-            paths = self.best_ckpt_path_dict
-            self.best_ckpt_path_dict = {key: self._find(path) for key, path in paths.items()}
-        elif self.save_best:
-            self.best_ckpt_path = self._find(self.best_ckpt_path)
-        self._remove_outdated()
+        self.last_ckpt = info.get('last_ckpt')  # MMEngine forgets it
+        if self.last_ckpt and is_main_process():  # a kill may have left this file empty
+            Path(runner.work_dir, 'last_checkpoint').write_text(self.last_ckpt)
         if self.save_best and runner.val_loop and self._validates_now(runner.train_loop):
-            runner.logger.info(f'Validating {self.last_ckpt}, as the run may have been killed.')
             runner.val_loop.run()
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Leave tensors and plain values only."""
+        hub = checkpoint['message_hub']
+        hub['log_scalars'] = {}  # buffers of MMEngine's own type
+        hub['resumed_keys'] = dict.fromkeys(hub['runtime_info'], True)
         for key, value in checkpoint.items():
             if not hasattr(value, '_metadata'):  # state dicts have it, and PyTorch needs it
                 checkpoint[key] = _plain(value)
-
-    def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        """Make NumPy's arrays and the buffers of the message hub again."""
-        if isinstance(checkpoint.get('meta'), dict):
-            meta = apply_to(checkpoint['meta'], torch.is_tensor, lambda x: x.cpu().numpy())
-            checkpoint['meta'] = meta  # mmengine compares it with that of the data set
-        scalars = checkpoint.get('message_hub', {}).get('log_scalars', {})
-        for key, value in scalars.items():
-            if isinstance(value, dict):
-                log, count = value['log'].cpu().numpy(), value['count'].cpu().numpy()
-                scalars[key] = HistoryBuffer(log, count, value['max_length'])
-
-    def after_val_epoch(self, runner: Any, metrics: dict) -> None:
-        """Save the best checkpoint; delete the one before it."""
-        super().after_val_epoch(runner, metrics)
-        if self.save_best:
-            self._remove_outdated()
-
-    def _save_checkpoint_with_step(self, runner: Any, step: int, meta: dict) -> None:
-        super()._save_checkpoint_with_step(runner, step, meta)
-        self._remove_outdated()
-
-    def _remove_outdated(self) -> None:
-        """Delete what is outdated, except files that have been written again since."""
-        current = [self.last_ckpt, getattr(self, 'best_ckpt_path', None)]
-        current += getattr(self, 'best_ckpt_path_dict', {}).values()
-        if isinstance(self.file_backend, _AtomicBackend):
-            for path in self.file_backend.outdated:
-                if is_main_process() and path not in current:
-                    Path(path).unlink(missing_ok=True)
-            self.file_backend.outdated.clear()
 
     def _pattern(self) -> str:
         """The regular expression of the names of checkpoints."""
@@ -150,38 +105,30 @@ class AtomicCheckpointHook(CheckpointHook):
 
     def _find(self, path: str | None) -> str | None:
         """Find a checkpoint of this run, which may have been moved with its folder."""
-        file = Path(self.out_dir, Path(path or '').name)
+        file = Path(self._folder or '', Path(path or '').name)
         is_checkpoint = re.fullmatch(f'(best_.+_)?{self._pattern()}', file.name)
         return str(file) if is_checkpoint and file.is_file() else None
 
-    def _find_whole(self, pointer: Path, folder: Path) -> str | None:
+    def _find_whole(self, folder: Path, pointer: Path) -> str | None:
         """Find the checkpoint that a pointer names, or the newest whole one; None without any.
 
         Best checkpoints do not count: they do not hold the state of the optimizer.
         """
-        files = folder.iterdir() if folder.is_dir() else ()
-        saved = [path for path in files if re.fullmatch(self._pattern(), path.name)]
+        saved = [path for path in folder.glob('*') if re.fullmatch(self._pattern(), path.name)]
         # By time, not by number: an earlier, longer run may have left its files.
         saved.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
         if pointer.is_file():
             named = folder / Path(pointer.read_text(errors='replace').strip()).name
             saved = [named, *(path for path in saved if path != named)]
-        faults = []
         for path in saved:
             try:
-                checkpoint = read_checkpoint(path)
-                if isinstance(checkpoint, dict) and checkpoint.keys() >= TRAINING_STATE:
-                    return str(path)
-                faults.append(f'{path} does not hold {", ".join(sorted(TRAINING_STATE))}')
+                read_checkpoint(path)
+                return str(path)
             except (CheckpointError, OSError) as error:
-                faults.append(str(error))
-            print_log(f'Not resuming from {path}: {faults[-1]}', 'current', logging.WARNING)
-        if faults:
-            reasons = '\n'.join(faults)
-            raise CheckpointError(
-                f'nothing to resume from in {folder}: no checkpoint there is whole. Restore one, '
-                f'or train without resume.\n{reasons}'
-            )
+                print_log(f'Not resuming from {path}: {error}', 'current', logging.WARNING)
+        if saved:
+            names = ', '.join(path.name for path in saved)
+            raise CheckpointError(f'none of {names} in {folder} is whole: train without resume')
         return None
 
     def _validates_now(self, loop: Any) -> bool:
@@ -194,28 +141,27 @@ class AtomicCheckpointHook(CheckpointHook):
 
 
 class _AtomicBackend(LocalBackend):
-    """mmengine's backend for local disks: atomic writes; removals are noted for later."""
+    """MMEngine's backend for local disks: writes are atomic, and removals wait for the next."""
 
-    def __init__(self) -> None:
-        self.outdated: list[str] = []
+    def __init__(self, outdated: list[str]) -> None:
+        self.outdated = outdated
 
     def put(self, obj: bytes, filepath: str | Path) -> None:
         with moved_into_place(Path(filepath)) as temporary:
             temporary.write_bytes(obj)
+        for path in self.outdated:
+            if path != str(filepath):
+                Path(path).unlink(missing_ok=True)
+        self.outdated.clear()
 
     def remove(self, filepath: str | Path) -> None:
         self.outdated.append(str(filepath))
 
 
 def _plain(value: Any) -> Any:
-    """Replace NumPy's values, buffers and subclasses of dict with tensors and plain values."""
-    if isinstance(value, HistoryBuffer):
-        log, count = value.data
-        value = dict(log=log, count=count, max_length=value.max_length)
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value) if value.dtype.kind in 'biufc' else value.tolist()
+    """Replace NumPy's values and subclasses of dict with plain ones."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
     if isinstance(value, dict):
         return {_plain(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

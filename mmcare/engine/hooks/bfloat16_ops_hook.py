@@ -19,17 +19,13 @@ class BFloat16OpsHook(Hook):
     stay in bfloat16. Without autocast, and in float16, nothing changes.
     """
 
-    def __init__(self) -> None:
-        self._attached = False
-
     def before_run(self, runner: Runner) -> None:
-        """Attach the casts to the RoI extractors and heads of the model, once."""
-        for module in () if self._attached else runner.model.modules():
+        """Attach the casts to the RoI extractors and heads of the model."""
+        for module in runner.model.modules():
             if hasattr(module, 'roi_layers'):
                 module.register_forward_pre_hook(lambda _, inputs: _to_float32(inputs))
             if hasattr(module, 'predict_by_feat'):
                 module.register_forward_hook(lambda _, inputs, output: _to_float32(output))
-        self._attached = True
 
 
 def _to_float32(value: Any) -> Any:

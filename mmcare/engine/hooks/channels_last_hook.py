@@ -1,6 +1,5 @@
 """Networks whose convolutions compute in channels-last memory."""
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,13 +13,13 @@ from mmcare.registry import HOOKS
 class ChannelsLastHook(Hook):
     """Lay the weights of a model out channels-last, before training, validation and test.
 
-    The maps follow from the first convolution on; images stay as they are. Results agree up to
-    rounding. Checkpoints hold contiguous states of optimizers, so that runs with and without the
-    hook resume from each other: fused optimizers compute wrongly where layouts differ.
+    Activations become channels-last at the first convolution; inputs are not converted. Results
+    agree up to rounding. Checkpoints hold contiguous states of optimizers, so that runs with and
+    without the hook resume from each other: fused optimizers compute wrongly where layouts differ.
     """
 
     def before_train(self, runner: Any) -> None:
-        """Change the layout in place, after initialisation, which would draw in another order."""
+        """Change the layout in place, after initialization, which would draw in another order."""
         runner.model.to(memory_format=torch.channels_last)
 
     before_val = before_test = before_train
@@ -35,10 +34,9 @@ class ChannelsLastHook(Hook):
 
 
 def _lay_out(checkpoint: dict, layout: torch.memory_format) -> None:
-    change = partial(torch.Tensor.contiguous, memory_format=layout)
     if 'optimizer' in checkpoint:
-        checkpoint['optimizer'] = apply_to(checkpoint['optimizer'], _is_4d, change)
-
-
-def _is_4d(value: Any) -> bool:
-    return torch.is_tensor(value) and value.dim() == 4
+        checkpoint['optimizer'] = apply_to(
+            checkpoint['optimizer'],
+            lambda x: torch.is_tensor(x) and x.dim() == 4,
+            lambda x: x.contiguous(memory_format=layout),
+        )
