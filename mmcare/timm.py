@@ -5,34 +5,35 @@ renamed. timm reads the files, and takes EMA weights from those that have them.
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
+import torch
 from mmengine.model import initialize
 from torch import Tensor, nn
 
 from mmcare.compatibility import require
 from mmcare.models import CARE
 from mmcare.models.arguments import check
-from mmcare.models.heads import TwoHeads
-from mmcare.weights.fitting import check_fit, fit_backbone, shapes_of
-from mmcare.weights.published import ADDRESSES, whole_classifier
-from mmcare.weights.reading import load_pretrained
+from mmcare.models.heads import TwoHeads, pool
+from mmcare.weights.published import ADDRESSES, is_published, whole_classifier
+from mmcare.weights.whole import mark
 
 timm: Any = require('timm', 'mmcare.timm', 'timm')
 feature_take_indices = timm.models._features.feature_take_indices
-timm.models.register_notrace_module(CARE)  # torch.fx cannot follow its padding
+timm.models.register_notrace_module(CARE)  # torch.fx cannot follow padding, or ask for dimensions
+timm.models.register_notrace_function(pool)
 
 # Mean, std, crop and interpolation of the released evaluation are timm's defaults.
 CFG = dict(pool_size=(7, 7), first_conv='backbone.stem.conv', license='mit')
 CFG['classifier'] = 'head.cls_head.fc', 'head.distill_head.fc'
-NAMES = {f'care_{arch}.dist_in1k': CFG for arch in CARE.arch_zoo}
-default_cfgs = timm.models.generate_default_cfgs(NAMES)
+default_cfgs = timm.models.generate_default_cfgs(
+    {f'care_{arch}.dist_in1k': CFG for arch in CARE.arch_zoo}
+)
 
 
 class CAREClassifier(nn.Module):
     """CARE with both published heads and timm's methods; ``kwargs`` are arguments of CARE."""
-
-    apart = False
 
     def __init__(
         self,
@@ -42,31 +43,39 @@ class CAREClassifier(nn.Module):
         global_pool: str = 'avg',
         drop_rate: float = 0.0,
         device: Any = None,
-        dtype: Any = None,
+        dtype: torch.dtype | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        self.in_chans, self.drop_rate, self.global_pool = in_chans, drop_rate, global_pool
-        self.backbone = CARE(arch, in_chans, **kwargs).to(device, dtype)
-        if not load_pretrained(self.backbone, self.backbone.init_cfg):  # safely, unlike mmengine
+        self.in_chans, self.global_pool = in_chans, global_pool
+        self.distilled_training = False
+        with torch.device(device or torch.get_default_device()):
+            self.backbone = CARE(arch, in_chans, **kwargs)
+        if 'init_cfg' in kwargs:
+            self.backbone.init_weights()  # reads a file safely, and logs each parameter
+        elif not self.backbone.stem.conv.weight.is_meta:  # takes seconds there
             initialize(self.backbone, self.backbone.init_cfg)
+        self.backbone.to(dtype)
+        # What timm's feature extractors hook: stages have the padding in their outputs.
+        self.maps = nn.ModuleList(nn.Identity() for _ in self.backbone.out_channels)
         self.feature_info = [
-            dict(num_chs=channels, reduction=4 * 2**index, module=f'backbone.stages.{index}')
+            dict(num_chs=channels, reduction=4 * 2**index, module=f'maps.{index}')
             for index, channels in enumerate(self.backbone.out_channels)
         ]
-        self.num_features = self.head_hidden_size = self.backbone.out_channels[-1]
+        self.drop = nn.Dropout(drop_rate)
         self.reset_classifier(num_classes)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the heads, or remove them if there are 0 classes; then the pool may be ``''``."""
-        pool = self.global_pool if global_pool is None else global_pool
-        good = pool == 'avg' or (pool == '' and num_classes == 0)
-        check('global_pool', pool, "'avg', or '' with num_classes=0", good)
-        self.num_classes, self.global_pool = num_classes, pool
-        self.head = TwoHeads(self.num_features, num_classes, bool(pool), self.drop_rate)
-        self.head.to(**timm.layers.get_device_dtype(self.backbone)).train(self.training)
-        self.head.apart = self.apart
-        initialize(self.head, dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.0))
+        given = self.global_pool if global_pool is None else global_pool
+        good = given == 'avg' or (given == '' and num_classes == 0)
+        check('global_pool', given, "'avg', or '' with num_classes=0", good)
+        self.num_classes, self.global_pool = num_classes, given
+        self.num_features = self.head_hidden_size = self.backbone.out_channels[-1]
+        like = self.backbone.stem.conv.weight
+        with torch.device(like.device):
+            self.head = TwoHeads(self.num_features, num_classes) if num_classes else nn.Identity()
+        self.head.to(like.dtype).train(self.training)
 
     def get_classifier(self) -> tuple[nn.Module, ...]:
         """Return the linear layers of the class head and the distillation head."""
@@ -74,12 +83,12 @@ class CAREClassifier(nn.Module):
 
     def set_distilled_training(self, enable: bool = True) -> None:
         """Let training mode return the logits of both heads, as ``timm.task`` wants them."""
-        self.apart = self.head.apart = enable
+        self.distilled_training = enable
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Compute blocks again in the backward pass, to save memory."""
         for stage in self.backbone.stages:
-            stage.recompute = enable
+            stage.recompute = enable  # type: ignore[assignment]
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return timm's patterns of layers: the stem, then stages or blocks."""
@@ -89,43 +98,65 @@ class CAREClassifier(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Map images (B, in_chans, H, W) to the last map (B, C, H / 32, W / 32), rounded up."""
-        return self.backbone(x)[-1]
+        maps = self.backbone(x)
+        return [each(maps[index]) for index, each in enumerate(self.maps)][-1]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Any:
         """Map (B, C, H, W) to logits (B, K), the mean of both heads, or to their input (B, C)."""
-        return self.head(x, pre_logits)
+        x = self.drop(pool(x)) if self.global_pool else x
+        if pre_logits or not self.num_classes:
+            return x
+        return self.head(x, separate=self.distilled_training and self.training)
 
     def forward(self, x: Tensor) -> Any:
         """Map images (B, in_chans, H, W) of any size to logits (B, K)."""
-        return self.head(self.forward_features(x))
+        return self.forward_head(self.forward_features(x))
 
-    def forward_intermediates(self, x: Tensor, indices: Any = None, **options: Any) -> Any:
-        """Return the last map and a list of those of ``indices``, or the list alone, as in timm."""
-        assert options.get('output_fmt', 'NCHW') == 'NCHW', 'maps are (B, C, H, W)'
-        maps = self.backbone(x)
-        taken = [maps[i] for i in feature_take_indices(len(maps), indices)[0]]
-        return taken if options.get('intermediates_only') else (maps[-1], taken)
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = 'NCHW',
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Return the last map and a list of those of ``indices``, or the list alone, as in timm.
 
-    def prune_intermediate_layers(self, indices: Any = 1, **options: Any) -> list[int]:
-        """Remove the heads in any case, and stages behind the last of ``indices``; return these."""
+        ``norm`` changes nothing, since there is no norm after the last stage.
+        """
+        assert output_fmt == 'NCHW', 'maps are (B, C, H, W)'
         taken, last = feature_take_indices(len(self.backbone.stages), indices)
-        self.backbone.stages = self.backbone.stages[: last + 1]
-        self.backbone.out_indices = tuple(range(last + 1))
-        self.num_features = self.head_hidden_size = self.backbone.out_channels[-1]
-        self.reset_classifier(0, '')
+        maps = (_first_stages(self.backbone, last + 1) if stop_early else self.backbone)(x)
+        chosen = [maps[index] for index in taken]
+        return chosen if intermediates_only else (maps[-1], chosen)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Remove the stages after the last of ``indices``, and the heads. Return the indices."""
+        taken, last = feature_take_indices(len(self.backbone.stages), indices)
+        self.backbone = _first_stages(self.backbone, last + 1)
+        self.maps = self.maps[: last + 1]
+        if prune_head:
+            self.reset_classifier(0, '')
         return taken
 
     def load_state_dict(
-        self, state_dict: Mapping, strict: bool = True, assign: bool = False
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load the backbone whole or raise a CheckpointError; the heads, too, if ``strict``."""
-        state = whole_classifier(state_dict)
-        if not self.num_classes:
-            state = {key: value for key, value in state.items() if not key.startswith('head.')}
-        fit_backbone(state, 'backbone.', shapes_of(self.backbone), CARE.known_shapes)
-        if strict:
-            check_fit(state, shapes_of(self), f'The heads do not fit {self.num_classes} classes.')
-        return super().load_state_dict(state, strict, assign)
+        """Load a state dict as PyTorch does; one with published names is renamed before."""
+        if is_published(state_dict):
+            state_dict = whole_classifier(state_dict)
+        return super().load_state_dict(state_dict, strict, assign)
+
+
+def _first_stages(backbone: CARE, number: int) -> CARE:
+    """Return a backbone that ends after some stages and shares them with the given one."""
+    part = copy(backbone)
+    part._modules = {**backbone._modules, 'stages': backbone.stages[:number]}
+    part.out_indices = backbone.out_indices[:number]
+    return part
 
 
 def _entrypoint(arch: str) -> Callable[..., nn.Module]:
@@ -138,8 +169,11 @@ def _entrypoint(arch: str) -> Callable[..., nn.Module]:
                 f'No hub has weights of CARE. {ADDRESSES} Give a file as checkpoint_path=FILE; for '
                 'features_only, other classes or channels: pretrained_cfg_overlay=dict(file=FILE).'
             )
-        kwargs.update(arch=arch, pretrained_filter_fn=lambda state, _: whole_classifier(state))
-        kwargs.update(feature_cfg=dict(out_indices=(0, 1, 2, 3), feature_cls='getter'))
+        # timm loads without `strict` then; weights that name their file are loaded whole.
+        kwargs['pretrained_filter_fn'] = lambda state, model: mark(
+            whole_classifier(state), model.pretrained_cfg.get('file')
+        )
+        kwargs.update(arch=arch, feature_cfg=dict(out_indices=(0, 1, 2, 3), feature_cls='getter'))
         name = create.__name__
         return timm.models.build_model_with_cfg(CAREClassifier, name, pretrained, **kwargs)
 

@@ -1,5 +1,7 @@
 """CARE through timm in other projects. `make test-reach` brings those that are not in the stack."""
 
+import copy
+
 import pytest
 import torch
 from mmengine.config import Config
@@ -88,3 +90,23 @@ def test_transformers_model_with_the_backbone(tmp_path):
     loaded = transformers.UperNetForSemanticSegmentation.from_pretrained(tmp_path).eval()
     image = torch.rand(1, 3, 64, 96)
     torch.testing.assert_close(loaded(image).logits, model(image).logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('targets', [r'.*\.(expand|project|query_key)', r'.*\.fc'])
+def test_adapters_of_peft(tmp_path, targets):
+    """LoRA learns, is saved alone, loaded into the network that it adapts, and merged."""
+    peft, timm = pytest.importorskip('peft'), pytest.importorskip('timm')
+    network = timm.create_model('care_s0', num_classes=3, layer_scale_init_value=0.1).eval()
+    images, fresh = torch.rand(2, 3, 64, 96), copy.deepcopy(network)
+    model = peft.get_peft_model(network, peft.LoraConfig(target_modules=targets)).eval()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for _ in range(2):  # one factor of each product is zero at first
+        model(images).square().sum().backward()
+        torch.optim.SGD(trained, 0.1).step()
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected, before = model(images), fresh(images)
+        loaded = peft.PeftModel.from_pretrained(fresh, tmp_path).eval()
+        torch.testing.assert_close(loaded(images), expected)
+        assert (expected - before).abs().max() > 0.01 * before.abs().max()
+        torch.testing.assert_close(loaded.merge_and_unload()(images), expected)

@@ -1,6 +1,8 @@
-"""CARE in timm: counts, maps and logits, and what timm's own tests ask of every model."""
+"""CARE in timm: counts, maps and logits, loading, and what timm's own tests ask of every model."""
 
 import importlib
+import inspect
+import re
 import sys
 from argparse import Namespace
 
@@ -8,45 +10,42 @@ import numpy as np
 import pytest
 import torch
 from helpers import DATA, THIN, published_weights, reference_image
-from torch import nn
+from torch.nn.utils import parametrize
 
 from mmcare.models import CARE
-from mmcare.weights.published import whole_classifier
-from mmcare.weights.reading import CheckpointError
+from mmcare.weights.reading import load_weights
 
 timm = pytest.importorskip('timm')
 mmcare_timm = pytest.importorskip('mmcare.timm')
 
 PARAMETERS = dict(s0=7_340_000, s1=9_602_424, s2=19_481_288)
+IMAGE = torch.rand(2, 3, 45, 70, generator=torch.Generator().manual_seed(0))
 
 
 def thin(**options):
     """A thin network whose two heads differ."""
-    return mmcare_timm.CAREClassifier(THIN, **{'num_classes': 5, **options})
+    options = {'num_classes': 5, 'layer_scale_init_value': 0.1, **options}
+    return mmcare_timm.CAREClassifier(THIN, **options)
 
 
 def count(model):
     return sum(map(torch.numel, model.parameters()))
 
 
+def assert_equal(found, expected):
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 @pytest.fixture(scope='module')
 def published(tmp_path_factory):
-    """A file as published, a training checkpoint of timm, with EMA weights that differ."""
+    """A file as published: a training checkpoint of timm."""
     path = tmp_path_factory.mktemp('published') / 'CARETrans_S0.pth.tar'
-    weights = published_weights('s0')
-    other = {**weights, 'head.fc.bias': weights['head.fc.bias'] + 2}
-    torch.save(dict(state_dict=other, state_dict_ema=weights, args=Namespace(lr=1e-3)), path)
+    torch.save(dict(state_dict=published_weights('s0'), args=Namespace(lr=1e-3)), path)
     return path
 
 
-@pytest.fixture
-def uninitialised(monkeypatch):
-    """Initialising takes seconds, most of all on the meta device."""
-    monkeypatch.setattr(mmcare_timm, 'initialize', lambda *_: None)
-
-
 @pytest.mark.parametrize('arch', PARAMETERS)
-def test_counts_and_features_are_those_of_care(arch, uninitialised):
+def test_counts_and_features_are_those_of_care(arch):
     with torch.device('meta'):
         backbone = CARE(arch)
         assert count(timm.create_model(f'care_{arch}')) == PARAMETERS[arch]
@@ -60,116 +59,20 @@ def test_counts_and_features_are_those_of_care(arch, uninitialised):
     assert part.feature_info.channels() == list(backbone.out_channels[1:3])
 
 
-@torch.no_grad()
-def test_published_file_gives_the_released_logits(published, uninitialised):
-    """timm takes the EMA weights of the file."""
-    model = timm.create_model('care_s0', checkpoint_path=published).eval()
-    assert model.state_dict().keys() == whole_classifier(published_weights('s0')).keys()
-    expected = np.load(DATA / 'reference_s0_224x224.npz')
-    image = reference_image(224, 224)
-    last = model.forward_features(image)
-    assert last.shape[2:] == model.pretrained_cfg['pool_size']
-    features = model.forward_head(last, pre_logits=True)
-    found = dict(logits=model(image), folded=timm.utils.reparameterize_model(model)(image))
-    found['cls_logits'] = model.head.cls_head(features)
-    found['dist_logits'] = model.head.distill_head(features)
-    for name, logits in found.items():
-        reference = torch.from_numpy(expected[name if name in expected else 'logits'])
-        assert (logits - reference).abs().max() < 1e-4 * reference.abs().max(), name
-
-
-@torch.no_grad()
-def test_file_goes_into_features_other_classes_and_channels(published, uninitialised):
-    source = dict(pretrained=True, pretrained_cfg_overlay=dict(file=str(published)))
-    model = timm.create_model('care_s0', **source, features_only=True, out_indices=(0, 2)).eval()
-    care = CARE('s0', out_indices=(0, 2)).eval()
-    care.load_state_dict(published_weights('s0'))
-    image = torch.rand(2, 3, 45, 70)
-    torch.testing.assert_close(model(image), list(care(image)), rtol=0, atol=0)
-    gray = timm.create_model('care_s0', **source, num_classes=7, in_chans=1)
-    assert gray(image[:, :1]).shape == (2, 7)
-    summed = published_weights('s0')['stem.0.weight'].sum(1, keepdim=True)
-    torch.testing.assert_close(gray.backbone.stem.conv.weight, summed)
-
-
-def test_init_cfg_reads_without_running_code(tmp_path):
-    """mmengine's own loader refuses the file, or would run code from it."""
-    weights = thin().backbone.state_dict()
-    torch.save(dict(state_dict=weights, args=Namespace()), tmp_path / 'file.pth')
-    model = thin(init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'file.pth')))
-    torch.testing.assert_close(model.backbone.state_dict(), weights)
-    assert all(layer.weight.std() < 0.03 for layer in model.get_classifier())
-
-
-def test_configuration_of_the_released_evaluation(uninitialised):
-    with torch.device('meta'):
-        model = timm.create_model('care_s2.dist_in1k')
+def test_configuration_of_the_released_evaluation():
+    model = timm.create_model('care_s2.dist_in1k', device='meta')
     data = timm.data.resolve_data_config(model=model)
-    assert data['mean'] == (0.485, 0.456, 0.406) and data['std'] == (0.229, 0.224, 0.225)
-    assert data['crop_pct'] == 224 / 256 and data['interpolation'] == 'bicubic'
-    assert data['input_size'] == (3, 224, 224) and data['crop_mode'] == 'center'
+    expected = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), crop_pct=224 / 256)
+    expected.update(input_size=(3, 224, 224), crop_mode='center', interpolation='bicubic')
+    assert expected.items() <= data.items()
     names = [model.pretrained_cfg['first_conv'], *model.pretrained_cfg['classifier']]
     assert {f'{name}.weight' for name in names} <= model.state_dict().keys()
     assert model.get_classifier() == tuple(map(model.get_submodule, names[1:]))
     assert timm.list_models('care_*') == ['care_s0', 'care_s1', 'care_s2']
 
 
-def test_classifier_can_be_replaced_and_removed():
-    model, image = thin(drop_rate=0.5).eval(), torch.rand(2, 3, 64, 64)
-    assert model(image).shape == (2, 5)
-    features = model.forward_features(image)
-    assert features.shape == (2, model.num_features, 2, 2)
-    model.set_distilled_training()
-    model.reset_classifier(3)
-    assert model(image).shape == (2, 3) and not model.head.training and model.head.apart
-    assert all(
-        layer.weight.std() < 0.03 and not layer.bias.any() for layer in model.get_classifier()
-    )
-    pooled = model.forward_head(features, pre_logits=True)
-    model.reset_classifier(0)
-    assert model.get_classifier() == ()
-    torch.testing.assert_close(model(image), pooled)
-    model.reset_classifier(0, '')
-    torch.testing.assert_close(model(image), features)
-    with pytest.raises(ValueError, match="global_pool must be 'avg', or '' with num_classes=0"):
-        model.reset_classifier(3)
-    assert thin(num_classes=0, global_pool='').eval()(image).shape == features.shape
-
-
-@pytest.mark.parametrize('recompute', [False, True], ids=['plain', 'grad checkpointing'])
-def test_every_parameter_learns(recompute):
-    model = thin(drop_path_rate=0.1, layer_scale_init_value=0.1)
-    model.set_grad_checkpointing(recompute)
-    model.set_distilled_training()
-    runs = []
-    hook = model.backbone.stages[1].blocks[0].register_forward_pre_hook(lambda *_: runs.append(1))
-    logits, distilled = model(torch.rand(2, 3, 64, 64))
-    (logits * distilled).sum().backward()
-    hook.remove()
-    assert len(runs) == 1 + recompute
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_intermediates():
-    model, image = thin(layer_scale_init_value=0.1).eval(), torch.rand(1, 3, 100, 130)
-    expected = model.backbone(image)
-    last, maps = model.forward_intermediates(image)
-    info = timm.models.FeatureInfo(model.feature_info, 4)
-    torch.testing.assert_close(maps, list(expected))
-    sizes = [(-(-100 // stride), -(-130 // stride)) for stride in info.reduction()]
-    assert [tuple(one.shape[2:]) for one in maps] == sizes
-    assert [one.shape[1] for one in maps] == info.channels()
-    torch.testing.assert_close(last, model.forward_features(image))
-    chosen = model.forward_intermediates(image, [1], intermediates_only=True)
-    torch.testing.assert_close(chosen, [expected[1]])
-    assert model.prune_intermediate_layers([0, 1]) == [0, 1]
-    assert model.num_features == info.channels()[1] and len(model.backbone.stages) == 2
-    torch.testing.assert_close(model.forward_intermediates(image, [1])[0], expected[1])
-
-
-def test_groups_of_layers_are_those_of_care(uninitialised):
-    with torch.device('meta'):
-        model = timm.create_model('care_s0')
+def test_groups_of_layers_are_those_of_care():
+    model = timm.create_model('care_s0', device='meta')
     groups = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
     depth = model.backbone.get_layer_depth
     assert groups == {n: depth(n, 'backbone.')[0] for n, _ in model.named_parameters()}
@@ -177,33 +80,207 @@ def test_groups_of_layers_are_those_of_care(uninitialised):
     assert set(coarse.values()) == {*range(6)}
 
 
+@pytest.mark.parametrize('place', [('cpu', torch.float64), ('meta', torch.bfloat16)])
+def test_device_and_dtype_reach_all_layers(place):
+    model = thin(device=place[0], dtype=place[1])
+    for _ in range(2):
+        assert {(p.device.type, p.dtype) for p in model.parameters()} == {place}
+        model.reset_classifier(7)
+    assert {b.device.type for b in model.buffers()} == {place[0]}
+
+
+def test_classifier_can_be_replaced_and_removed():
+    model = thin(drop_rate=0.5).eval()
+    assert model(IMAGE).shape == (2, 5)
+    features = model.forward_features(IMAGE)
+    assert features.shape == (2, model.num_features, 2, 3)
+    model.reset_classifier(3)
+    assert model(IMAGE).shape == (2, 3) and not model.head.training
+    for layer in model.get_classifier():
+        assert 0.01 < layer.weight.std() < 0.03 and not layer.bias.any()
+    pooled = model.forward_head(features, pre_logits=True)
+    model.reset_classifier(0)
+    assert model.get_classifier() == ()
+    assert_equal(model(IMAGE), pooled)
+    model.reset_classifier(0, '')
+    assert_equal(model(IMAGE), features)
+    with pytest.raises(ValueError, match="global_pool must be 'avg', or '' with num_classes=0"):
+        model.reset_classifier(3)
+    assert thin(num_classes=0, global_pool='').eval()(IMAGE).shape == features.shape
+
+
+@pytest.mark.parametrize('recompute', [False, True], ids=['plain', 'grad checkpointing'])
+def test_every_parameter_learns(recompute):
+    model = thin(drop_path_rate=0.1)
+    model.set_grad_checkpointing(recompute)
+    model.set_distilled_training()
+    model.reset_classifier(3)
+    runs = []
+    hook = model.backbone.stages[1].blocks[0].register_forward_pre_hook(lambda *_: runs.append(1))
+    logits, distilled = model(IMAGE)
+    (logits * distilled).sum().backward()
+    hook.remove()
+    assert len(runs) == 1 + recompute
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_intermediates_and_pruning():
+    model = thin().eval()
+    expected = list(model.backbone(IMAGE))
+    last, maps = model.forward_intermediates(IMAGE)
+    assert_equal(maps, expected)
+    assert_equal(last, model.forward_features(IMAGE))
+    assert_equal(model.forward_intermediates(IMAGE, [1], intermediates_only=True), [expected[1]])
+    for method in ('forward_intermediates', 'prune_intermediate_layers'):
+        theirs = inspect.signature(getattr(timm.models.ConvNeXt, method)).parameters.values()
+        ours = inspect.signature(getattr(model, method)).parameters.values()
+        assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in theirs][1:]
+    model.backbone.stages[2].register_forward_pre_hook(lambda *_: pytest.fail('not stopped'))
+    last, maps = model.forward_intermediates(IMAGE, [0, 1], True, True)
+    assert_equal([*maps, last], [expected[0], expected[1], expected[1]])
+    head = model.head
+    assert model.prune_intermediate_layers([0, 1], prune_head=False) == [0, 1]
+    assert model.head is head and len(model.backbone.stages) == 2
+    assert model.prune_intermediate_layers([-1]) == [1] and not model.get_classifier()
+    assert_equal(model(IMAGE), expected[1])
+    model.reset_classifier(3, 'avg')
+    assert model(IMAGE).shape == (2, 3) and model.num_features == expected[1].shape[1]
+
+
+@pytest.mark.parametrize('kind', ['getter', 'hook', 'fx'])
+@torch.no_grad()
+def test_feature_extractors_return_the_maps_of_the_backbone(kind):
+    options = dict(features_only=True, out_indices=(1, 3), feature_cls=kind)
+    features = timm.create_model('care_s0', layer_scale_init_value=0.1, **options).eval()
+    care = next(module for module in features.modules() if isinstance(module, CARE))
+    expected = care(IMAGE)
+    assert_equal(features(IMAGE), [expected[1], expected[3]])
+
+
 @torch.no_grad()
 def test_export_and_fx():
-    model, image = thin(layer_scale_init_value=0.1).eval(), torch.rand(1, 3, 64, 64)
+    model = thin().eval()
+    image = IMAGE[:1]
     torch.testing.assert_close(torch.export.export(model, (image,)).module()(image), model(image))
-    pooled = timm.models.create_feature_extractor(model, ['head.drop'])(image)['head.drop']
-    torch.testing.assert_close(pooled, model.forward_head(model.forward_features(image), True))
+    pooled = timm.models.create_feature_extractor(model, ['drop'])(image)['drop']
+    assert_equal(pooled, model.forward_head(model.forward_features(image), True))
 
 
-def test_bad_input(published, monkeypatch, uninitialised):
-    with torch.device('meta'), pytest.raises(AssertionError, match=r'4 is out of range \(0 to 3\)'):
-        timm.create_model('care_s0', features_only=True, out_indices=(3, 4))
-    with pytest.raises(RuntimeError, match=r'(?s)CARE-Transformer.*checkpoint_path=FILE'):
-        timm.create_model('care_s0', pretrained=True)
-    with pytest.raises(CheckpointError, match="weights are those of arch='s0'"):
-        timm.create_model('care_s1', checkpoint_path=published)
-    with pytest.raises(CheckpointError, match='do not fit 5 classes'):
-        timm.create_model('care_s0', checkpoint_path=published, num_classes=5)
-    with pytest.raises(CheckpointError, match='pretrained_cfg_overlay'):
-        timm.create_model('care_s0', checkpoint_path=published, features_only=True)
-    model, state = thin(), thin().state_dict()
-    before = nn.utils.parameters_to_vector(model.parameters())
-    state['head.distill_head.fc.bias'][0] = torch.nan
-    left = dict(list(state.items())[:-1])
-    for broken in (state, left, {**left, 'more': torch.zeros(1)}):
-        with pytest.raises(CheckpointError):
-            model.load_state_dict(broken)
-    assert torch.equal(nn.utils.parameters_to_vector(model.parameters()), before)
+@torch.no_grad()
+def test_reparameterize_model():
+    model = thin().double().eval()
+    for parameter in model.parameters():
+        parameter.add_(torch.rand_like(parameter) / 10)
+    folded = timm.utils.reparameterize_model(model)
+    torch.testing.assert_close(folded(IMAGE.double()), model(IMAGE.double()), rtol=1e-9, atol=1e-9)
+    assert {*folded.head.state_dict()} == {'folded_head.fc.weight', 'folded_head.fc.bias'}
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in folded.modules())
+    assert folded.get_classifier() == (folded.head.folded_head.fc,)
+    model.head.distill_head.fc.register_forward_hook(lambda *_: None)
+    with pytest.raises(RuntimeError, match=r'distill_head\.fc .* cannot be folded'):
+        timm.utils.reparameterize_model(model)
+
+
+@torch.no_grad()
+def test_published_file_gives_the_released_logits(published):
+    model = timm.create_model('care_s0', checkpoint_path=published).eval()
+    expected = np.load(DATA / 'reference_s0_224x224.npz')
+    image = reference_image(224, 224)
+    last = model.forward_features(image)
+    assert last.shape[2:] == model.pretrained_cfg['pool_size']
+    found = dict(logits=model(image), folded=timm.utils.reparameterize_model(model)(image))
+    both = model.head(model.forward_head(last, pre_logits=True), separate=True)
+    found.update(zip(('cls_logits', 'dist_logits'), both, strict=True))
+    for name, logits in found.items():
+        reference = torch.from_numpy(expected[name if name in expected else 'logits'])
+        assert (logits - reference).abs().max() < 1e-4 * reference.abs().max(), name
+    # The released evaluation reads a bare state dict.
+    assert not any(timm.create_model('care_s0').load_state_dict(published_weights('s0')))
+
+
+@torch.no_grad()
+def test_file_goes_into_features_other_classes_and_channels(published):
+    source = dict(pretrained=True, pretrained_cfg_overlay=dict(file=str(published)))
+    model = timm.create_model('care_s0', **source, features_only=True, out_indices=(0, 2)).eval()
+    care = CARE('s0', out_indices=(0, 2)).eval()
+    care.load_state_dict(load_weights(published))
+    assert_equal(model(IMAGE), list(care(IMAGE)))
+    gray = timm.create_model('care_s0', **source, num_classes=7, in_chans=1)
+    assert gray(IMAGE[:, :1]).shape == (2, 7)
+    summed = published_weights('s0')['stem.0.weight'].sum(1, keepdim=True)
+    torch.testing.assert_close(gray.backbone.stem.conv.weight, summed)
+
+
+def test_training_checkpoint_of_timm(tmp_path):
+    """EMA weights are taken where the file has them; resuming takes the others."""
+    model = timm.create_model('care_s0', num_classes=5)
+    ema = timm.utils.ModelEmaV3(model, decay=0.5)
+    torch.nn.init.ones_(model.head.cls_head.fc.bias)
+    ema.update(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    options = dict(args=Namespace(model='care_s0'), model_ema=ema, checkpoint_dir=tmp_path)
+    timm.utils.CheckpointSaver(model, optimizer, **options).save_checkpoint(0)
+    file = tmp_path / 'last.pth.tar'
+    loaded = timm.create_model('care_s0', num_classes=5, checkpoint_path=file)
+    assert_equal(loaded.state_dict(), ema.module.state_dict())
+    assert (loaded.head.cls_head.fc.bias == 0.5).all()
+    timm.models.resume_checkpoint(loaded, file, log_info=False)
+    assert_equal(loaded.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize('part', ['gamma', 'parametrizations.weight.0', 'head.'])
+def test_a_part_of_a_state_dict(part):
+    """Loaded with ``strict=False`` as PyTorch does, which returns what is missing and left over."""
+    model, other = thin(), thin()
+    for layer in (*model.get_classifier(), *other.get_classifier()):  # adapters, as LoRA's
+        parametrize.register_parametrization(layer, 'weight', torch.nn.Linear(128, 128))
+    given = {key: value + 1 for key, value in other.state_dict().items() if part in key}
+    result = model.load_state_dict({**given, 'more': torch.ones(1)}, strict=False)
+    lacking = model.state_dict().keys() - given.keys()
+    assert given and {*result.missing_keys} == {k for k in lacking if 'num_batches' not in k}
+    assert result.unexpected_keys == ['more']
+    assert_equal({key: model.state_dict()[key] for key in given}, given)
+
+
+def test_checkpoint_from_before_freezing():
+    """timm replaces the batch norms of what it freezes."""
+    model, before = thin(), thin().state_dict()
+    timm.utils.freeze(model, 'backbone.stages.0')
+    model.load_state_dict(before)
+    after = model.state_dict()
+    assert_equal(after, {key: before[key] for key in after})
+    assert len(before) - len(after) == 2  # num_batches_tracked of two norms
+
+
+def test_init_cfg_reads_without_running_code(tmp_path):
+    weights = thin().backbone.state_dict()
+    torch.save(dict(state_dict=weights, args=Namespace()), tmp_path / 'file.pth')
+    model = thin(init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'file.pth')))
+    assert_equal(model.backbone.state_dict(), weights)
+
+
+@pytest.mark.parametrize(
+    ('name', 'options', 'words'),
+    [
+        ('care_s0', dict(features_only=True, out_indices=(3, 4)), 'Assertion.* out of range'),
+        ('care_s0', dict(pretrained=True), 'Runtime.*CARE-Transformer.*checkpoint_path=FILE'),
+        ('care_s1', dict(checkpoint_path='FILE'), 'Runtime.*size mismatch'),
+        ('care_s1', dict(file='FILE', num_classes=7), "Checkpoint.*_S0.pth.*arch='s0'"),
+        ('care_s0', dict(file='RESNET', features_only=True), 'Checkpoint.*resnet.pth does not fit'),
+    ],
+)
+def test_bad_input(published, tmp_path, name, options, words):
+    torch.save(timm.create_model('resnet18').state_dict(), tmp_path / 'resnet.pth')
+    files = dict(FILE=str(published), RESNET=str(tmp_path / 'resnet.pth'))
+    options = {key: files.get(value, value) for key, value in options.items()}
+    if 'file' in options:
+        options.update(pretrained=True, pretrained_cfg_overlay=dict(file=options.pop('file')))
+    with pytest.raises((AssertionError, RuntimeError)) as caught:
+        timm.create_model(name, **options)
+    assert re.match(words, f'{caught.typename}: {caught.value}', re.DOTALL)
+
+
+def test_without_timm(monkeypatch):
     monkeypatch.setitem(sys.modules, 'timm', None)
     monkeypatch.delitem(sys.modules, 'mmcare.timm')
     with pytest.raises(ImportError, match=r'mmcare\[timm\]'):

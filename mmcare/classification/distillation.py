@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from mmcare.models.arguments import check
 from mmcare.registry import MODELS
-from mmcare.weights.reading import CheckpointError, load_weights
-
-DISTILLATIONS = ('hard', 'soft')
+from mmcare.weights.reading import load_weights
 
 
 class _Shared(list[nn.Module]):
@@ -72,11 +70,8 @@ class DistillationClassifier(ImageClassifier):
     ) -> None:
         super().__init__(**kwargs)
         check('alpha', alpha, 'in [0, 1]', 0 <= alpha <= 1)
-        names = f'one of {DISTILLATIONS}'
-        check('distillation', distillation, names, distillation in DISTILLATIONS)
-        self.alpha = alpha
-        self.distillation = distillation
-        self.temperature = temperature
+        check('distillation', distillation, "'hard' or 'soft'", distillation in ('hard', 'soft'))
+        self.alpha, self.distillation, self.temperature = alpha, distillation, temperature
         self.teacher_checkpoint = teacher_checkpoint
         self.teacher_cfg: Mapping[str, Any] = {}
         self._teacher = _Shared()
@@ -89,17 +84,14 @@ class DistillationClassifier(ImageClassifier):
 
     @property
     def teacher(self) -> nn.Module:
-        """The teacher with its weights; built when first asked for.
-
-        Raises:
-            CheckpointError: If the weights do not fill the teacher.
-        """
+        """The teacher with its weights; built when first asked for."""
         if not self._teacher:
             teacher = MMPRETRAIN_MODELS.build(deepcopy(self.teacher_cfg))
             if self.teacher_checkpoint is None:
                 teacher.init_weights()
             else:
-                _load_whole(teacher, self.teacher_checkpoint)
+                state = load_weights(self.teacher_checkpoint)
+                teacher.load_state_dict(state.get('model', state))  # timm and DeiT write `model`
             self._teacher.append(teacher.requires_grad_(False).eval())
         return self._teacher[0]
 
@@ -124,11 +116,8 @@ class DistillationClassifier(ImageClassifier):
         with torch.no_grad():
             teacher_logits = self.teacher.to(inputs)(inputs)
         cls_logits, distill_logits = self.head.head_logits(self.extract_feat(inputs))
-        if teacher_logits.shape != distill_logits.shape:
-            raise ValueError(
-                f"the teacher's logits have the shape {tuple(teacher_logits.shape)}, the head's "
-                f'{tuple(distill_logits.shape)}: teacher and head must have the same classes'
-            )
+        shape, needed = tuple(teacher_logits.shape), tuple(distill_logits.shape)
+        check("the shape of the teacher's logits", shape, f"the head's {needed}", shape == needed)
         label_loss = self.head.label_loss(cls_logits, data_samples)
         return {
             'loss_cls': (1 - self.alpha) * label_loss,
@@ -147,14 +136,3 @@ class DistillationClassifier(ImageClassifier):
             log_target=True,
         )
         return self.temperature**2 * divergence
-
-
-def _load_whole(teacher: nn.Module, checkpoint: str) -> None:
-    """Fill a teacher with the weights of a file or URL, as MM, timm and DeiT write them."""
-    state = load_weights(checkpoint)
-    try:
-        teacher.load_state_dict(state.get('model', state))
-    except RuntimeError as error:
-        raise CheckpointError(
-            f'teacher_checkpoint={checkpoint!r} does not fit the teacher: {error}'
-        ) from error

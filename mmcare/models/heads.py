@@ -1,23 +1,25 @@
-"""The two classification heads of the published networks, in plain PyTorch."""
+"""The two classification heads of the published networks, for timm and mmpretrain."""
 
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from mmcare.models.folding import check_foldable
 
 NORM_EPS = 1e-6
 
 
 class NormedLinear(nn.Module):
-    """LayerNorm, then a linear classifier.
-
-    Args:
-        in_channels: Channels of the features, C.
-        num_classes: Number of classes, K.
-    """
+    """LayerNorm, then a linear classifier, initialised as the published networks are."""
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(in_channels, eps=NORM_EPS)
         self.fc = nn.Linear(in_channels, num_classes)
+        nn.init.trunc_normal_(self.fc.weight, std=0.02)
+        nn.init.zeros_(self.fc.bias)
 
     def forward(self, features: Tensor) -> Tensor:
         """Map features (B, C) to logits (B, K)."""
@@ -25,32 +27,54 @@ class NormedLinear(nn.Module):
 
 
 class TwoHeads(nn.Module):
-    """Class head and distillation head on one map; mmpretrain's is in mmcare.classification.
+    """Class head and distillation head on the features that :func:`pool` returns.
 
     Args:
-        in_channels: Channels of the map, C.
-        num_classes: Number of classes, K. 0: no heads, the output is their input.
-        pool: Pool the map and activate the features. False, without heads only: return the map.
-        drop_rate: Dropout of the pooled features.
-
-    Attributes:
-        apart: Return the logits of both heads in training, not their mean.
+        in_channels: Channels of the features, C.
+        num_classes: Number of classes, K.
+        **kwargs: Arguments of the next base class.
     """
 
-    def __init__(
-        self, in_channels: int, num_classes: int, pool: bool = True, drop_rate: float = 0.0
-    ) -> None:
-        super().__init__()
-        self.pool = pool
-        self.apart = False
-        self.drop = nn.Dropout(drop_rate)
-        self.cls_head = NormedLinear(in_channels, num_classes) if num_classes else None
-        self.distill_head = NormedLinear(in_channels, num_classes) if num_classes else None
+    def __init__(self, in_channels: int, num_classes: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.cls_head = NormedLinear(in_channels, num_classes)
+        self.distill_head = NormedLinear(in_channels, num_classes)
+        self.deploy = False
 
-    def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Map (B, C, H, W) to logits (B, K); with ``pre_logits`` to features (B, C)."""
-        x = self.drop(F.gelu(x.mean((2, 3)))) if self.pool else x
-        if self.cls_head is None or self.distill_head is None or pre_logits:
-            return x
-        logits, distilled = self.cls_head(x), self.distill_head(x)
-        return (logits, distilled) if self.apart and self.training else (logits + distilled) / 2
+    def forward(self, features: Tensor, separate: bool = False) -> Any:
+        """Map features (B, C) to the mean of both heads' logits (B, K), or to both."""
+        if self.deploy and not separate:
+            return self.folded_head(features)
+        logits, distilled = self.cls_head(features), self.distill_head(features)
+        return (logits, distilled) if separate else (logits + distilled) / 2
+
+    @torch.no_grad()
+    def switch_to_deploy(self) -> None:
+        """Fold both heads into one that computes the mean of their logits, for evaluation only.
+
+        Both normalise the same features in the same way. Scale, shift and classifier are affine,
+        and so is their mean: W = mean(W_i diag(scale_i)), b = mean(W_i shift_i + b_i).
+
+        Raises:
+            RuntimeError: If a layer has hooks, parametrizations or another forward.
+        """
+        if self.deploy:
+            return
+        for name in ('cls_head.norm', 'cls_head.fc', 'distill_head.norm', 'distill_head.fc'):
+            check_foldable(name, self.get_submodule(name))
+        weights, biases = [], []
+        for head in (self.cls_head, self.distill_head):
+            weight = head.fc.weight.double()
+            weights.append(weight * head.norm.weight)
+            biases.append(weight @ head.norm.bias.double() + head.fc.bias)
+        self.folded_head = self.cls_head
+        self.folded_head.norm = nn.LayerNorm(weight.shape[1], NORM_EPS, False)
+        self.folded_head.fc.weight.copy_(torch.stack(weights).mean(0))
+        self.folded_head.fc.bias.copy_(torch.stack(biases).mean(0))
+        del self.cls_head, self.distill_head
+        self.deploy = True
+
+
+def pool(x: Tensor) -> Tensor:
+    """Pool and activate a map (B, C, H, W), or activate pooled features (B, C), to (B, C)."""
+    return F.gelu(x.mean((2, 3)) if x.dim() == 4 else x)

@@ -1,4 +1,4 @@
-"""Both heads and distillation: logits, losses, folding, and loading whole or not at all."""
+"""Both heads and distillation: logits, losses, folding, and loading files whole or not at all."""
 
 import copy
 import sys
@@ -20,8 +20,8 @@ from mmpretrain.registry import MODELS
 from mmpretrain.structures import DataSample
 
 from mmcare.classification import CAREClsHead
-from mmcare.weights.published import to_published
-from mmcare.weights.reading import CheckpointError, load_weights
+from mmcare.weights.reading import load_weights
+from mmcare.weights.whole import CheckpointError, mark
 
 CHANNELS, CLASSES = 128, 3  # 128 is the width of THIN's last map
 POOLING = dict(type='GlobalAveragePooling')
@@ -116,8 +116,8 @@ def test_initialisation():
 
 @pytest.mark.parametrize('mixed', [False, True], ids=['labels', 'mixed labels'])
 def test_loss_is_the_mean_of_both_heads(mixed):
-    loss = dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original') if mixed else None
-    head = randomise(CAREClsHead(CLASSES, CHANNELS, loss=loss))
+    loss = dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original')
+    head = randomise(CAREClsHead(CLASSES, CHANNELS, **(dict(loss=loss) if mixed else {})))
     features = (torch.randn(4, CHANNELS, 2, 3),)
     labels = torch.tensor([1, 0, 2, 2])
     samples, targets = labelled(labels), F.one_hot(labels, CLASSES).float()
@@ -159,48 +159,42 @@ def source():
     return randomise(classifier())
 
 
-@pytest.fixture
-def published(source, tmp_path):
-    """A file in the published format with the weights of ``source``."""
-    state = {key.removeprefix('backbone.'): v for key, v in source.state_dict().items()}
-    torch.save(dict(state_dict=to_published(state)), tmp_path / 'published.pth.tar')
-    return tmp_path / 'published.pth.tar'
+def drop(part):
+    def change(state):
+        for key in [key for key in state if key.startswith(part)]:
+            del state[key]
 
-
-def test_published_file_fills_the_classifier(published, source):
-    model = classifier()
-    model.load_state_dict(load_weights(published))
-    assert_equal(model.state_dict(), source.state_dict())
-
-
-def test_published_file_without_safe_loading_is_refused(published):
-    """What stock mmengine does: the names as they are in the file, and not strict."""
-    state = torch.load(published)['state_dict']
-    for model in (classifier(), nn.ModuleDict(dict(head=CAREClsHead(CLASSES, CHANNELS)))):
-        with pytest.raises(CheckpointError):
-            load_state_dict(model, dict(state), strict=False)
-
-
-@pytest.mark.parametrize('part', ['', 'distill_head.', 'cls_head.fc.bias'])
-def test_a_part_of_the_heads_is_refused(source, part):
-    state = {k: v for k, v in source.state_dict().items() if not k.startswith(f'head.{part}')}
-    with pytest.raises(CheckpointError, match=f'missing: {part}'):
-        load_state_dict(classifier(), state, strict=False)
+    return change
 
 
 @pytest.mark.parametrize(
-    ('classes', 'deploy', 'value', 'words'),
+    ('change', 'words'),
     [
-        (7, False, 0.0, r'cls_head\.fc\.weight \(3, 128\) instead of \(7, 128\)'),
-        (CLASSES, True, 0.0, r'The head is folded \(deploy=True\), the weights are not'),
-        (CLASSES, False, float('nan'), r'distill_head\.fc\.bias has values that are not finite'),
+        (drop('head.'), r'missing: head\.cls_head\.norm'),
+        (drop('head.distill_head.'), r'missing: head\.distill_head\.norm'),
+        (drop('head.cls_head.fc.bias'), r'missing: head\.cls_head\.fc\.bias'),
+        (lambda state: state['head.distill_head.fc.bias'].fill_(torch.nan), 'not finite: head'),
+        (
+            lambda state: state.update({'head.folded_head.fc.bias': torch.ones(3)}),
+            'not in the model',
+        ),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(source, classes, deploy, value, words):
-    state = source.head.state_dict()
-    state['distill_head.fc.bias'][0] = value
+def test_files_that_do_not_fit_the_heads(source, change, words):
+    """Whatever ``strict`` says: the MM loaders pass False."""
+    state = source.state_dict()
+    change(state)
     with pytest.raises(CheckpointError, match=words):
-        load_state_dict(CAREClsHead(classes, CHANNELS, deploy=deploy), state, strict=False)
+        load_state_dict(classifier(), mark(state, 'file.pth'), strict=False)
+
+
+def test_file_with_another_number_of_classes(source, capsys):
+    """As in mmpretrain: classifiers are skipped with a warning, everything else is loaded."""
+    model, state = classifier(classes=7), source.state_dict()
+    load_state_dict(model, mark(state, 'file.pth'), strict=False)
+    given = {key: value for key, value in model.state_dict().items() if '.fc.' not in key}
+    assert_equal(given, {key: state[key] for key in given})
+    assert len(state) - len(given) == 4 == capsys.readouterr().out.count('size mismatch')
 
 
 def test_without_mmpretrain():
@@ -297,12 +291,12 @@ def test_teacher_is_no_part_of_the_student(teacher_file, form):
 
 def test_teachers_that_do_not_fit(teacher_file):
     """Other classes, a part of the weights and random weights could all go unnoticed."""
-    with pytest.raises(ValueError, match=r'\(2, 2\), .* \(2, 3\): .* the same classes'):
+    with pytest.raises(ValueError, match=r"must be the head's \(2, 3\), got \(2, 2\)"):
         student(Fixed([[0.0, 1.0]] * 2)).loss(torch.rand(2, 3, 32, 32), labelled([0, 1]))
     state = torch.load(teacher_file)['state_dict']
     del state['head.fc.bias']
     torch.save(state, teacher_file)
-    with pytest.raises(CheckpointError, match=r'teacher\.pth[\s\S]*head\.fc\.bias'):
+    with pytest.raises(RuntimeError, match=r'Missing key.*head\.fc\.bias'):
         student(teacher_checkpoint=str(teacher_file)).init_weights()
     with pytest.raises(FileNotFoundError, match=r'nowhere\.pth'):
         student(teacher_checkpoint='nowhere.pth').init_weights()

@@ -15,6 +15,7 @@ from mmpretrain import get_model
 from mmpretrain.registry import MODELS
 
 from mmcare.sample_data import make_imagenet
+from mmcare.weights.reading import safe_loader
 
 SIZE, MODES = 32, ('train', 'val', 'test')
 PLAIN, DISTILLED = (
@@ -81,10 +82,10 @@ def test_train_resume_and_test(toy, tmp_path):
 
 
 def test_published_file_through_mmpretrain(tmp_path):
-    """The shipped configs import safe_loading, which translates the names."""
     state = published_weights('s0')
     torch.save(dict(state_dict=state), tmp_path / 'CARETrans_S0.pth.tar')
-    model = get_model(str(PLAIN), pretrained=str(tmp_path / 'CARETrans_S0.pth.tar'))
+    with safe_loader():  # as importing mmcare.engine.safe_loading does for good
+        model = get_model(str(PLAIN), pretrained=str(tmp_path / 'CARETrans_S0.pth.tar'))
     assert torch.equal(model.head.distill_head.fc.weight, state['dist_head.fc.weight'])
     assert torch.equal(model.backbone.stem.conv.weight, state['stem.0.weight'])
 
