@@ -63,7 +63,7 @@ def deviation(found, expected):
 
 
 def gradients(task, folder, **changes):
-    """Two processes with two images each, compared with one process with each half and with both."""
+    """Two processes with two images each, and one process with each half and with both."""
     data = folder / task
     config = toy_config(task, data, folder / f'{task}_{RANK}', **ON_CPU, **changes)
     runner = Runner.from_cfg(config)

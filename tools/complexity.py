@@ -54,7 +54,7 @@ def parse_args() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument(
         '--omega',
         action='store_true',
-        help="also compare the paper's complexity model with the token mixers of stages 3 and 4, of "
+        help="compare the paper's complexity model with the token mixers of stages 3 and 4, of "
         'MODEL if it is an arch and of all archs if not, and show where its Proposition 3 holds',
     )
     parser.add_argument(

@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from mmcare.weights.convert import fold_checkpoint
-from mmcare.weights.reading import CheckpointError
+from mmcare.weights.whole import CheckpointError
 
 
 def parse_args() -> argparse.Namespace:

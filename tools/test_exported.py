@@ -17,7 +17,8 @@ from mmengine.runner import Runner
 from mmcare.export.evaluate import fit_config, pad_images, replaced_part
 from mmcare.export.runtime import open_exported
 from mmcare.files import check_writable_file, moved_into_place
-from mmcare.weights.reading import CheckpointError, load_weights
+from mmcare.weights.reading import load_weights
+from mmcare.weights.whole import CheckpointError
 
 
 def parse_args() -> argparse.Namespace:

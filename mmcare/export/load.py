@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mmcare.models import CARE
-from mmcare.weights.reading import CheckpointError, load_weights
+from mmcare.weights.reading import load_weights
+from mmcare.weights.whole import CheckpointError
 
 PARTS = ('backbone', 'neck', 'model')
 RANDOM_GAMMA = 0.1  # the initial 1e-6 would hide wrong blocks when files are compared

@@ -24,7 +24,7 @@ class _Marks(OrderedDict[str, dict[str, Any]]):
             if isinstance(values, dict) and isinstance(values.get('version'), int):
                 self[part] = dict(version=values['version'])
 
-    def get(self, part: str, default: Any = None) -> dict[str, Any]:  # type: ignore[override]
+    def get(self, part: str, default: Any = None) -> dict[str, Any]:
         """Return the metadata of a module, as PyTorch and MMEngine ask for it."""
         return {**super().get(part, {}), 'file': self.file}
 

@@ -13,7 +13,7 @@ from mmengine.runner import CheckpointLoader, Runner
 from toy_configs import make_data, toy_config
 
 import mmcare.engine.safe_loading  # noqa: F401
-from mmcare.weights.reading import CheckpointError
+from mmcare.weights.whole import CheckpointError
 
 NAMES = dict(detection='epoch_{}.pth', segmentation='iter_{}.pth', classification='epoch_{}.pth')
 # In a process that has not heard of mmcare: CONFIG and FILE are the arguments, `zoo` the toolbox.

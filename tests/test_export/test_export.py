@@ -25,7 +25,7 @@ from mmcare.export.runtime import Exported, open_exported
 from mmcare.export.verify import ExportError, verify
 from mmcare.models.backbones.care import LinearAttention
 from mmcare.models.backbones.care_ablation import CAREAblation
-from mmcare.weights.reading import CheckpointError
+from mmcare.weights.whole import CheckpointError
 
 TOOL = ROOT / 'tools' / 'export_backbone.py'
 SHAPE = (64, 96)

@@ -13,7 +13,7 @@ from test_export import folded, run_onnx
 from mmcare.export import export_backbone, load_source
 from mmcare.export.coreml import convert_coreml, count_operators
 from mmcare.export.load import fix_pools
-from mmcare.weights.reading import CheckpointError
+from mmcare.weights.whole import CheckpointError
 
 WIDTHS = [16, 16, 32, 128]
 SHAPE = (64, 96)

@@ -10,7 +10,8 @@ from test_loading import published_state, random_backbone
 from mmcare.models import CARE
 from mmcare.weights.convert import convert_checkpoint, fold_checkpoint
 from mmcare.weights.published import as_classifier
-from mmcare.weights.reading import CheckpointError, read_checkpoint
+from mmcare.weights.reading import read_checkpoint
+from mmcare.weights.whole import CheckpointError
 
 CONFIG = f"""
 custom_imports = dict(imports=['mmcare'])

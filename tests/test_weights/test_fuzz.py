@@ -23,7 +23,8 @@ from safetensors.torch import save_file
 
 from mmcare.models import CARE
 from mmcare.weights.published import to_published
-from mmcare.weights.reading import CheckpointError, write_checkpoint
+from mmcare.weights.reading import write_checkpoint
+from mmcare.weights.whole import CheckpointError
 
 FORK = multiprocessing.get_context('fork')
 SLOW = [HealthCheck.too_slow]

@@ -15,7 +15,8 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
 from mmcare.files import moved_into_place
 from mmcare.registry import HOOKS
-from mmcare.weights.reading import CheckpointError, read_checkpoint
+from mmcare.weights.reading import read_checkpoint
+from mmcare.weights.whole import CheckpointError
 
 ATOMIC = 'mmcare.atomic'  # name of the backend below
 KEPT, OUTDATED = 'keep_ckpt_ids', 'outdated_ckpts'  # of the message hub; the first is MMEngine's

@@ -15,7 +15,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, find_latest_checkpoint, set_random_seed
 
 from mmcare.registry import HOOKS
-from mmcare.weights.reading import CheckpointError
+from mmcare.weights.whole import CheckpointError
 
 
 @HOOKS.register_module()

@@ -548,7 +548,7 @@ class CARE(WholeFromFiles, BaseModule):
             for part in (f'{name}.norm', f'{name}.{conv}'):
                 check_foldable(part, self.get_submodule(part))
         for name, conv in convs.items():
-            owner = self.get_submodule(name)
+            owner: Any = self.get_submodule(name)
             owner.norm = fold(getattr(owner, conv), owner.norm, name != 'stem')
         self.deploy = True
         self.register_buffer('folded', self.stem.conv.weight.new_ones(()))
@@ -573,8 +573,8 @@ class CARE(WholeFromFiles, BaseModule):
 
     def init_weights(self) -> None:
         """Initialise as ``init_cfg`` says; a file is loaded whole, without running code from it."""
-        cfgs = self.init_cfg if isinstance(self.init_cfg, list) else [self.init_cfg]
-        for cfg in cfgs:
+        given: Any = self.init_cfg
+        for cfg in given if isinstance(given, list) else [given]:
             if cfg['type'] in ('Pretrained', PretrainedInit):
                 self.file = str(cfg['checkpoint'])
         try:
