@@ -70,15 +70,15 @@ def fold(conv: nn.Conv2d, norm: nn.Module, norm_first: bool) -> nn.Module:
 
 
 def check_foldable(name: str, module: nn.Module) -> None:
-    """Raise unless a convolution or norm computes what its weights say, and nothing else.
+    """Raise unless a module computes what its weights say, and nothing else.
 
     Raises:
         RuntimeError: If it has hooks (pruning, offloading), parametrizations (weight norm,
             adapters) or another ``forward`` (fake quantization). The message names it.
     """
-    plain = nn.Conv2d.forward, _BatchNorm.forward, nn.SyncBatchNorm.forward
+    plain = nn.Conv2d, nn.Linear, nn.LayerNorm, _BatchNorm, nn.SyncBatchNorm
     if (
-        type(module).forward not in plain
+        type(module).forward not in [each.forward for each in plain]
         or 'forward' in vars(module)
         or module._forward_hooks
         or module._forward_pre_hooks

@@ -103,7 +103,7 @@ def without_wrapper(state: Mapping[Any, Value]) -> dict[str, Value]:
 
 
 def find_published(checkpoint: Mapping[Any, Any]) -> dict[str, Any] | None:
-    """Find the weights of a published file: of EMA if the file has them, as timm does.
+    """Find the weights of a published file.
 
     Args:
         checkpoint: What a file holds: a timm training checkpoint, or a state dict by itself.
@@ -111,8 +111,7 @@ def find_published(checkpoint: Mapping[Any, Any]) -> dict[str, Any] | None:
     Returns:
         The weights under their published names, or None if these are not there.
     """
-    names = [name for name in ('state_dict_ema', 'state_dict') if checkpoint.get(name)]
-    state = checkpoint[names[0]] if names else checkpoint
+    state = checkpoint.get('state_dict', checkpoint)
     state = without_wrapper(state) if isinstance(state, Mapping) else {}
     return state if is_published(state) else None
 

@@ -44,7 +44,7 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
     Files of ``torch.save`` are read with ``weights_only=True``. NumPy arrays, namespaces and log
     buffers are removed with their key; NumPy numbers become Python's. Checksums of the zip
     container, which ``torch.load`` ignores, are verified. A file without checksums is named in a
-    warning. Classes that the program has allowed stay allowed, except those for distributed tensors
+    warning. EMA weights of timm replace the others. Classes that the program has allowed stay allowed, except those for distributed tensors
     (some open connections) and those that are removed.
 
     Args:
@@ -78,6 +78,8 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
         ) from error
     if not has_checksums:
         _warn_unverified(path)
+    if isinstance(checkpoint, dict) and 'state_dict_ema' in checkpoint:  # as timm does
+        checkpoint['state_dict'] = checkpoint.pop('state_dict_ema')
     return checkpoint
 
 
