@@ -241,7 +241,7 @@ def kill_at_random(folder, kills):
     length = time.monotonic() - start
     different, killed, index = 0, 0, 0
     while killed < kills:
-        moment, index = dict(seconds=random.uniform(0, length / 2)), index + 1
+        moment, index = dict(seconds=random.uniform(0, length)), index + 1
         report = kill_and_resume(folder / str(index), moment)
         same = all(report['resumed'].get(key) == whole[key] for key in ('files', 'last', 'values'))
         different += not same

@@ -42,10 +42,10 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
     """Read a local checkpoint file without running code from it.
 
     Files of ``torch.save`` are read with ``weights_only=True``. NumPy arrays, namespaces and log
-    buffers are removed with their key; NumPy numbers become Python's. Checksums of the zip
-    container, which ``torch.load`` ignores, are verified. A file without checksums is named in a
-    warning. EMA weights of timm replace the others. Classes that the program has allowed stay allowed, except those for distributed tensors
-    (some open connections) and those that are removed.
+    buffers are removed with their key; NumPy numbers become Python's. EMA weights of timm replace
+    the others. Checksums of the zip container, which ``torch.load`` ignores, are verified; a file
+    without checksums is named in a warning. Classes that the program has allowed stay allowed,
+    except those that are removed, and those for distributed tensors (some open connections).
 
     Args:
         filename: ``.safetensors``, or any other ending for a file of ``torch.save``.

@@ -43,6 +43,7 @@ class AtomicCheckpointHook(CheckpointHook):
     """
 
     priority = 'LOWEST'  # so that what other hooks put into a checkpoint becomes plain as well
+    backend_args: Any  # CheckpointHook's
     _folder: Path | None = None  # of the checkpoints, if it is on a local disk
 
     def before_run(self, runner: Any) -> None:

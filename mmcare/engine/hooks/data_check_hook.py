@@ -63,10 +63,10 @@ class DataCheckHook(Hook):
     ) -> None:
         """Check the label maps (1, H, W) in a batch of mmseg's."""
         dataset = getattr(runner, f'{mode}_dataloader').dataset
-        classes = getattr(dataset, 'metainfo', {}).get('classes')
-        if not self.enabled or not classes or 'reduce_zero_label' not in dataset.metainfo:
+        metainfo = getattr(dataset, 'metainfo', {})
+        if not (self.enabled and metainfo.get('classes') and 'reduce_zero_label' in metainfo):
             return
-        last, shift = len(classes) - 1, int(dataset.metainfo['reduce_zero_label'])
+        last, shift = len(metainfo['classes']) - 1, int(metainfo['reduce_zero_label'])
         samples = data_batch['data_samples']
         for sample in samples[0] if isinstance(samples[0], list | tuple) else samples:  # views
             labels = sample.gt_sem_seg.data if 'gt_sem_seg' in sample else torch.zeros(1)
@@ -77,8 +77,7 @@ class DataCheckHook(Hook):
             if beyond:
                 raise ValueError(
                     f'the label map {sample.get("seg_map_path")!r} has the label '
-                    f'{max(beyond) + shift}, the last class has {last + shift}: correct the file, '
-                    f'or name all classes in {mode}_dataloader.dataset.metainfo'
+                    f'{max(beyond) + shift}, the last class has {last + shift}'
                 )
 
 
@@ -135,8 +134,8 @@ def _check_categories(mode: str, dataset: BaseDataset) -> Iterator[str]:
     # Classes that come last may be missing in training; an evaluation of them would raise.
     if not names or names != classes[: len(names) if mode == 'train' else None]:
         yield (
-            f'{dataset.ann_file!r} does not have the classes in their order, so labels shift: '
-            f'set {mode}_dataloader.dataset.metainfo.classes to {tuple(names or listed.values())}'
+            f'the labels of {dataset.ann_file!r} are not in the order of the classes: set '
+            f'{mode}_dataloader.dataset.metainfo.classes to {tuple(names or listed.values())}'
         )
 
 
@@ -147,23 +146,22 @@ def _check_files(mode: str, dataset: BaseDataset) -> Iterator[str]:
         return {entry.name for entry in entries if entry.is_file()}
 
     missing = []
+    steps = {type(step).__name__: step for step in dataset.pipeline.transforms}
+    two = len(dataset.metainfo.get('classes') or ()) <= 2
     for index in range(len(dataset)):
         info = dataset.get_data_info(index)
         paths = [info.get('img_path'), info.get('seg_map_path')]
-        paths = [path for path in paths if isinstance(path, str) and '://' not in path]
-        absent = [
-            p for p in paths if os.path.basename(p) not in list_files(os.path.dirname(p) or '.')
-        ]
+        paths = [os.path.abspath(p) for p in paths if isinstance(p, str) and '://' not in p]
+        absent = [p for p in paths if os.path.basename(p) not in list_files(os.path.dirname(p))]
         missing += absent
         if len(paths) == 2 and not absent and paths[1].endswith('.png'):
-            yield from _check_label_map(*paths, dataset)
+            yield from _check_label_map(paths[0], paths[1], steps, two)
     if missing:
         yield f'{len(missing)} files of the {mode} dataset do not exist, such as {missing[0]!r}'
 
 
-def _check_label_map(image: str, path: str, dataset: BaseDataset) -> Iterator[str]:
-    """Find damage, another size than the image's, and what is read as other labels."""
-    steps = {type(step).__name__: step for step in dataset.pipeline.transforms}
+def _check_label_map(image: str, path: str, steps: dict[str, Any], two: bool) -> Iterator[str]:
+    """Find damage, another size than the image's, and what the steps read as other labels."""
     try:
         with Image.open(path) as labels:
             stored, size = str(labels.tile[0][3]), labels.size
@@ -173,10 +171,9 @@ def _check_label_map(image: str, path: str, dataset: BaseDataset) -> Iterator[st
         return
     if (wanted := _size_as_loaded(image, steps.get('LoadImageFromFile'))) not in (None, size):
         yield f'the label map {path!r} is {size} pixels large, and its image is loaded as {wanted}'
-    two = len(dataset.metainfo.get('classes') or ()) <= 2
     if getattr(steps.get('LoadAnnotations'), 'with_seg', False) and not (
         stored in ('L', 'P', 'P;1', 'P;2', 'P;4')
-        or (stored == '1' and two)
+        or (stored == '1' and two)  # classes
         or (stored.startswith('I') and np.asarray(Image.open(path)).max() < 256)
     ):
         yield f'the label map {path!r} is not read as stored: store one channel of 8 bits a pixel'

@@ -22,21 +22,18 @@ from mmcare.weights.whole import CheckpointError
 class ExactResumeHook(Hook):
     """Seed all random generators for each iteration, and resume from whole checkpoints only.
 
-    MMEngine saves weights, optimizer and schedules, but no generator states: drop path, RoI
-    sampling and augmentations of a resumed run differ from those of an uninterrupted one. With this
-    hook the random numbers of an iteration depend on its number and the run's seed only. Worker
-    processes of the training dataloader start each epoch with other seeds; MMEngine's are the same
-    in every epoch.
+    MMEngine does not save the states of generators: drop path, RoI sampling and augmentations of a
+    resumed run differ. With this hook the random numbers of an iteration depend on its number and
+    the run's seed only. Worker processes of the training dataloader start each epoch with other
+    seeds; MMEngine's are the same in every epoch.
 
-    The hook acts on training only. It warns of settings with which a run cannot be resumed exactly.
-    A checkpoint written within an epoch or between accumulated gradients cannot be resumed exactly
-    either. On GPUs set ``randomness=dict(seed=0, deterministic=True)`` as well.
+    The hook acts on training only. Checkpoints written within an epoch or between accumulated
+    gradients cannot be resumed exactly. On GPUs set ``randomness.deterministic=True`` as well.
 
     Raises:
         ValueError: If an epoch-based run has persistent workers.
-        CheckpointError: If a run resumes from a file without a weight of the model or the state of
-            the optimizer, or with another number of schedulers. MMEngine silently reinitializes
-            them.
+        CheckpointError: If a run resumes from a file without a weight or the state of the
+            optimizer, or with other schedulers. MMEngine silently reinitializes them.
     """
 
     priority = 'VERY_HIGH'
@@ -51,11 +48,10 @@ class ExactResumeHook(Hook):
                 'a run with workers that outlive an epoch cannot be resumed exactly: '
                 'set train_dataloader.persistent_workers=False'
             )
-        reasons = ['no seed is set'] * (runner._randomness_cfg.get('seed') is None)
-        if not by_epoch and not runner.train_dataloader.num_workers:
-            reasons += ['num_workers is 0']
-        for reason in reasons:
-            text = f'A resumed run will not equal an uninterrupted one: {reason}.'
+        seed, workers = runner._randomness_cfg.get('seed'), runner.train_dataloader.num_workers
+        if seed is None or not (by_epoch or workers):
+            missing = 'randomness.seed' if seed is None else 'train_dataloader.num_workers'
+            text = f'A resumed run will not equal an uninterrupted one: set {missing}.'
             print_log(text, logger='current', level=logging.WARNING)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
@@ -106,7 +102,6 @@ class ExactResumeHook(Hook):
 def _holds_state(optimizer: dict[str, Any]) -> bool:
     """Whether the state dict of an optimizer, or of several by name, holds what it needs."""
     if 'param_groups' not in optimizer:
-        several = [state for state in optimizer.values() if isinstance(state, dict)]
-        return bool(several) and all(map(_holds_state, several))
+        return bool(optimizer) and all(map(_holds_state, optimizer.values()))
     needed = any('betas' in group or group.get('momentum') for group in optimizer['param_groups'])
     return bool(optimizer.get('state')) or not needed
