@@ -34,6 +34,7 @@ class CAREClsHead(WholeFromFiles, TwoHeads, ClsHead):
         self, num_classes: int, in_channels: int, deploy: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(in_channels, num_classes, **kwargs)
+        self.num_classes, self.in_channels = num_classes, in_channels
         if deploy:
             self.switch_to_deploy()
 
