@@ -60,14 +60,10 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
     path = Path(filename)
     if not path.is_file():
         raise FileNotFoundError(f'{path} is not a file')
-    if path.suffix == '.safetensors':
-        return _read_safetensors(path, map_location)
-    with path.open('rb') as file:
-        is_archive = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC  # as torch.load decides
-    has_checksums = is_archive and _verify_archive(path)
+    read = _read_safetensors if path.suffix == '.safetensors' else _read_archive
     try:
-        checkpoint = _unpickle(path, map_location)
-    except Exception as error:  # a damaged pickle can raise anything
+        checkpoint, verified = read(path, map_location)
+    except Exception as error:  # damage can raise anything
         # Without PyTorch's advice to read the file unsafely, which comes before and after.
         reason = str(error).rpartition('WeightsUnpickler error: ')[2].strip().partition('\n')[0]
         raise CheckpointError(
@@ -75,8 +71,13 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
             'objects other than tensors, plain values and what MM and timm training files hold. '
             f'({type(error).__name__}: {reason})'
         ) from error
-    if not has_checksums:
-        _warn_unverified(path)
+    if not verified:
+        print_log(
+            f'{path} has no checksums: damage would go unnoticed. torch.save and '
+            'tools/convert_checkpoint.py write files with checksums.',
+            logger='current',
+            level=logging.WARNING,
+        )
     if isinstance(checkpoint, dict) and 'state_dict_ema' in checkpoint:  # as timm does
         checkpoint['state_dict'] = checkpoint.pop('state_dict_ema')
     return checkpoint
@@ -170,50 +171,36 @@ def write_checkpoint(checkpoint: dict[str, Any], filename: str | os.PathLike) ->
 def _download(address: str) -> Path:
     """Download a file unless it is there already; return where ``torch.hub`` keeps it."""
     file = Path(torch.hub.get_dir(), 'checkpoints', Path(urlparse(address).path).name)
-
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(address, str(file), progress=sys.stderr.isatty())
     return file
 
 
-def _warn_unverified(path: Path) -> None:
-    print_log(
-        f'{path} has no checksums: damage would go unnoticed. torch.save and '
-        'tools/convert_checkpoint.py write files with checksums.',
-        logger='current',
-        level=logging.WARNING,
-    )
-
-
-def _verify_archive(path: Path) -> bool:
-    """Check what ``torch.load`` does not; return whether the archive has checksums."""
-    try:
+def _read_archive(path: Path, map_location: Any) -> tuple[Any, bool]:
+    """Return the object in a file of ``torch.save``, and whether its checksums were verified."""
+    verified = False
+    with path.open('rb') as file:
+        is_archive = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC  # as torch.load decides
+    if is_archive:
         with zipfile.ZipFile(path) as archive:
-            if not any(entry.CRC for entry in archive.infolist()):
-                return False  # see torch.serialization.set_crc32_options
-            damaged = archive.testzip()
-    except Exception as error:  # a damaged directory can raise anything
-        raise CheckpointError(f'{path} is damaged or incomplete: {error}') from error
-    if damaged is not None:
-        raise CheckpointError(f'{path} is damaged: the checksum of {damaged} is wrong')
-    return True
+            # All are 0 after torch.serialization.set_crc32_options(False).
+            verified = any(entry.CRC for entry in archive.infolist())
+            if verified and (damaged := archive.testzip()):
+                raise CheckpointError(f'the checksum of {damaged} is wrong')
+    return _unpickle(path, map_location), verified
 
 
-def _read_safetensors(path: Path, map_location: Any) -> dict[str, Any]:
+def _read_safetensors(path: Path, map_location: Any) -> tuple[dict[str, Any], bool]:
+    """Return metadata and tensors, and whether the checksum of :func:`_digest` was verified."""
     device = str(map_location) if isinstance(map_location, str | torch.device) else 'cpu'
-    try:
-        with safe_open(path, framework='pt', device=device) as file:
-            meta = dict(file.metadata() or {})
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-    except Exception as error:  # also types that PyTorch does not have
-        raise CheckpointError(f'{path} is damaged or not a safetensors file: {error}') from error
+    with safe_open(path, framework='pt', device=device) as file:
+        meta = dict(file.metadata() or {})
+        state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     # The format has no checksums; write_checkpoint adds one, other writers may not.
-    if CHECKSUM not in meta:
-        _warn_unverified(path)
-    elif meta[CHECKSUM] != _digest(state, meta):
-        raise CheckpointError(f'{path} is damaged: the checksum of its content is wrong')
-    return dict(meta=meta, state_dict=state)
+    if CHECKSUM in meta and meta[CHECKSUM] != _digest(state, meta):
+        raise CheckpointError('the checksum of its content is wrong')
+    return dict(meta=meta, state_dict=state), CHECKSUM in meta
 
 
 def _digest(state: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:

@@ -272,5 +272,5 @@ def test_metadata_of_safetensors_is_under_the_checksum(tmp_path, state):
     file = tmp_path / 'file.safetensors'
     write_checkpoint(dict(meta=dict(source='original'), state_dict=state), file)
     file.write_bytes(file.read_bytes().replace(b'"original"', b'"otherone"'))
-    with pytest.raises(CheckpointError, match=r'file\.safetensors is damaged'):
+    with pytest.raises(CheckpointError, match=r'file\.safetensors .* checksum'):
         read_checkpoint(file)
