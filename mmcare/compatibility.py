@@ -4,52 +4,38 @@ The package does not require them, since pip would then replace a PyTorch or an 
 or compiled with care.
 """
 
-from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
 
-INSTALL = {
-    'torch': 'pip install "torch>=2.6"',
-    'mmengine': 'pip install "mmengine>=0.10.7,<1"',
-    'mmcv': 'pip install "mmcv-lite>=2.1.0,<2.2" (backbone and export), or with the compiled ops '
-    'that detectors need: MMCV_WITH_OPS=1 pip install --no-build-isolation mmcv==2.1.0',
-    'mmpretrain': 'pip install "mmpretrain>=1.2.0,<2"',
+from packaging.specifiers import SpecifierSet
+
+# Name of the module: versions that work, what installs one of them.
+PACKAGES = {
+    'torch': ('>=2.6,<3', 'pip install "torch>=2.6"'),
+    'mmengine': ('>=0.10.7,<1', 'pip install "mmengine>=0.10.7,<1"'),
+    'mmcv': (
+        '>=2.1,<3',
+        'pip install "mmcv-lite>=2.1.0,<2.2" (backbone and export), or with the compiled ops that '
+        'detectors need: MMCV_WITH_OPS=1 pip install --no-build-isolation mmcv==2.1.0',
+    ),
+    'mmpretrain': ('>=1.2,<2', 'pip install "mmpretrain>=1.2.0,<2"'),
 }
-# Name: (lowest version allowed, first version not allowed), as (major, minor, patch).
-VERSIONS = {
-    'torch': ((2, 6, 0), (3, 0, 0)),
-    'mmengine': ((0, 10, 7), (1, 0, 0)),
-    'mmcv': ((2, 1, 0), (3, 0, 0)),
-    'mmpretrain': ((1, 2, 0), (2, 0, 0)),
-}
-REQUIRED = ('torch', 'mmengine', 'mmcv')  # mmpretrain is for mmcare.classification only
 
 
-def check_versions(names: Iterable[str] = REQUIRED) -> None:
-    """Check that packages are there in versions that work.
+def check_versions(*names: str) -> None:
+    """Import packages, and check that their versions work with mmcare.
 
     Args:
-        names: Keys of ``VERSIONS``; by default those that all of mmcare needs.
+        *names: Keys of ``PACKAGES``.
 
     Raises:
         ImportError: If one is missing or of another version; the message says what to install.
     """
     for name in names:
-        lowest, limit = VERSIONS[name]
-        wanted = f'{name} >= {_text(lowest)}, < {_text(limit)}'
-        try:
-            version = import_module(name).__version__
-        except ModuleNotFoundError as error:
-            if error.name != name:
-                raise
-            raise ImportError(
-                f'mmcare needs {wanted}, which is not installed: {INSTALL[name]}'
-            ) from error
-        numbers = tuple(
-            int(part) for part in version.split('+')[0].split('.')[:3] if part.isdigit()
-        )
-        if not lowest <= numbers < limit:
-            raise ImportError(f'mmcare needs {wanted}, found {version}: {INSTALL[name]}')
+        versions, command = PACKAGES[name]
+        found = _import(name, f'mmcare needs {name}{versions}: {command}').__version__
+        if not SpecifierSet(versions).contains(found, prereleases=True):
+            raise ImportError(f'mmcare needs {name}{versions}, found {found}: {command}')
 
 
 def require(name: str, purpose: str, extra: str = 'export') -> ModuleType:
@@ -63,16 +49,14 @@ def require(name: str, purpose: str, extra: str = 'export') -> ModuleType:
     Raises:
         ImportError: If it is missing; the message says what installs it.
     """
+    clone = f'in a clone: pip install -e ".[{extra}]"'
+    return _import(name, f'{purpose} needs {name}, of the extra mmcare[{extra}]; {clone}')
+
+
+def _import(name: str, advice: str) -> ModuleType:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name.split('.')[0]:
             raise
-        raise ImportError(
-            f'{purpose} needs {name}, which is not installed: it comes with the extra '
-            f'mmcare[{extra}]; in a clone: pip install -e ".[{extra}]"'
-        ) from error
-
-
-def _text(version: tuple[int, int, int]) -> str:
-    return '.'.join(map(str, version))
+        raise ImportError(f'{name} is not installed. {advice}') from error

@@ -9,31 +9,13 @@ from tempfile import TemporaryDirectory
 
 
 def check_writable(directory: Path) -> None:
-    """Raise before any work if nothing can be written to a directory, which need not exist.
-
-    Raises:
-        NotADirectoryError: If it, or a parent of it, is a file.
-        PermissionError: If it cannot be written.
-    """
-    parent = directory.absolute()
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir():
-        raise NotADirectoryError(f'{parent} is not a directory: choose another place to write to')
-    try:
-        # For root, os.access allows every path, even in /proc, so try.
-        TemporaryDirectory(prefix='.', dir=parent).cleanup()
-    except OSError as error:
-        raise PermissionError(f'{parent} cannot be written: choose another place') from error
+    """Make a directory unless it exists, and raise an OSError if nothing can be written to it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    TemporaryDirectory(prefix='.', dir=directory).cleanup()
 
 
 def check_writable_file(path: Path) -> None:
-    """Raise before any work if a file cannot be written; one that exists is replaced later.
-
-    Raises:
-        IsADirectoryError: If there is a directory of that name.
-        NotADirectoryError, PermissionError: As by :func:`check_writable`, for the file's directory.
-    """
+    """Raise an OSError if a file cannot be written, or is a directory; make its directory."""
     if path.is_dir():
         raise IsADirectoryError(f'{path} is a directory: give the name of a file to write')
     check_writable(path.parent)

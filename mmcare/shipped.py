@@ -52,16 +52,11 @@ def shipped_config(name: str) -> Path:
 
 def main() -> None:
     """Print the path of one config, or the names of all."""
+    raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        prog='python -m mmcare.shipped',
-        description='Print the path of a config that is installed with mmcare.',
-        epilog='Example: mim train mmdet "$(python -m mmcare.shipped mask_rcnn/care_s1_coco)"',
+        prog='python -m mmcare.shipped', description=__doc__, formatter_class=raw
     )
-    parser.add_argument(
-        'name',
-        nargs='?',
-        help='name of a config, such as mask_rcnn/care_s1_coco; default: list all',
-    )
+    parser.add_argument('name', nargs='?', help='name of a config; default: list all')
     name = parser.parse_args().name
     try:
         print('\n'.join(shipped_configs()) if name is None else shipped_config(name))

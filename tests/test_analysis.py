@@ -116,11 +116,6 @@ def test_where_the_proposition_fails():
     assert list(table[~table['at own D']]['heads']) == [8]
 
 
-def test_a_difference_beyond_the_channels_is_refused():
-    with pytest.raises(ValueError, match='delta must be between -d and d = 6, got 7'):
-        omega(2, 3, 6, 7, (3,))
-
-
 # ---------------------------------------------------------------- what is counted
 
 

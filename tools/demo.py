@@ -78,7 +78,7 @@ def main() -> None:
         check_writable(work_dir)
         if not data_root.exists():
             make_data(data_root)
-    except (NotADirectoryError, PermissionError) as error:
+    except OSError as error:
         parser.error(str(error))
 
     runner = Runner.from_cfg(config)

@@ -34,7 +34,7 @@ def main() -> None:
     arguments = vars(parser.parse_args())
     try:
         KINDS[arguments.pop('kind')](**arguments)
-    except (FileExistsError, NotADirectoryError, PermissionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     print(f'Written to {arguments["directory"]}')
 

@@ -9,7 +9,6 @@ import argparse
 import sys
 
 from mmcare.weights.convert import fold_checkpoint
-from mmcare.weights.whole import CheckpointError
 
 
 def parse_args() -> argparse.Namespace:
@@ -34,7 +33,7 @@ def main() -> None:
     arguments = parse_args()
     try:
         print(fold_checkpoint(arguments.config, arguments.checkpoint, arguments.destination))
-    except (CheckpointError, ImportError, OSError, ValueError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         print(f'error: {error}', file=sys.stderr)
         sys.exit(2)
 

@@ -34,7 +34,7 @@ def omega_decoupled(
     Returns:
         Multiply-adds.
     """
-    return h * w * (2 * _mean_square(kernels) * d2 + 4 * _global_factor(heads) * d1**2)
+    return h * w * (2 * _mean_square(kernels) * d2 + (4 + Fraction(2, heads)) * d1**2)
 
 
 def omega(
@@ -53,13 +53,9 @@ def omega(
 
     Returns:
         Multiply-adds.
-
-    Raises:
-        ValueError: If ``delta`` is outside of its range.
     """
-    if not -d <= delta <= d:
-        raise ValueError(f'delta must be between -d and d = {d}, got {delta!r}')
-    return h * w * (_mean_square(kernels) * (d + delta) + _global_factor(heads) * (d - delta) ** 2)
+    half = Fraction(1, 2)
+    return omega_decoupled(h, w, half * (d - delta), half * (d + delta), kernels, heads)
 
 
 def delta_limit(d: Number, kernels: Sequence[Number], heads: int = 1) -> Number:
@@ -75,14 +71,9 @@ def delta_limit(d: Number, kernels: Sequence[Number], heads: int = 1) -> Number:
         >>> delta_limit(24, kernels=(7,))
         Fraction(46, 3)
     """
-    return 2 * d - _mean_square(kernels) / _global_factor(heads)
+    return 2 * d - _mean_square(kernels) / (1 + Fraction(1, 2 * heads))
 
 
 def _mean_square(kernels: Sequence[Number]) -> Number:
     """k^2 of Eq. 9, or (k1^2 + k2^2) / 2 of Eq. 17."""
     return sum(kernel**2 for kernel in kernels) * Fraction(1, len(kernels))
-
-
-def _global_factor(heads: int) -> Fraction:
-    """1 + 1/(2n): 3/2 of Eq. 9 with a single head."""
-    return 1 + Fraction(1, 2 * heads)

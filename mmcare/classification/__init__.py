@@ -6,7 +6,7 @@ The only part of mmcare that needs mmpretrain. Configs import it with
 
 from mmcare.compatibility import check_versions
 
-check_versions(['mmpretrain'])
+check_versions('mmpretrain')
 
 from mmcare.classification.distillation import DistillationClassifier  # noqa: E402
 from mmcare.classification.head import CAREClsHead  # noqa: E402

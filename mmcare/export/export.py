@@ -62,7 +62,7 @@ def export_backbone(
     Raises:
         ValueError: If the network cannot be exported so.
         ImportError: If a package is missing.
-        NotADirectoryError, PermissionError: If ``out_dir`` cannot be written.
+        OSError: If ``out_dir`` cannot be written.
         ExportError: If an ONNX or ExecuTorch file computes something else than PyTorch.
     """
     out_dir = Path(out_dir)

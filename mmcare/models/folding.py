@@ -34,19 +34,17 @@ def is_fixed(norm: nn.Module) -> TypeGuard[_BatchNorm]:
 
 
 @torch.no_grad()
-def fold(conv: nn.Conv2d, norm: nn.Module, norm_first: bool) -> nn.Module:
+def fold(conv: nn.Conv2d, norm: _BatchNorm, norm_first: bool) -> nn.Module:
     """Change the weights of ``conv`` so that it also computes the norm before or after it.
 
     Args:
         conv: With a bias; without padding and groups if the norm comes first.
-        norm: See :func:`is_fixed`; others stay as they are.
+        norm: Has fixed statistics, see :func:`is_fixed`.
         norm_first: ``conv(norm(x))``; otherwise ``norm(conv(x))``.
 
     Returns:
-        The module that replaces the norm: the identity, or the norm itself if it stays.
+        The module that replaces the norm, the identity.
     """
-    if not is_fixed(norm):
-        return norm
     assert norm.running_mean is not None and norm.running_var is not None, 'see is_fixed'
     assert conv.bias is not None and not (norm_first and (any(conv.padding) or conv.groups > 1))
     # In float32 at least: what is rounded on the way adds up.

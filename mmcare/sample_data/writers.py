@@ -8,7 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from mmcare.files import check_writable, moved_into_place
+from mmcare.files import moved_into_place
 
 from . import painter
 
@@ -40,7 +40,6 @@ def _new_directory(directory: str | Path, size: int) -> Iterator[Path]:
         raise ValueError(f'size must be at least {MIN_SIZE}, got {size}')
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         raise FileExistsError(f'{directory} exists: remove it first, or give another directory')
-    check_writable(directory.parent)
     with moved_into_place(directory) as temporary:
         temporary.mkdir()
         yield temporary
@@ -80,7 +79,7 @@ def make_coco(
     Raises:
         ValueError: If ``size`` is too small.
         FileExistsError: If ``directory`` is a file or not empty.
-        NotADirectoryError, PermissionError: If it cannot be written.
+        OSError: If it cannot be written.
     """
     from mmdet.datasets import CocoDataset
     from pycocotools import mask as masks

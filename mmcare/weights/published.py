@@ -9,10 +9,12 @@ import torch
 
 Value = TypeVar('Value')
 
-# Parts of a key in the published files, and ours. Each key holds at most two of them.
+# Parts of a key in the published files, and ours; a dot is put in front of keys.
 NAMES = (
-    ('stem.0.', 'stem.conv.'),
-    ('stem.1.', 'stem.norm.'),
+    ('.head.', '.head.cls_head.'),
+    ('.dist_head.', '.head.distill_head.'),
+    ('.stem.0.', '.stem.conv.'),
+    ('.stem.1.', '.stem.norm.'),
     ('.downsample.0.', '.downsample.norm.'),
     ('.downsample.1.', '.downsample.conv.'),
     ('.token_mixer.dwconv1.', '.mixer.local_learner.conv3x3.'),
@@ -31,8 +33,7 @@ NAMES = (
         )
     ),
 )
-HEADS = (('head.', 'head.cls_head.'), ('dist_head.', 'head.distill_head.'))
-OUR_HEADS = tuple(ours for _, ours in HEADS)
+HEADS = ('head.cls_head.', 'head.distill_head.')
 BACKBONE = 'backbone.'
 BLOCK = r'stages\.([0-3])\.blocks\.([0-9]+)\.'
 BACKBONE_PARTS = ('stem.', 'stages.', 'out_norms.', 'folded')  # first parts of a backbone's keys
@@ -58,29 +59,21 @@ def is_published(keys: Iterable[str]) -> bool:
 
 def from_published(state: Mapping[str, Value]) -> dict[str, Value]:
     """Rename published keys to those of the backbone (``stem.*``, ``stages.*``) and ``head.*``."""
-    return _rename(state, NAMES, HEADS)
+    return _rename(state, NAMES)
 
 
 def to_published(state: Mapping[str, Value]) -> dict[str, Value]:
     """Undo :func:`from_published`."""
-    swapped = [tuple((ours, theirs) for theirs, ours in pairs) for pairs in (NAMES, HEADS)]
-    return _rename(state, *swapped)
+    return _rename(state, [(ours, theirs) for theirs, ours in NAMES])
 
 
-def _rename(
-    state: Mapping[str, Value],
-    names: Iterable[tuple[str, str]],
-    heads: Iterable[tuple[str, str]],
-) -> dict[str, Value]:
+def _rename(state: Mapping[str, Value], names: Iterable[tuple[str, str]]) -> dict[str, Value]:
     renamed = {}
     for key, value in state.items():
-        head = next((pair for pair in heads if key.startswith(pair[0])), None)
-        if head is not None:
-            key = head[1] + key.removeprefix(head[0])
-        else:
-            for before, after in names:
-                key = key.replace(before, after)
-        renamed[key] = value
+        key = f'.{key}'
+        for before, after in names:
+            key = key.replace(before, after)
+        renamed[key[1:]] = value
     return renamed
 
 

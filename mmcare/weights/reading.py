@@ -21,7 +21,6 @@ from urllib.parse import urlparse
 
 import numpy as np
 import torch
-from mmengine.dist import barrier, is_main_process
 from mmengine.logging import print_log
 from mmengine.runner import CheckpointLoader
 from safetensors import safe_open
@@ -61,14 +60,10 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
     path = Path(filename)
     if not path.is_file():
         raise FileNotFoundError(f'{path} is not a file')
-    if path.suffix == '.safetensors':
-        return _read_safetensors(path, map_location)
-    with path.open('rb') as file:
-        is_archive = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC  # as torch.load decides
-    has_checksums = is_archive and _verify_archive(path)
+    read = _read_safetensors if path.suffix == '.safetensors' else _read_archive
     try:
-        checkpoint = _unpickle(path, map_location)
-    except Exception as error:  # a damaged pickle can raise anything
+        checkpoint, verified = read(path, map_location)
+    except Exception as error:  # damage can raise anything
         # Without PyTorch's advice to read the file unsafely, which comes before and after.
         reason = str(error).rpartition('WeightsUnpickler error: ')[2].strip().partition('\n')[0]
         raise CheckpointError(
@@ -76,22 +71,27 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
             'objects other than tensors, plain values and what MM and timm training files hold. '
             f'({type(error).__name__}: {reason})'
         ) from error
-    if not has_checksums:
-        _warn_unverified(path)
+    if not verified:
+        print_log(
+            f'{path} has no checksums: damage would go unnoticed. torch.save and '
+            'tools/convert_checkpoint.py write files with checksums.',
+            logger='current',
+            level=logging.WARNING,
+        )
     if isinstance(checkpoint, dict) and 'state_dict_ema' in checkpoint:  # as timm does
         checkpoint['state_dict'] = checkpoint.pop('state_dict_ema')
     return checkpoint
 
 
-def load_checkpoint(filename: str | os.PathLike, map_location: Any = None) -> Any:
-    """Read a local or downloaded checkpoint as MMEngine wants it.
+def load_from_mmcare(filename: str | os.PathLike, map_location: Any = None) -> Any:
+    """Read a local or downloaded checkpoint for MMEngine, which logs this name from ``mmcare`` on.
 
     A published CARE file gets the names of an MM classifier (``backbone.*``, ``head.*``). Weights
     are marked with the file's name, see :mod:`mmcare.weights.whole`. Everything else is passed on
     as it is, except ``meta.config``, which MMEngine would run as a program on resume.
 
     Args:
-        filename: A path, or an address with ``http://`` or ``https://``. Rank 0 downloads.
+        filename: A path, or an address with ``http://`` or ``https://``.
         map_location: As in ``torch.load``.
 
     Raises:
@@ -116,26 +116,21 @@ def load_checkpoint(filename: str | os.PathLike, map_location: Any = None) -> An
 
 
 def load_weights(filename: str | os.PathLike) -> dict[str, Any]:
-    """Return the state dict of :func:`load_checkpoint`, on the CPU, without prefixes of wrappers.
+    """Return the state dict of :func:`load_from_mmcare`, on the CPU, without prefixes of wrappers.
 
     Raises:
-        FileNotFoundError, OSError, CheckpointError: As by :func:`load_checkpoint`.
+        FileNotFoundError, OSError, CheckpointError: As by :func:`load_from_mmcare`.
     """
-    checkpoint = load_checkpoint(filename, 'cpu')
+    checkpoint = load_from_mmcare(filename, 'cpu')
     state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else None
     if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
         raise CheckpointError(f'{filename} does not hold the weights of a model by name')
     return mark(without_wrapper(state), os.fspath(filename))
 
 
-def load_from_mmcare(filename: str, map_location: Any = None) -> Any:
-    """Load for MMEngine, which logs the name without ``load_from_``."""
-    return load_checkpoint(filename, map_location)
-
-
 @contextmanager
 def safe_loader(weights_only: bool = False) -> Iterator[None]:
-    """Let MMEngine read local files and downloads by :func:`load_checkpoint`.
+    """Let MMEngine read local files and downloads by :func:`load_from_mmcare`.
 
     Args:
         weights_only: By :func:`load_weights`, which refuses files without weights.
@@ -176,61 +171,36 @@ def write_checkpoint(checkpoint: dict[str, Any], filename: str | os.PathLike) ->
 def _download(address: str) -> Path:
     """Download a file unless it is there already; return where ``torch.hub`` keeps it."""
     file = Path(torch.hub.get_dir(), 'checkpoints', Path(urlparse(address).path).name)
-
-    def fetch() -> None:
-        if not file.is_file():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(address, str(file), progress=sys.stderr.isatty())
-
-    if is_main_process():
-        fetch()
-    barrier()
-    fetch()  # on another machine, which does not see the file of rank 0
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(address, str(file), progress=sys.stderr.isatty())
     return file
 
 
-def _warn_unverified(path: Path) -> None:
-    print_log(
-        f'{path} has no checksums: damage would go unnoticed. torch.save and '
-        'tools/convert_checkpoint.py write files with checksums.',
-        logger='current',
-        level=logging.WARNING,
-    )
-
-
-def _verify_archive(path: Path) -> bool:
-    """Check what ``torch.load`` does not; return whether the archive has checksums."""
-    try:
+def _read_archive(path: Path, map_location: Any) -> tuple[Any, bool]:
+    """Return the object in a file of ``torch.save``, and whether its checksums were verified."""
+    verified = False
+    with path.open('rb') as file:
+        is_archive = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC  # as torch.load decides
+    if is_archive:
         with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-            if len({entry.filename for entry in entries}) != len(entries):
-                raise CheckpointError('two of its entries have the same name')
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-                raise CheckpointError('it is compressed, as torch.save never does')
-            if not any(entry.CRC for entry in entries):  # torch.serialization.set_crc32_options
-                return False
-            damaged = archive.testzip()
-    except Exception as error:  # a damaged directory can raise anything
-        raise CheckpointError(f'{path} is damaged, incomplete or refused: {error}') from error
-    if damaged is not None:
-        raise CheckpointError(f'{path} is damaged: the checksum of {damaged} is wrong')
-    return True
+            # All are 0 after torch.serialization.set_crc32_options(False).
+            verified = any(entry.CRC for entry in archive.infolist())
+            if verified and (damaged := archive.testzip()):
+                raise CheckpointError(f'the checksum of {damaged} is wrong')
+    return _unpickle(path, map_location), verified
 
 
-def _read_safetensors(path: Path, map_location: Any) -> dict[str, Any]:
+def _read_safetensors(path: Path, map_location: Any) -> tuple[dict[str, Any], bool]:
+    """Return metadata and tensors, and whether the checksum of :func:`_digest` was verified."""
     device = str(map_location) if isinstance(map_location, str | torch.device) else 'cpu'
-    try:
-        with safe_open(path, framework='pt', device=device) as file:
-            meta = dict(file.metadata() or {})
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-    except Exception as error:  # also types that PyTorch does not have
-        raise CheckpointError(f'{path} is damaged or not a safetensors file: {error}') from error
+    with safe_open(path, framework='pt', device=device) as file:
+        meta = dict(file.metadata() or {})
+        state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     # The format has no checksums; write_checkpoint adds one, other writers may not.
-    if CHECKSUM not in meta:
-        _warn_unverified(path)
-    elif meta[CHECKSUM] != _digest(state, meta):
-        raise CheckpointError(f'{path} is damaged: the checksum of its content is wrong')
-    return dict(meta=meta, state_dict=state)
+    if CHECKSUM in meta and meta[CHECKSUM] != _digest(state, meta):
+        raise CheckpointError('the checksum of its content is wrong')
+    return dict(meta=meta, state_dict=state), CHECKSUM in meta
 
 
 def _digest(state: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
@@ -265,15 +235,10 @@ def _scalar(dtype: Any, data: bytes) -> Any:
     return np.frombuffer(data, np.dtype(code).newbyteorder(dtype.state[1]), 1)[0].item()
 
 
-def _no_bytes() -> bytes:
-    """Take the place of ``bytes``: torch.save writes empty bytes as a call of it."""
-    return b''
-
-
 _LOCK = threading.RLock()  # what torch.load allows, it allows in all threads
 _STAND_INS: dict[str, Any] = {
     'builtins.getattr': _Foreign,
-    'builtins.bytes': _no_bytes,
+    'builtins.bytes': lambda: b'',  # torch.save writes empty bytes as a call of it
     'argparse.Namespace': _Foreign,
     'mmengine.logging.history_buffer.HistoryBuffer': _Foreign,
     'numpy.ndarray': _Foreign,
@@ -307,13 +272,13 @@ def _unpickle(path: Path, map_location: Any) -> Any:
         finally:
             add_safe_globals(hidden)
     allowed = {each for each in names.keys() - set(hidden) if isinstance(each, type)}
-    content = _without_foreign(content, allowed, {})
+    content = _without_foreign(content, allowed)
     if content is _REMOVED:
         raise CheckpointError('a checkpoint cannot hold this alone')
     return content
 
 
-def _without_foreign(value: Any, allowed: set[type], done: dict[int, Any]) -> Any:
+def _without_foreign(value: Any, allowed: set[type]) -> Any:
     """Copy dicts and lists without entries that are neither plain, nor tensors, nor allowed.
 
     Attributes of an ``OrderedDict`` or a tensor, which could hide its methods, are dropped.
@@ -321,33 +286,23 @@ def _without_foreign(value: Any, allowed: set[type], done: dict[int, Any]) -> An
     Args:
         value: What was unpickled; tensors are changed in place.
         allowed: Classes whose instances stay.
-        done: Copies by the id of the original, since dicts and lists may hold themselves.
 
     Returns:
         The copy; ``_REMOVED`` for a foreign object, and for a list or tuple with one in it.
     """
-    if id(value) in done:
-        return done[id(value)]
     if isinstance(value, dict):
         copy: dict = OrderedDict() if isinstance(value, OrderedDict) else {}
-        done[id(value)] = copy
         for key, entry in dict.items(value):
-            entry = _without_foreign(entry, allowed, done)
+            entry = _without_foreign(entry, allowed)
             if entry is not _REMOVED:
                 copy[key] = entry
         metadata = getattr(value, '__dict__', {}).get('_metadata')
         if isinstance(metadata, dict):
-            vars(copy)['_metadata'] = _without_foreign(metadata, allowed, done)
+            vars(copy)['_metadata'] = _without_foreign(metadata, allowed)
         return copy
     if type(value) in (list, tuple):
-        copies: list = []
-        done[id(value)] = copies
-        copies += [_without_foreign(entry, allowed, done) for entry in value]
-        if any(entry is _REMOVED for entry in copies):
-            done[id(value)] = _REMOVED
-        elif type(value) is tuple:
-            done[id(value)] = tuple(copies)
-        return done[id(value)]
+        copies = [_without_foreign(entry, allowed) for entry in value]
+        return _REMOVED if any(one is _REMOVED for one in copies) else type(value)(copies)
     if type(value) in (Tensor, nn.Parameter):
         vars(value).clear()
         value.grad = value._backward_hooks = None

@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor, nn
 
 
@@ -77,8 +76,15 @@ class WholeFromFiles(nn.Module):
         self._reading = None
         if file:
             advice = self.prepare_file(state_dict, prefix)
-            unusable = [k for k, v in state_dict.items() if k.startswith(prefix) and _is_odd(k, v)]
-            for key in unusable:  # PyTorch would convert or stumble over them
+            unusable = [
+                key
+                for key, value in state_dict.items()
+                if key.startswith(prefix)
+                and not key.endswith(('num_batches_tracked', '_extra_state'))
+                and isinstance(value, Tensor)
+                and not value.is_floating_point()
+            ]
+            for key in unusable:  # PyTorch would convert them
                 del state_dict[key]
             errors = args[-1]  # shared by all modules that are loaded
             self._reading = dict(
@@ -125,11 +131,3 @@ def _raise_unless_whole(module: WholeFromFiles, keys: Any) -> None:
             lines.append(f'  {fault}: {", ".join(found[:3])}{more}')
     if len(lines) > 1:
         raise CheckpointError('\n'.join(lines) + reading['advice'])
-
-
-def _is_odd(key: str, value: Any) -> bool:
-    """Whether a weight is a sparse, nested, meta or integer tensor."""
-    if not isinstance(value, Tensor) or key.endswith(('num_batches_tracked', '_extra_state')):
-        return False  # PyTorch refuses what is not a tensor
-    strided = value.layout is torch.strided and not value.is_nested and not value.is_meta
-    return not (strided and value.is_floating_point())

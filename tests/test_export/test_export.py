@@ -369,7 +369,7 @@ def test_bad_configs(failing, tmp_path, model, words):
 
 def test_folder_that_cannot_be_written(failing, tmp_path):
     (tmp_path / 'file').touch()
-    assert 'is not a directory' in failing('s0', '--out-dir', tmp_path / 'file' / 'folder')
+    assert 'Not a directory' in failing('s0', '--out-dir', tmp_path / 'file' / 'folder')
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ class Mixer(nn.Module):
     Args:
         widths: Channels of the groups; the first is global, d in all.
         global_learner: Takes the first group.
-        local_learner: Takes the other groups and returns as many.
+        local_learner: Takes the other groups, if there are any, and returns as many.
     """
 
     def __init__(
@@ -160,7 +160,8 @@ class Mixer(nn.Module):
 
     def forward(self, first: Tensor, *local: Tensor) -> Tensor:
         """Map groups of channels, each (B, C, H, W), to all features (B, d, H, W)."""
-        return torch.cat([self.global_learner(first), *self.local_learner(*local)], dim=1)
+        features = self.global_learner(first)
+        return torch.cat([features, *self.local_learner(*local)], dim=1) if local else features
 
 
 class Interaction(nn.Module):
