@@ -27,13 +27,3 @@ def test_links_lead_somewhere(page):
         target = (page.parent / name).resolve() if name else page
         assert target.exists(), f'{link} does not exist'
         assert not anchor or anchor in anchors(target), f'{link} has no such heading'
-
-
-def test_named_files_exist():
-    """What pages call by path, in code or commands."""
-    paths = r'(?:configs|docs|tools|benchmarks|tests|mmcare)/[\w./-]*\w\.(?:py|md|csv|json|png|yml)'
-    for page in PAGES:
-        if page.name != 'CHANGELOG.md':  # which also says what went
-            named = set(re.findall(rf'(?<![\w/.]){paths}', page.read_text()))
-            missing = [name for name in named if not (ROOT / name).exists()]
-            assert not [name for name in missing if 'FOLDER' not in name], page.name

@@ -2,6 +2,7 @@
 
 import doctest
 import math
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -23,7 +24,6 @@ from mmcare.models.backbones import care as care_module
 from mmcare.models.backbones.care import LinearAttention
 
 PARAMETERS = {'s0': 5_285_904, 's1': 7_548_328, 's2': 16_401_144}
-BAD_ARCH = dict(arch={**THIN, 'depths': (1, 1, 1)})
 
 
 def largest_deviation(actual, expected):
@@ -101,28 +101,24 @@ def test_any_size_equals_padding_by_hand(size):
         torch.testing.assert_close(output, other[..., : shape[0], : shape[1]])
 
 
-@pytest.mark.parametrize(
-    ('image', 'words'),
-    [
-        (torch.zeros(3, 32, 32), r'\(B, C, H, W\), got torch.Size\(\[3, 32, 32'),
-        (torch.zeros(0, 3, 32, 32), r'\(B, C, H, W\)'),
-        (torch.zeros(1, 4, 32, 32), 'to have 3 channels, but got 4 channels'),
-        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), 'dtype|type'),
-    ],
-)
-def test_bad_images(image, words):
-    with pytest.raises((ValueError, RuntimeError), match=words):
-        CARE(THIN)(image)
+@pytest.mark.parametrize('shape', [(3, 32, 32), (0, 3, 32, 32)])
+def test_bad_images(shape):
+    with pytest.raises(ValueError, match=r'\(B, C, H, W\)'):
+        CARE(THIN)(torch.zeros(shape))
+
+
+@pytest.fixture(scope='module')
+def exact(s0):
+    with torch.no_grad():
+        return s0(reference_image(800, 1344))
 
 
 @pytest.mark.parametrize(('dtype', 'share'), [(torch.float16, 0.01), (torch.bfloat16, 0.03)])
-def test_low_precision_stays_in_range(s0, dtype, share):
-    image = reference_image(800, 1344)
-    low = CARE('s0').eval()
-    low.load_state_dict(s0.state_dict())
+def test_low_precision_stays_in_range(s0, exact, dtype, share):
+    """The released order of the attention's products overflows float16 on this image."""
+    image, low = reference_image(800, 1344), deepcopy(s0)
     low.switch_to_deploy()
     with torch.no_grad():
-        exact = s0(image)
         with torch.autocast('cpu', dtype):
             mixed = s0(image)
         low = low.to(dtype)(image.to(dtype))
@@ -130,15 +126,6 @@ def test_low_precision_stays_in_range(s0, dtype, share):
         for output in outputs:
             assert torch.isfinite(output).all()
             assert largest_deviation(output, expected) <= share
-
-
-def test_released_order_leaves_float16():
-    """The reason for the scale and for float32 in the attention."""
-    image = reference_image(800, 1344).half()
-    with torch.no_grad():
-        outputs = published_forward(published_weights('s0'), 's0', image)
-    finite = [bool(torch.isfinite(output).all()) for output in outputs]
-    assert finite == [True, True, False, False]
 
 
 def test_attention_where_a_target_has_float16_alone(s0):
@@ -215,20 +202,14 @@ def test_stages_after_the_last_output_are_not_built():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize('norm_cfg', [dict(type='LN', eps=1e-6), dict(type='GN', num_groups=4)])
-def test_output_norms(norm_cfg):
-    model = thin_backbone(out_indices=(1, 3), out_norm_cfg=norm_cfg)
+def test_output_norms():
+    model = thin_backbone(out_indices=(1, 3), out_norm_cfg=dict(type='LN', eps=1e-6))
     raw = thin_backbone(out_indices=(1, 3))
     raw.load_state_dict(model.state_dict(), strict=False)
     image = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
         outputs, states = model(image), raw(image)
-    groups = norm_cfg.get('num_groups')
-    expected = (
-        F.group_norm(states[0], groups)
-        if groups
-        else F.layer_norm(states[0].movedim(1, -1), (16,), eps=1e-6).movedim(-1, 1)
-    )
+    expected = F.layer_norm(states[0].movedim(1, -1), (16,), eps=1e-6).movedim(-1, 1)
     torch.testing.assert_close(outputs[0], expected)
 
 
@@ -251,16 +232,10 @@ def test_layer_depth():
     ('arguments', 'words'),
     [
         (dict(arch='s3'), r"arch must be one of \['s0', 's1', 's2'\] or a dict, got 's3'"),
-        (dict(arch={**THIN, 'heads': 1}), 'arch must be a dict of'),
-        (BAD_ARCH, 'arch must be a dict of .* 4 values each'),
-        (dict(arch={**THIN, 'depths': (1, 1, 0, 1)}), r"arch\['depths'\].*at least 1"),
+        (dict(arch={**THIN, 'depths': (1, 1, 1)}), 'arch must be a dict of .* 4 values each'),
         (dict(arch={**THIN, 'widths': (12, 12, 25, 24)}), r"arch\['widths'\].*multiples of 3"),
-        (dict(arch={**THIN, 'expansions': ((2, 2, 2),) * 4}), r"arch\['expansions'\].*pairs"),
         (dict(arch={**THIN, 'head_channels': (1, 1, 3, 8)}), 'heads of 3 channels do not divide 8'),
-        (dict(out_indices=()), 'out_indices must be'),
         (dict(out_indices=(0, 4)), 'out_indices must be some of -4 to 3'),
-        (dict(out_indices=-5), 'out_indices must be'),
-        (dict(out_indices=(1, -3)), 'out_indices must be .*ascending'),
         (dict(out_indices=(2, 1)), 'out_indices must be .*ascending'),
         (dict(drop_path_rate=1.0), r'drop_path_rate must be in \[0, 1\), got 1.0'),
         (dict(frozen_stages=5), 'frozen_stages must be -1 to 4, got 5'),
