@@ -1,4 +1,4 @@
-"""mmcare.engine.safe_loading, and what shipped configs write: each task at toy size."""
+"""Safe loading by hook and by opt-in, and what shipped configs write: each task at toy size."""
 
 import shutil
 import sys
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import run
+from mmengine.logging import HistoryBuffer
 from mmengine.registry import DefaultScope
 from mmengine.runner import CheckpointLoader, Runner
 from toy_configs import make_data, toy_config
 
-import mmcare.engine.safe_loading  # noqa: F401
 from mmcare.weights.whole import CheckpointError
 
 NAMES = dict(detection='epoch_{}.pth', segmentation='iter_{}.pth', classification='epoch_{}.pth')
@@ -85,21 +85,42 @@ def test_mim_test(trained, tmp_path, task, toolbox):
     assert {'mmdet': 'bbox_mAP', 'mmseg': 'mIoU'}[toolbox] in done.stdout + done.stderr
 
 
-def test_mmengine_reads_through_it(tmp_path):
-    """Code of a file does not run, and mmengine is not given what it would run."""
-    canary = tmp_path / 'canary'
+@pytest.fixture
+def stock(trained, tmp_path):
+    """What MMEngine's own hook writes, which MMEngine cannot read on PyTorch 2.6 and later."""
+    checkpoint = torch.load(trained / 'segmentation/run/iter_2.pth', weights_only=True)
+    checkpoint['message_hub']['log_scalars'] = dict(loss=HistoryBuffer([1.0], [1]))
+    torch.save(checkpoint, tmp_path / 'stock.pth')
+    return tmp_path / 'stock.pth'
+
+
+def test_the_hook_switches_the_loader_while_a_run_loads(trained, tmp_path, stock):
+    """Also if loading fails; code of a file does not run."""
+    canary, data = tmp_path / 'canary', trained / 'segmentation/data'
 
     class Code:
         def __reduce__(self):
             return Path.touch, (canary,)
 
     torch.save(dict(state_dict=Code()), tmp_path / 'hostile.pth')
-    with pytest.raises(CheckpointError, match=r'hostile\.pth'):
-        CheckpointLoader.load_checkpoint(str(tmp_path / 'hostile.pth'))
+    schemes = dict(CheckpointLoader._schemes)
+    with pytest.raises(Exception, match='weights_only'):
+        CheckpointLoader.load_checkpoint(str(stock))
+    for file in (stock, tmp_path / 'hostile.pth'):
+        config = toy_config('segmentation', data, tmp_path / 'run', load_from=str(file))
+        runner = Runner.from_cfg(config)
+        if file == stock:
+            assert runner.test()
+        else:
+            with pytest.raises(CheckpointError, match=r'hostile\.pth'):
+                runner.test()
+        assert dict(CheckpointLoader._schemes) == schemes
     assert not canary.exists()
-    meta = dict(cfg='model = dict()', config='import os', epoch=3)
-    torch.save(dict(state_dict=dict(weight=torch.ones(1)), meta=meta), tmp_path / 'foreign.pth')
-    loaded = CheckpointLoader.load_checkpoint(str(tmp_path / 'foreign.pth'))
-    assert loaded['meta'] == dict(cfg='model = dict()', epoch=3)
-    loader = CheckpointLoader._get_checkpoint_loader('https://example.org/file.pth')
-    assert loader is CheckpointLoader._get_checkpoint_loader('file.pth')
+
+
+def test_the_opt_in_for_programs_without_a_runner(trained, stock):
+    code = (
+        'import sys, mmcare.engine.safe_loading; from mmseg.apis import init_model;'
+        'init_model(sys.argv[1], sys.argv[2], device="cpu")'
+    )
+    run(sys.executable, '-c', code, trained / 'segmentation' / 'config.py', stock)
