@@ -65,7 +65,7 @@ model = dict(
     ),
 )
 
-epochs = 24
+epochs = 20
 train_cfg = dict(max_epochs=epochs, val_interval=4)
 optim_wrapper = dict(
     optimizer=_base_.adamw_from_scratch,
