@@ -24,6 +24,10 @@ from mmcare.files import moved_into_place
 from mmcare.shipped import shipped_config
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / 'tools'))
+
+from demo import draw_predictions  # noqa: E402 (found through the path above)
+
 RESULTS = ROOT / 'benchmarks/results/accuracy'
 PEERS = pd.read_csv(Path(__file__).with_name('peers.csv'), index_col='key').fillna('')
 PAGE, CURVES = ROOT / 'docs/results.md', ROOT / 'docs/images/learning_curves.png'
@@ -67,60 +71,61 @@ def train(name: str, key: str, seed: str = '0') -> None:
     with moved_into_place(RESULTS / f'{stem}.csv') as path:
         columns = ['split', 'step', 'loss', *SETS[name][3]]
         rows.reindex(columns=columns).round(4).to_csv(path, index=False)
+    if key == 's0' and name != 'streets':  # whose licence allows research only
+        draw_predictions(runner, CURVES.with_name(f'{name}.png'), number=3)
 
 
 def read_runs(name: str) -> pd.DataFrame:
     """Read the scalars of all runs on a set, with columns for backbone and seed, in per cent."""
-    tables = []
+    tables = [pd.DataFrame(columns=['split', 'key', 'seed'])]
     for file in sorted(RESULTS.glob(f'{name}_*.csv')):
         key, seed = file.stem.removeprefix(f'{name}_').rsplit('_', 1)
-        tables.append(pd.read_csv(file).assign(key=key, label=PEERS['label'][key], seed=int(seed)))
-    runs = pd.concat(tables)
-    runs[list(SETS[name][3])] *= SETS[name][2]
-    return runs
+        tables.append(pd.read_csv(file).assign(key=key, seed=int(seed)))
+        tables[-1][list(SETS[name][3])] *= SETS[name][2]
+    return pd.concat(tables)
 
 
-def table(name: str) -> str:
+def make_table(name: str, runs: pd.DataFrame) -> str:
     """Write a row for each backbone: means of the seeds and half their range, size and speed."""
     _, shape, _, metrics = SETS[name]
-    recording = json.loads((RESULTS / f'latency_{shape[0]}x{shape[1]}.json').read_text())
-    rows = []
-    runs = read_runs(name).query('split == "test"')
-    for key, seeds in runs.groupby('key'):
+    recording = RESULTS / f'latency_{shape[0]}x{shape[1]}.json'
+    times = json.loads(recording.read_text())['milliseconds']['xnnpack']
+    rows = {}
+    for key, seeds in runs[runs['split'] == 'test'].groupby('key'):
         config = read_config(name, key)
         with DefaultScope.overwrite_default_scope(config.default_scope):
             backbone = MODELS.build(config.model.backbone).eval()
-        macs = count_macs(backbone, torch.zeros(1, 3, *shape))['']
         row = {'backbone': PEERS['label'][key]}
         for metric, title in metrics.items():
             spread = (seeds[metric].max() - seeds[metric].min()) / 2
             row[title] = f'{seeds[metric].mean():.1f}' + f' ± {spread:.1f}' * (len(seeds) > 1)
-        row['parameters, M'] = f'{recording["parameters"][key] / 1e6:.1f}'
-        row['GMACs'] = f'{macs / 1e9:.2f}'
-        row['ms'] = f'{pd.Series(recording["milliseconds"]["xnnpack"][key]).median():.1f}'
-        rows.append(row)
-    rows.sort(key=lambda row: float(list(row.values())[1].split()[0]), reverse=True)
-    return pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
+        row['parameters, M'] = f'{sum(one.numel() for one in backbone.parameters()) / 1e6:.1f}'
+        row['GMACs'] = f'{count_macs(backbone, torch.zeros(1, 3, *shape))[""] / 1e9:.2f}'
+        row['ms'] = f'{pd.Series(times[key]).median():.1f}'
+        rows[seeds[next(iter(metrics))].mean()] = row
+    table = pd.DataFrame([rows[reached] for reached in sorted(rows, reverse=True)])
+    return table.to_markdown(index=False, disable_numparse=True)
 
 
 def report() -> None:
-    """Draw the validation curves, and replace the table of each set in the page."""
+    """Draw the validation curves, and replace the table of each set that has runs in the page."""
     figure = Figure(figsize=(15, 4.5), layout='constrained')
     text = PAGE.read_text(encoding='utf-8')
     for axes, name in zip(figure.subplots(1, len(SETS)), SETS, strict=True):
+        runs = read_runs(name)
         (metric, title), *_ = SETS[name][3].items()
-        for (label, seed), run in (
-            read_runs(name).query('split == "val"').groupby(['label', 'seed'])
-        ):
-            place = list(PEERS['label']).index(label)
-            style = 'x--' if seed else '*-' if label.startswith('CARE') else 'o-'
-            axes.plot(run['step'], run[metric], style, color=f'C{place}', label=f'{label}, {seed}')
+        for (key, seed), run in runs[runs['split'] == 'val'].groupby(['key', 'seed']):
+            style = 'x--' if seed else 'o-' if PEERS['timm_model'][key] else '*-'
+            label = f'{PEERS["label"][key]}, seed {seed}'
+            colour = f'C{PEERS.index.get_loc(key)}'
+            axes.plot(run['step'], run[metric], style, color=colour, label=label)
         axes.set(title=name, xlabel='iteration', ylabel=f'{title} on the validation split, %')
-        axes.legend()
-        begin, end = f'<!--- {name}: benchmarks/accuracy.py writes this table -->', '<!--- end -->'
-        pattern = f'{re.escape(begin)}.*?{re.escape(end)}'
-        new = f'{begin}\n\n{table(name)}\n\n{end}'
-        text = re.sub(pattern, lambda _, new=new: new, text, flags=re.DOTALL)
+        if len(runs):
+            axes.legend()
+            begin, end = f'<!--- {name}: written by benchmarks/accuracy.py -->', '<!--- end -->'
+            new = f'{begin}\n\n{make_table(name, runs)}\n\n{end}'
+            pattern = f'{re.escape(begin)}.*?{re.escape(end)}'
+            text = re.sub(pattern, lambda _, new=new: new, text, flags=re.DOTALL)
     with moved_into_place(CURVES) as path:
         figure.savefig(path, dpi=90)
     with moved_into_place(PAGE) as path:
