@@ -33,7 +33,8 @@ LISTED = {
 IMAGENET = 2e-3, 0.05, 1536, 300, [('LinearLR', 20), ('CosineAnnealingLR', 300)]
 COCO_12E = 2e-4, 0.05, 24, 12, [('LinearLR', 500), ('MultiStepLR', 12)]
 # Learning rate, weight decay, images a step, epochs or iterations, and schedulers with their ends.
-# One recipe a folder; those of configs/demo are their own (tests/test_demo.py).
+# One recipe a folder; configs/demo and the public sets of pictures have their own (test_demo.py,
+# test_pictures.py).
 RECIPES = {
     'mask_rcnn': COCO_12E,
     'retinanet': COCO_12E,
@@ -43,7 +44,8 @@ RECIPES = {
     'imagenet': IMAGENET,
     'ablation': IMAGENET,
 }
-WITH_RECIPE = [name for name in NAMES if name.split('/')[0] in RECIPES]
+PICTURES = ('_nuclei', '_cells', '_streets')
+WITH_RECIPE = [n for n in NAMES if n.split('/')[0] in RECIPES and not n.endswith(PICTURES)]
 
 
 @cache

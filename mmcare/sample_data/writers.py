@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -57,6 +58,19 @@ def _write(path: Path, picture: np.ndarray) -> None:
     path.write_bytes(encoded.tobytes())
 
 
+def describe_mask(mask: np.ndarray) -> dict[str, Any]:
+    """Write a boolean mask (H, W) as COCO's run lengths, box (x, y, w, h) and area in pixels."""
+    from pycocotools import mask as masks
+
+    runs = masks.encode(np.asfortranarray(mask, np.uint8))
+    return dict(
+        iscrowd=0,
+        area=float(masks.area(runs)),
+        bbox=masks.toBbox(runs).tolist(),
+        segmentation=dict(size=runs['size'], counts=runs['counts'].decode()),
+    )
+
+
 def make_coco(
     directory: str | Path, seed: int = 0, train: int = 600, val: int = 60, size: int = 160
 ) -> None:
@@ -82,7 +96,6 @@ def make_coco(
         OSError: If it cannot be written.
     """
     from mmdet.datasets import CocoDataset
-    from pycocotools import mask as masks
 
     ids = sorted(set(range(1, 91)) - set(COCO_GAPS))
     names = dict(zip(CocoDataset.METAINFO['classes'], ids, strict=True))
@@ -103,17 +116,8 @@ def make_coco(
                 visible = painter.paint_objects(rng, picture, shapes, sizes, SMALL_TILT, contrast)
                 for name, mask in zip(shown, visible, strict=True):
                     annotation_id += 1
-                    runs = masks.encode(np.asfortranarray(mask, np.uint8))
-                    annotation = dict(
-                        id=annotation_id,
-                        image_id=image_id,
-                        category_id=names[name],
-                        iscrowd=0,
-                        area=float(masks.area(runs)),
-                        bbox=masks.toBbox(runs).tolist(),
-                        segmentation=dict(size=runs['size'], counts=runs['counts'].decode()),
-                    )
-                    annotations.append(annotation)
+                    numbers = dict(id=annotation_id, image_id=image_id, category_id=names[name])
+                    annotations.append(numbers | describe_mask(mask))
                 _write(root / split / str(image['file_name']), picture)
                 images.append(image)
             content = dict(images=images, annotations=annotations, categories=categories)
