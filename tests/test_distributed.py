@@ -1,6 +1,7 @@
 """Two gloo processes: gradients, one writer, exact resume, no unused parameters.
 
-Both are started once, by distributed_worker.py; each test looks at the results.
+Both are started once, by distributed_worker.py; each test looks at the results. Unused parameters,
+for any out_indices, would stop them.
 """
 
 import json
@@ -44,12 +45,6 @@ def test_one_process_writes_and_all_resume_exactly(results, loop):
     for result in (result['resume'][loop] for result in results):
         assert len(result['states']) == 2 and result['states'][0] != result['states'][1]
         assert result['same_files'] and result['different'] == []
-
-
-def test_no_unused_parameters_for_any_out_indices(results):
-    for result in results:
-        number, error = result['unused']
-        assert number == 15 and 'parameters that were not used in producing loss' in error
 
 
 def test_sync_bn_keeps_names_and_values():
