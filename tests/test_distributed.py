@@ -9,12 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from helpers import THIN, run
-from torch import nn
+from helpers import run
 from toy_configs import make_data
-
-from mmcare.models import CARE
 
 WORKER = Path(__file__).parent / 'distributed_worker.py'
 
@@ -45,13 +41,3 @@ def test_one_process_writes_and_all_resume_exactly(results, loop):
     for result in (result['resume'][loop] for result in results):
         assert len(result['states']) == 2 and result['states'][0] != result['states'][1]
         assert result['same_files'] and result['different'] == []
-
-
-def test_sync_bn_keeps_names_and_values():
-    """What shipped configs use on GPUs; fixed norms also compute on the CPU."""
-    plain = CARE(THIN, norm_eval=True)
-    synced = nn.SyncBatchNorm.convert_sync_batchnorm(CARE(THIN, norm_eval=True))
-    synced.load_state_dict(plain.state_dict())
-    image = torch.rand(2, 3, 64, 64)
-    assert any(isinstance(module, nn.SyncBatchNorm) for module in synced.modules())
-    assert all(map(torch.equal, synced.train()(image), plain.train()(image)))
