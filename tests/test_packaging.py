@@ -6,7 +6,6 @@ the one the tests run in, without a network.
 
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -152,49 +151,17 @@ def test_mim_finds_the_installed_package(kind, distributions, tmp_path):
     assert not any(elsewhere.iterdir())
 
 
-USER = """
-from mmcare.models import CARE
-
-channels: tuple[int, ...] = CARE('s0').out_channels
-wrong: str = CARE('s0').out_channels
-CARE(arch=3)
-"""
-
-
-@pytest.fixture
-def wheel_python(distributions, tmp_path):
-    """An interpreter that has mmcare from the wheel, with this environment's packages."""
+@pytest.mark.slow
+def test_a_shipped_config_is_trained_from_the_wheel(distributions, tmp_path):
+    """Data by ``mim run``, training by ``mim train``, in a folder of its own."""
     python = new_environment(tmp_path / 'environment')
     run(python, *INSTALL, distributions['wheel'], cwd=tmp_path)
-    return python
-
-
-@pytest.mark.slow
-def test_type_checkers_see_the_types_of_the_wheel(wheel_python, tmp_path):
-    """A user's code is checked against mmcare as it is installed."""
-    pytest.importorskip('mypy')
-    (tmp_path / 'user.py').write_text(USER)
-    options = ('--config-file=', '--cache-dir', tmp_path / 'cache')
-    done = subprocess.run(
-        [sys.executable, '-m', 'mypy', '--python-executable', wheel_python, *options, 'user.py'],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    errors = [line for line in done.stdout.splitlines() if line.startswith('user.py:')]
-    assert [error.split(':')[1] for error in errors] == ['5', '6'], done.stdout + done.stderr
-    assert '"tuple[int, ...]"' in errors[0] and '"arch"' in errors[1]
-
-
-@pytest.mark.slow
-def test_a_shipped_config_is_trained_from_the_wheel(wheel_python, tmp_path):
-    """Data by ``mim run``, training by ``mim train``, in a folder of its own."""
     folder = tmp_path / 'project'
     folder.mkdir()
-    mim = (wheel_python, '-m', 'mim')
+    mim = (python, '-m', 'mim')
     data = ('make_sample_data', 'imagenet', 'data/imagenet', '--train=8', '--val=4', '--size=64')
     run(*mim, 'run', 'mmcare', *data, cwd=folder)
-    shipped = (wheel_python, '-m', 'mmcare.shipped', 'imagenet/care_s0_in1k')
+    shipped = (python, '-m', 'mmcare.shipped', 'imagenet/care_s0_in1k')
     config = run(*shipped, cwd=folder).stdout.strip()
     assert tmp_path / 'environment' in Path(config).parents
     options = (

@@ -4,11 +4,9 @@ import functools
 import io
 import json
 import multiprocessing
-import os
 import resource
 import sys
 import tempfile
-import time
 from argparse import Namespace
 from collections import OrderedDict
 from pathlib import Path
@@ -32,8 +30,8 @@ MEMORY = 2 << 30  # bytes of address space beyond those of the parent
 CODE_EVENTS = ('os.exec', 'os.posix_spawn', 'os.system', 'socket.connect', 'subprocess.Popen')
 
 
-def sandboxed(judge, *arguments, seconds=30):
-    """Call a function in a child process with limits; return what it says, or how it ended."""
+def sandboxed(file, expected):
+    """Return what is wrong with the way in which a file is read; empty if nothing is."""
     receiver, sender = FORK.Pipe(duplex=False)
 
     def child():
@@ -43,29 +41,22 @@ def sandboxed(judge, *arguments, seconds=30):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         seen = []
         sys.addaudithook(lambda event, _: seen.append(event) if event in CODE_EVENTS else None)
-        answer = judge(*arguments)
+        answer = judge(file, expected)
         sender.send(f'ran code: {seen}' if seen else answer)
 
     (process := FORK.Process(target=child)).start()
     sender.close()
     try:
-        return receiver.recv() if receiver.poll(seconds) else 'hung'
+        return receiver.recv() if receiver.poll(30) else 'hung'
     except EOFError:
         return 'crashed'
     finally:
         process.kill()
 
 
-def init_weights(file):
-    backbone = CARE(THIN, init_cfg=dict(type='Pretrained', checkpoint=str(file)))
-    backbone.init_weights()
-    return backbone.state_dict()
-
-
-def judge(read, file, expected):
-    """Return what is wrong with the way in which a file is read; empty if nothing is."""
+def judge(file, expected):
     try:
-        found = read(file)
+        found = init_weights(file)
         weights = [key for key in expected if not key.endswith('num_batches_tracked')]
         same = all(torch.equal(found[key], expected[key]) for key in weights)
     except CheckpointError as error:
@@ -73,6 +64,12 @@ def judge(read, file, expected):
     except BaseException as error:
         return f'{type(error).__name__}: {error}'
     return '' if same else 'other weights than those saved'
+
+
+def init_weights(file):
+    backbone = CARE(THIN, init_cfg=dict(type='Pretrained', checkpoint=str(file)))
+    backbone.init_weights()
+    return backbone.state_dict()
 
 
 @functools.cache
@@ -88,32 +85,19 @@ def good():
         return training, {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
 
-RANDOM = st.randoms(use_true_random=True)  # Hypothesis' own draws prefer the ends of a range
-
-
 @st.composite
 def damaged_bytes(draw):
-    """Failing disks and transfers."""
-    random = draw(RANDOM)
+    """Failing disks and transfers; half of them at the end, where zip has its directory."""
+    random = draw(st.randoms(use_true_random=True))  # its own draws prefer the ends of a range
     name = random.choice(['new.pth', 'ours.safetensors', *sorted(good()[1])])
     content = good()[1][name]
     start = random.choice([random.randrange(len(content)), len(content) - random.randint(1, 3000)])
-    end = start + random.choice([1, 16, 512, 4096])
+    end = start + random.choice([1, 4, 16, 512, 4096])
     flipped = bytes([content[start] ^ 1 << random.randrange(8)]) + content[start + 1 : end]
-    other = [b'', bytes(end - start), content[start:end] * 2, random.randbytes(100)]
+    other = [b'', bytes(end - start), content[start:end] * 2, random.randbytes(end - start)]
     block = random.choice([flipped] * 4 + other)
     whole = content[:start] + block + content[end:]
     return name, random.choice([whole] * 6 + [content[:start], block])
-
-
-@st.composite
-def lying_directory(draw):
-    """Zip archives that are wrong about the size or the place of an entry."""
-    content = good()[1]['new.pth']
-    starts = [n for n in range(len(content)) if content[n : n + 4] == b'PK\x01\x02']
-    random = draw(RANDOM)
-    field = random.choice(starts) + random.choice([20, 24, 42])
-    return 'new.pth', content[:field] + random.randbytes(4) + content[field + 4 :]
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
@@ -123,18 +107,17 @@ PLAIN = st.recursive(SCALARS, lambda odd: st.lists(odd) | st.dictionaries(st.tex
 @st.composite
 def changed_structure(draw):
     """Whole files with values, keys and metadata that nobody expects."""
-    random = draw(RANDOM)
     training = dict(good()[0])
     state = training['state_dict'] = OrderedDict(training['state_dict'])
-    key = random.choice([key for key in state if not key.endswith('num_batches_tracked')])
+    key = draw(st.sampled_from([key for key in state if not key.endswith('num_batches_tracked')]))
     old = state[key]
     odd = [draw(PLAIN), old * torch.nan, old.long(), old[..., None], old.to_sparse(), old.numpy()]
     odd += [torch.zeros(()).expand(1 << 40), torch.empty_like(old, device='meta')]
-    kind = random.choice(['weight', 'weight', 'elsewhere', 'key', 'metadata'])
+    kind = draw(st.sampled_from(['weight', 'weight', 'elsewhere', 'key', 'metadata']))
     if kind == 'weight':
-        state[key] = random.choice([*odd, random.choice(list(exploits().values()))])
+        state[key] = draw(st.sampled_from([*odd, *exploits().values()]))
     elif kind == 'elsewhere':
-        training[random.choice(list(training))] = draw(PLAIN)
+        training[draw(st.sampled_from(list(training)))] = draw(PLAIN)
     elif kind == 'key':
         state[draw(st.text() | st.integers() | st.just(f'{key}.x'))] = state.pop(key)
     else:
@@ -150,25 +133,15 @@ def lying_header(draw):
     content = good()[1][name]
     size = int.from_bytes(content[:8], 'little')
     header = json.loads(content[8 : 8 + size])
-    key = draw(st.sampled_from(sorted(header.keys() - {'__metadata__'})))
-    field = draw(st.sampled_from(['data_offsets', 'shape', 'dtype', 'key', 'metadata', 'length']))
-    numbers = st.sampled_from([-1, 0, 1, 8, size, 1 << 40, 1 << 63])
-    if field == 'key':
-        header[draw(st.text())] = header.pop(key)
-    elif field == 'metadata':
-        header['__metadata__'] = draw(PLAIN)
-    elif field != 'length':
-        types = st.sampled_from(['F64', 'BF16', 'I32', 'U8', 'F8_E4M3'])
-        header[key][field] = draw(st.lists(numbers, max_size=5) | types | PLAIN)
+    field = draw(st.sampled_from(['data_offsets', 'shape', 'dtype']))
+    numbers = st.lists(st.sampled_from([-1, 0, 1, 8, size, 1 << 40, 1 << 63]), max_size=5)
+    types = st.sampled_from(['F64', 'BF16', 'I32', 'U8', 'F8_E4M3'])
+    header[draw(st.sampled_from(sorted(header)))][field] = draw(numbers | types | PLAIN)
     packed = json.dumps(header, default=str).encode()
-    length = draw(numbers) % (1 << 64) if field == 'length' else len(packed)
-    return name, length.to_bytes(8, 'little') + packed + content[8 + size :]
+    return name, len(packed).to_bytes(8, 'little') + packed + content[8 + size :]
 
 
-DAMAGE = [damaged_bytes, lying_directory, changed_structure, lying_header]
-
-
-@pytest.mark.parametrize('damage', DAMAGE)
+@pytest.mark.parametrize('damage', [damaged_bytes, changed_structure, lying_header])
 def test_damaged_files(tmp_path, damage):
     """Files without checksums may give other weights, of the right shapes and finite."""
     (tmp_path / 'whole.pth').write_bytes(good()[1]['new.pth'])
@@ -179,21 +152,6 @@ def test_damaged_files(tmp_path, damage):
     def check(damaged):
         name, content = damaged
         (tmp_path / name).write_bytes(content)
-        assert not sandboxed(judge, init_weights, tmp_path / name, expected.get(name, {}))
+        assert not sandboxed(tmp_path / name, expected.get(name, {}))
 
     check()
-
-
-@pytest.mark.parametrize(
-    ('read', 'words'),
-    [
-        (lambda file: os.system('true'), 'ran code'),
-        (lambda file: os._exit(1), 'crashed'),
-        (lambda file: time.sleep(60), 'hung'),
-        (lambda file: bytes(2 * MEMORY), 'MemoryError'),
-        (lambda file: {'a': torch.ones(1)}, 'other weights'),
-    ],
-)
-def test_the_sandbox_sees_what_goes_wrong(tmp_path, read, words):
-    """Readers that do what must not happen."""
-    assert words in sandboxed(judge, read, tmp_path, {'a': torch.zeros(1)}, seconds=2)

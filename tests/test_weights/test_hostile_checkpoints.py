@@ -19,11 +19,11 @@ from helpers import THIN, thin_backbone
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader, load_checkpoint
 from torch import nn
+from torch.utils.serialization import config
 
 from mmcare.models import CARE
 from mmcare.weights import reading
 from mmcare.weights.convert import convert_checkpoint
-from mmcare.weights.published import to_published
 from mmcare.weights.reading import read_checkpoint, safe_loader, write_checkpoint
 from mmcare.weights.whole import CheckpointError
 
@@ -88,19 +88,13 @@ def test_foreign_objects_are_removed_with_their_key(tmp_path):
         log_scalars=dict(loss=HistoryBuffer([1.0], [1])),
         args=Namespace(lr=0.1),
         arrays=[np.arange(3)],
-        pair=(1, np.zeros(2)),
         text=np.str_('sky'),
-        counts=Counter('aab'),
         nested=[dict(mean=np.ones(3), std=2.0)],
     )
     loaded = read_checkpoint(save(saved, tmp_path))
-    assert loaded == dict(
-        runtime_info=dict(best_score=0.5, epoch=3, flag=True),
-        log_scalars={},
-        counts=dict(a=2, b=1),
-        nested=[dict(std=2.0)],
-    )
-    assert all(type(value) in (float, int, bool) for value in loaded['runtime_info'].values())
+    info = dict(best_score=0.5, epoch=3, flag=True)
+    assert loaded == dict(runtime_info=info, log_scalars={}, nested=[dict(std=2.0)])
+    assert [type(value) for value in loaded['runtime_info'].values()] == [float, int, bool]
 
 
 def test_attributes_are_dropped_everywhere(tmp_path):
@@ -200,8 +194,9 @@ def test_downloads_are_read_as_local_files(tmp_path, monkeypatch, state, safe_lo
         backbone = CARE(THIN)
         load_checkpoint(backbone, f'{address}/file.pth?download=1')
         assert torch.equal(backbone.stem.conv.weight, state['stem.conv.weight'])
-        file.rename(served / 'other.pth')  # it is downloaded once
-        load_checkpoint(CARE(THIN), f'{address}/file.pth')
+        file.unlink()  # it is downloaded once
+        init_cfg = dict(type='Pretrained', checkpoint=f'{address}/file.pth')
+        CARE(THIN, init_cfg=init_cfg).init_weights()
         torch.save(exploits()['os.system'], served / 'code.pth')
         with pytest.raises(CheckpointError, match=r'code\.pth'):
             CheckpointLoader.load_checkpoint(f'{address}/code.pth')
@@ -242,30 +237,18 @@ def test_files_that_are_not_checkpoints(tmp_path, safe_loading, content):
             read()
 
 
-def test_a_network_larger_than_memory(tmp_path, state):
-    """Of many TB, stored as single values: conversion allocates nothing of that size."""
-    huge = {k: torch.zeros(()).expand([n << 7 for n in v.shape]) for k, v in state.items()}
-    for weights in (huge, to_published(huge)):
-        with pytest.raises(CheckpointError, match=r'file\.pth does not hold the backbone'):
-            convert_checkpoint(save(dict(state_dict=weights), tmp_path), tmp_path / 'out.pth')
-
-
 def test_files_without_checksums_are_told(tmp_path, state, monkeypatch):
     messages = []
     monkeypatch.setattr(reading, 'print_log', lambda text, **_: messages.append(text))
-    read_checkpoint(save(state, tmp_path, _use_new_zipfile_serialization=False))
-    assert len(messages) == 1 and 'file.pth has no checksums' in messages[0]
     write_checkpoint(dict(meta=dict(epoch=1), state_dict=state), tmp_path / 'new.safetensors')
     read_checkpoint(tmp_path / 'new.safetensors')
     read_checkpoint(save(state, tmp_path))
-    assert len(messages) == 1
-    torch.serialization.set_crc32_options(False)
-    try:
-        found = read_checkpoint(save(state, tmp_path))
-    finally:
-        torch.serialization.set_crc32_options(True)
+    assert not messages
+    read_checkpoint(save(state, tmp_path, _use_new_zipfile_serialization=False))
+    monkeypatch.setattr(config.save, 'compute_crc32', False)  # by set_crc32_options
+    found = read_checkpoint(save(state, tmp_path))
     assert torch.equal(found['stem.conv.weight'], state['stem.conv.weight'])
-    assert len(messages) == 2
+    assert len(messages) == 2 and all('file.pth has no checksums' in text for text in messages)
 
 
 def test_metadata_of_safetensors_is_under_the_checksum(tmp_path, state):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from helpers import KEYS, THIN, published_weights, thin_backbone
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS as ROOT_MODELS
 from mmengine.runner import load_checkpoint
 from torch import nn
 
@@ -20,7 +19,7 @@ from mmcare.weights.whole import CheckpointError
 
 def random_backbone(kind=CARE, **arguments):
     """A thin backbone whose every tensor differs from its initial value."""
-    model = kind(**dict(dict(arch=THIN), **arguments))
+    model = kind(**{'arch': THIN, **arguments})
     for tensor in model.state_dict().values():
         if tensor.is_floating_point():
             tensor.copy_(torch.rand_like(tensor) + 0.5)
@@ -93,18 +92,19 @@ NAMES = [
 
 
 @pytest.mark.parametrize('name', NAMES)
-@pytest.mark.parametrize('prefix', [None, 'backbone', 'backbone.'])
-def test_init_cfg(files, source, name, prefix):
-    """Without any opt-in, on mmengine's own loaders."""
-    extra = {} if prefix is None else dict(prefix=prefix)
-    init_cfg = dict(type='Pretrained', checkpoint=str(files / name), **extra)
-    backbone = CARE(THIN, init_cfg=init_cfg)
-    backbone.init_weights()
-    assert equal(backbone, source)
-    model = LoadingModel(init_cfg=init_cfg)
-    model.init_weights()
-    assert equal(model.backbone, source)
-    assert equal(ROOT_MODELS.build(dict(type='CARE', arch=THIN)), source) is False
+def test_every_kind_of_file(files, source, name):
+    """By init_cfg, on MMEngine's own loaders, and with the loader that the hook switches on."""
+    for extra in ({}, dict(prefix='backbone'), dict(prefix='backbone.')):
+        init_cfg = dict(type='Pretrained', checkpoint=str(files / name), **extra)
+        backbone, model = CARE(THIN, init_cfg=init_cfg), LoadingModel(init_cfg=init_cfg)
+        backbone.init_weights()
+        model.init_weights()
+        assert equal(backbone, source) and equal(model.backbone, source)
+    backbone, model = CARE(THIN), LoadingModel()
+    with safe_loader():
+        load_checkpoint(backbone, str(files / name))
+        load_checkpoint(model, str(files / name), strict=False)
+    assert equal(backbone, source) and equal(model.backbone, source)
 
 
 def test_prefix_selects_a_part(source, tmp_path):
@@ -119,16 +119,6 @@ def test_prefix_selects_a_part(source, tmp_path):
         CARE(THIN, init_cfg={**init_cfg, 'prefix': 'head'}).init_weights()
 
 
-@pytest.mark.parametrize('name', NAMES)
-def test_through_mmengine(files, source, name):
-    """MMEngine's ``load_checkpoint``, with the loader that hook and opt-in switch on."""
-    backbone, model = CARE(THIN), LoadingModel()
-    with safe_loader():
-        load_checkpoint(backbone, str(files / name))
-        load_checkpoint(model, str(files / name), strict=False)
-    assert equal(backbone, source) and equal(model.backbone, source)
-
-
 def test_a_published_file_as_a_state_dict(files, source):
     """As the released evaluation loads it, on names of our own: all of PyTorch's rules hold."""
     state = load_weights(files / 'published.pth.tar')
@@ -137,22 +127,6 @@ def test_a_published_file_as_a_state_dict(files, source):
         backbone.load_state_dict(state)
     missing, unexpected = backbone.load_state_dict(state, strict=False)
     assert not missing and len(unexpected) == 8 and equal(backbone['backbone'], source)
-
-
-def test_downloads(files, source, monkeypatch, tmp_path):
-    def download(address, destination, progress):
-        assert address == 'https://somewhere.org/a/published.pth.tar?download=true'
-        (tmp_path / 'checkpoints' / 'published.pth.tar').write_bytes(
-            (files / 'published.pth.tar').read_bytes()
-        )
-        assert destination == str(tmp_path / 'checkpoints' / 'published.pth.tar')
-
-    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
-    monkeypatch.setattr(torch.hub, 'download_url_to_file', download)
-    address = 'https://somewhere.org/a/published.pth.tar?download=true'
-    backbone = CARE(THIN, init_cfg=dict(type='Pretrained', checkpoint=address))
-    backbone.init_weights()
-    assert equal(backbone, source)
 
 
 @pytest.mark.parametrize('variant', ['s0', 's1', 's2'])
@@ -192,11 +166,9 @@ def assert_refused(file, words, **arguments):
     ('given', 'wanted', 'words'),
     [
         (dict(arch='s1'), dict(arch='s0'), r"not in the model: [\s\S]*stages\.0\.[\s\S]*arch='s1'"),
-        (dict(arch='s2'), dict(arch='s1'), "not loaded: size mismatch for .*[\\s\\S]*arch='s2'"),
         (dict(arch='s0'), dict(arch='s2'), r"missing: .* and \d+ more[\s\S]*arch='s0'"),
         (dict(), dict(expand_last=False), r'missing: .*stages\.3\.blocks\.0\.gamma'),
         (dict(expand_last=False), dict(), r'not in the model: .*stages\.3\.blocks\.0\.gamma'),
-        (dict(in_channels=4), dict(), r'not loaded: size mismatch for .*stem\.conv\.weight'),
         (dict(out_indices=(0, 1)), dict(), r'missing: .*stages\.2\.'),
         (dict(kind=CAREAblation, memory=False), dict(), 'size mismatch'),
     ],
@@ -289,17 +261,12 @@ def test_what_may_be_missing_or_left_over(source, tmp_path):
     CARE(THIN).load_state_dict(load_weights(tmp_path / 'norms.pth'), strict=False)
 
 
-def test_after_an_error_state_dicts_follow_pytorch_again(source, tmp_path):
+def test_a_state_dict_is_pytorchs_after_an_error_and_in_files(files, source, tmp_path):
     torch.save({'conv1.weight': torch.rand(3)}, tmp_path / 'resnet.pth')
     backbone = CARE(THIN)
     with pytest.raises(CheckpointError):
         backbone.load_state_dict(load_weights(tmp_path / 'resnet.pth'))
     assert backbone.load_state_dict({}, strict=False).missing_keys
-    backbone.load_state_dict(source.state_dict())
-
-
-def test_marks_do_not_reach_files(files, tmp_path):
-    """What was loaded can be saved, and read by anybody."""
     torch.save(load_weights(files / 'trained.pth'), tmp_path / 'again.pth')
     state = torch.load(tmp_path / 'again.pth', weights_only=True)
     assert type(state._metadata) is OrderedDict
@@ -310,10 +277,5 @@ def test_missing_pretrained_file():
     init_cfg = dict(type='Pretrained', checkpoint='checkpoints/care_s1_in1k.pth')
     with pytest.raises(FileNotFoundError) as error:
         LoadingModel(init_cfg=init_cfg).init_weights()
-    for words in (
-        'checkpoints/care_s1_in1k.pth',
-        'zhouyuan888888/CARE-Transformer',
-        'convert_checkpoint.py',
-        'model.backbone.init_cfg=None model.backbone.norm_eval=False',
-    ):
+    for words in ('checkpoints/care_s1_in1k.pth', 'convert_checkpoint.py', 'init_cfg=None'):
         assert words in str(error.value)
