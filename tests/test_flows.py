@@ -195,17 +195,6 @@ def test_folding_refuses_fake_quantization():
         model.switch_to_deploy()
 
 
-@pytest.mark.parametrize('change', [low_rank, weight_norm])
-def test_folding_after_parametrizations_are_merged(change):
-    model = thin_backbone()
-    conv = model.stages[1].blocks[0].inter2.expand
-    change(conv)
-    expected = model(IMAGE)
-    parametrize.remove_parametrizations(conv, 'weight')
-    model.switch_to_deploy()
-    torch.testing.assert_close(model(IMAGE), expected, rtol=1e-4, atol=1e-5)
-
-
 # ------------------------------------------------------------ arguments
 
 

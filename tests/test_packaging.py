@@ -12,7 +12,6 @@ import tarfile
 import venv
 import zipfile
 from email.parser import Parser
-from pathlib import Path
 
 import pytest
 import yaml
@@ -149,27 +148,3 @@ def test_mim_finds_the_installed_package(kind, distributions, tmp_path):
     run(python, *PIP, 'uninstall', '--yes', 'mmcare', cwd=elsewhere)
     assert set(site_packages.iterdir()) == before
     assert not any(elsewhere.iterdir())
-
-
-@pytest.mark.slow
-def test_a_shipped_config_is_trained_from_the_wheel(distributions, tmp_path):
-    """Data by ``mim run``, training by ``mim train``, in a folder of its own."""
-    python = new_environment(tmp_path / 'environment')
-    run(python, *INSTALL, distributions['wheel'], cwd=tmp_path)
-    folder = tmp_path / 'project'
-    folder.mkdir()
-    mim = (python, '-m', 'mim')
-    data = ('make_sample_data', 'imagenet', 'data/imagenet', '--train=8', '--val=4', '--size=64')
-    run(*mim, 'run', 'mmcare', *data, cwd=folder)
-    shipped = (python, '-m', 'mmcare.shipped', 'imagenet/care_s0_in1k')
-    config = run(*shipped, cwd=folder).stdout.strip()
-    assert tmp_path / 'environment' in Path(config).parents
-    options = (
-        'train_cfg.max_epochs=1',
-        'train_dataloader.batch_size=4',
-        'train_dataloader.num_workers=0',
-        'val_dataloader.num_workers=0',
-        'val_dataloader.persistent_workers=False',
-    )
-    run(*mim, 'train', 'mmpretrain', config, '--cfg-options', *options, cwd=folder)
-    assert (folder / 'work_dirs' / 'care_s0_in1k' / 'epoch_1.pth').is_file()

@@ -5,7 +5,6 @@ import json
 import cv2
 import numpy as np
 import pytest
-from helpers import ROOT, run
 from mmengine.config import Config
 
 from mmcare.sample_data import make_ade20k, make_coco, make_imagenet
@@ -52,17 +51,6 @@ def test_seed_and_number_alone_decide(make, tmp_path):
     assert not set(first.values()) & set(read_images(tmp_path / 'other').values())
     assert set(first.values()) < set(larger.values())
     assert len(set(larger.values())) == 6, 'a scene occurs twice'
-
-
-@pytest.mark.parametrize('make', MAKERS)
-def test_what_is_there_stays(make, tmp_path):
-    kept = tmp_path / 'data' / 'kept.txt'
-    kept.parent.mkdir()
-    kept.write_text('mine')
-    for directory in (kept.parent, kept):
-        with pytest.raises(FileExistsError, match='remove it first'):
-            make(directory, train=1, val=1)
-    assert read_files(tmp_path) == {'data/kept.txt': b'mine'}
 
 
 def test_coco_in_mmdet(directories):
@@ -121,13 +109,3 @@ def test_imagenet_in_mmpretrain(listed, directories):
         if listed:
             assert sorted(IMAGENET_CATEGORIES[label] for label in folders.values()) == expected
         assert len(folders) == 4
-
-
-def test_tool(tmp_path):
-    tool = ['python', ROOT / 'tools/make_sample_data.py', 'imagenet', tmp_path / 'data']
-    done = run(*tool, '--seed=3', '--train=4', '--val=4', '--size=64')
-    assert f'Written to {tmp_path / "data"}' in done.stdout
-    make_imagenet(tmp_path / 'same', seed=3, train=4, val=4, size=64)
-    assert read_files(tmp_path / 'data') == read_files(tmp_path / 'same')
-    done = run(*tool, check=False)
-    assert done.returncode == 2 and 'remove it first' in done.stderr

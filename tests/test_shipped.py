@@ -23,12 +23,6 @@ def test_names_and_paths():
     assert "no shipped config is named 'no/such_config'" in done.stderr
 
 
-def test_without_installed_configs(tmp_path, monkeypatch):
-    monkeypatch.setattr(shipped, 'CONFIGS', tmp_path / 'missing')
-    with pytest.raises(FileNotFoundError, match='pip install -e'):
-        shipped.shipped_config('mask_rcnn/care_s1_coco')
-
-
 # ------------------------------------------------------------ files
 
 

@@ -1,16 +1,13 @@
 """CARE in timm: counts, maps and logits, loading, and what timm's own tests ask of every model."""
 
-import importlib
 import inspect
 import re
-import sys
 from argparse import Namespace
 
 import numpy as np
 import pytest
 import torch
 from helpers import DATA, THIN, published_weights, reference_image
-from torch.nn.utils import parametrize
 
 from mmcare.models import CARE
 from mmcare.weights.reading import load_weights
@@ -69,15 +66,6 @@ def test_configuration_of_the_released_evaluation():
     assert {f'{name}.weight' for name in names} <= model.state_dict().keys()
     assert model.get_classifier() == tuple(map(model.get_submodule, names[1:]))
     assert timm.list_models('care_*') == ['care_s0', 'care_s1', 'care_s2']
-
-
-def test_groups_of_layers_are_those_of_care():
-    model = timm.create_model('care_s0', device='meta')
-    groups = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
-    depth = model.backbone.get_layer_depth
-    assert groups == {n: depth(n, 'backbone.')[0] for n, _ in model.named_parameters()}
-    coarse = timm.models.group_parameters(model, model.group_matcher(coarse=True), reverse=True)
-    assert set(coarse.values()) == {*range(6)}
 
 
 @pytest.mark.parametrize('place', [('cpu', torch.float64), ('meta', torch.bfloat16)])
@@ -228,20 +216,6 @@ def test_training_checkpoint_of_timm(tmp_path):
     assert_equal(loaded.state_dict(), model.state_dict())
 
 
-@pytest.mark.parametrize('part', ['gamma', 'parametrizations.weight.0', 'head.'])
-def test_a_part_of_a_state_dict(part):
-    """Loaded with ``strict=False`` as PyTorch does, which returns what is missing and left over."""
-    model, other = thin(), thin()
-    for layer in (*model.get_classifier(), *other.get_classifier()):  # adapters, as LoRA's
-        parametrize.register_parametrization(layer, 'weight', torch.nn.Linear(128, 128))
-    given = {key: value + 1 for key, value in other.state_dict().items() if part in key}
-    result = model.load_state_dict({**given, 'more': torch.ones(1)}, strict=False)
-    lacking = model.state_dict().keys() - given.keys()
-    assert given and {*result.missing_keys} == {k for k in lacking if 'num_batches' not in k}
-    assert result.unexpected_keys == ['more']
-    assert_equal({key: model.state_dict()[key] for key in given}, given)
-
-
 def test_checkpoint_from_before_freezing():
     """timm replaces the batch norms of what it freezes."""
     model, before = thin(), thin().state_dict()
@@ -250,13 +224,6 @@ def test_checkpoint_from_before_freezing():
     after = model.state_dict()
     assert_equal(after, {key: before[key] for key in after})
     assert len(before) - len(after) == 2  # num_batches_tracked of two norms
-
-
-def test_init_cfg_reads_without_running_code(tmp_path):
-    weights = thin().backbone.state_dict()
-    torch.save(dict(state_dict=weights, args=Namespace()), tmp_path / 'file.pth')
-    model = thin(init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'file.pth')))
-    assert_equal(model.backbone.state_dict(), weights)
 
 
 @pytest.mark.parametrize(
@@ -278,10 +245,3 @@ def test_bad_input(published, tmp_path, name, options, words):
     with pytest.raises((AssertionError, RuntimeError)) as caught:
         timm.create_model(name, **options)
     assert re.match(words, f'{caught.typename}: {caught.value}', re.DOTALL)
-
-
-def test_without_timm(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'timm', None)
-    monkeypatch.delitem(sys.modules, 'mmcare.timm')
-    with pytest.raises(ImportError, match=r'mmcare\[timm\]'):
-        importlib.import_module('mmcare.timm')

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from helpers import DATA, THIN, published_weights, reference_image, run
 from mmengine.model import ExponentialMovingAverage
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import MODELS as ROOT_MODELS
 from mmengine.registry import DefaultScope, init_default_scope
 from mmengine.runner.checkpoint import load_state_dict
 from torch import nn
@@ -99,21 +98,6 @@ def test_logits_of_the_released_network(tmp_path, neck):
     assert (logits_folded - logits['logits']).abs().max() < 1e-5 * logits_folded.abs().max()
 
 
-def test_registered_under_one_name():
-    config = dict(num_classes=3, in_channels=8)
-    assert type(ROOT_MODELS.build(dict(type='mmcare.CAREClsHead', **config))) is CAREClsHead
-    with pytest.raises(KeyError):
-        MODELS.build(dict(type='CAREClsHead', **config))
-
-
-def test_initialisation():
-    head = CAREClsHead(400, 300)
-    head.init_weights()
-    for part in (head.cls_head, head.distill_head):
-        assert abs(part.fc.weight.std() - 0.02) < 5e-4 and part.fc.weight.abs().max() < 0.2
-        assert (part.fc.bias == 0).all() and part.norm.eps == 1e-6
-
-
 @pytest.mark.parametrize('mixed', [False, True], ids=['labels', 'mixed labels'])
 def test_loss_is_the_mean_of_both_heads(mixed):
     loss = dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original')
@@ -129,15 +113,6 @@ def test_loss_is_the_mean_of_both_heads(mixed):
     assert set(losses) == {'loss_cls', 'loss_distill'}
     for loss, logits in zip(losses.values(), head.head_logits(features), strict=True):
         torch.testing.assert_close(loss, -(targets * logits.log_softmax(1)).sum(1).mean() / 2)
-
-
-def test_accuracy_is_that_of_the_mean_logits():
-    head = randomise(CAREClsHead(CLASSES, CHANNELS, cal_acc=True, topk=(1, 2)))
-    features = (torch.randn(4, CHANNELS),)
-    predicted = head(features).argmax(1)
-    predicted[0] = (predicted[0] + 1) % CLASSES
-    losses = head.loss(features, labelled(predicted))
-    assert losses['accuracy_top-1'][0] == 75 and losses['accuracy_top-2'][0] >= 75
 
 
 def test_folding_is_exact():

@@ -12,8 +12,6 @@ from mmengine.runner import Runner
 from PIL import ExifTags, Image
 from torch import nn
 
-from mmcare.engine.hooks.data_check_hook import _check_label_map
-
 CLASSES = ('ant', 'bee', 'cat')
 SIZE = (8, 6)
 
@@ -317,19 +315,6 @@ def test_remote_data_pass(data, layout, changes):
     runner.call_hook('before_run')
 
 
-def test_parts_without_the_number_of_classes_pass(data):
-    runner = build('coco', data)
-    assert runner.train_loop
-    for name in ('rpn_head', 'backbone', 'border_head'):
-        part = nn.Module()
-        part.num_classes = 2
-        runner.model.add_module(name, part)
-    part.boundary_threshold = 0.1
-    runner.call_hook('before_run')
-    runner.model.head.num_classes, runner.model.head.num_stuff_classes = 2, 1
-    runner.call_hook('before_run')
-
-
 @pytest.mark.parametrize('mode', ['train', 'val', 'test'])
 @pytest.mark.parametrize('reduced', [True, False])
 def test_label_beyond_the_classes(data, mode, reduced):
@@ -344,27 +329,3 @@ def test_label_beyond_the_classes(data, mode, reduced):
         getattr(runner, mode)()
     assert runner.iter == 0
     getattr(build('ade20k', data, reduce_zero_label=reduced, enabled=False), mode)()
-
-
-def test_label_beyond_the_classes_in_test_time_views(data):
-    make_ade20k(data)
-    save_labels(data / 'labels/val/1.png', np.full(SIZE[::-1], 151))
-    views = [[dict(type='RandomFlip', prob=flip, direction='horizontal') for flip in (0.0, 1.0)]]
-    load, *rest = steps('mmseg.LoadAnnotations', 'mmseg.PackSegInputs')
-    pipeline = [load, dict(type='TestTimeAug', transforms=views + [[step] for step in rest])]
-    with pytest.raises(ValueError, match=r'val/1\.png.* has the label 151'):
-        build('ade20k', data, pipeline=pipeline).test()
-
-
-def test_each_flipped_bit_is_found_or_harmless(tmp_path):
-    path = tmp_path / 'labels.png'
-    save_labels(path, np.random.default_rng(0).integers(0, 150, (3, 4)))
-    content, labels = path.read_bytes(), np.asarray(Image.open(path))
-    arguments = str(path), str(path), {}, False
-    assert not list(_check_label_map(*arguments))
-    for bit in range(8 * len(content)):
-        damaged = bytearray(content)
-        damaged[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(damaged)
-        if not list(_check_label_map(*arguments)):
-            assert np.array_equal(np.asarray(Image.open(path)), labels)
