@@ -9,13 +9,15 @@ from tempfile import TemporaryDirectory
 
 
 def check_writable(directory: Path) -> None:
-    """Make a directory unless it exists, and raise an OSError if nothing can be written to it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    TemporaryDirectory(prefix='.', dir=directory).cleanup()
+    """Raise an OSError if nothing can be written to a directory, which need not exist yet."""
+    parents = [directory.absolute(), *directory.absolute().parents]
+    existing = next(parent for parent in parents if parent.exists())
+    # For root, os.access allows every path, even in /proc, so try.
+    TemporaryDirectory(prefix='.', dir=existing).cleanup()
 
 
 def check_writable_file(path: Path) -> None:
-    """Raise an OSError if a file cannot be written, or is a directory; make its directory."""
+    """Raise an OSError if a file cannot be written, or is a directory."""
     if path.is_dir():
         raise IsADirectoryError(f'{path} is a directory: give the name of a file to write')
     check_writable(path.parent)
