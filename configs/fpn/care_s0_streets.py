@@ -98,6 +98,7 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
     dict(type='PolyLR', power=0.9, by_epoch=False, begin=50, end=iterations),
 ]
+auto_scale_lr = dict(base_batch_size=4)
 default_hooks = dict(
     logger=dict(interval=25),
     checkpoint=dict(interval=iterations // 4),
