@@ -106,15 +106,13 @@ def resume(folder, by_epoch):
     train(folder / f'whole_{name}_{RANK}', **options)
     train(parts, hooks=[StopAt(6)], **options)
     torch.distributed.barrier()
-    file = Path((parts / 'last_checkpoint').read_text())
-    states = torch.load(file, weights_only=True)['generator_states']
     runner = train(parts, resume=True, **options)
     torch.distributed.barrier()  # rank 0 has written the last file
     last = torch.load((whole / 'last_checkpoint').read_text())['state_dict']
     weights = runner.model.module.state_dict()
     return dict(
         written=names(folder / f'whole_{name}_{RANK}'),
-        states=[state['torch'].tolist() for state in states],
+        draws=torch.rand(3).tolist(),
         same_files=saved(parts) == saved(whole),
         different=[
             key

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from mmengine.dataset import worker_init_fn
-from mmengine.dist import get_world_size
+from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
@@ -23,8 +23,8 @@ class ExactResumeHook(Hook):
     """Seed all random generators for each iteration, and resume from whole checkpoints only.
 
     MMEngine does not save the states of generators: drop path, RoI sampling and augmentations of a
-    resumed run differ. With this hook the random numbers of an iteration depend on its number and
-    the run's seed only. Worker processes of the training dataloader start each epoch with other
+    resumed run differ. With this hook the random numbers of an iteration depend on its number, the
+    rank and the run's seed. Worker processes of the training dataloader start each epoch with other
     seeds; MMEngine's are the same in every epoch.
 
     The hook acts on training only. Checkpoints written within an epoch or between accumulated
@@ -95,8 +95,8 @@ class ExactResumeHook(Hook):
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Seed the generators for the iteration."""
         # Mixed, or iterations of runs with neighboring seeds would draw the same numbers.
-        mixed = np.random.SeedSequence([runner.seed, runner.iter]).generate_state(1)
-        set_random_seed(int(mixed[0]))
+        mixed = np.random.SeedSequence([runner.seed, runner.iter, get_rank()])
+        set_random_seed(int(mixed.generate_state(1)[0]))
 
 
 def _holds_state(optimizer: dict[str, Any]) -> bool:
