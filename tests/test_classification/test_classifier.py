@@ -228,8 +228,8 @@ def test_loss_by_hand(monkeypatch, distillation, expected):
 def test_teacher_sees_the_very_batch():
     """Mixed, normalised and in RGB; in evaluation mode, without gradients."""
     teacher = Fixed([[0.0, 1.0, 0.0]] * 4)
-    augments = [dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)]
-    model = student(teacher, train_cfg=dict(augments=augments)).train()
+    np.random.seed(0)
+    model = student(teacher, train_cfg=dict(augments=dict(type='Mixup', alpha=0.8))).train()
     seen = []
     model.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
     data = batch()
