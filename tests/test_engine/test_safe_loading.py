@@ -11,6 +11,7 @@ from helpers import run
 from mmengine.logging import HistoryBuffer
 from mmengine.registry import DefaultScope
 from mmengine.runner import CheckpointLoader, Runner
+from mmengine.runner.checkpoint import load_from_local
 from toy_configs import make_data, toy_config
 
 from mmcare.weights.whole import CheckpointError
@@ -94,8 +95,9 @@ def stock(trained, tmp_path):
     return tmp_path / 'stock.pth'
 
 
-def test_the_hook_switches_the_loader_while_a_run_loads(trained, tmp_path, stock):
+def test_the_hook_switches_the_loader_while_a_run_loads(trained, tmp_path, stock, monkeypatch):
     """Also if loading fails; code of a file does not run."""
+    monkeypatch.setattr(CheckpointLoader, '_schemes', {'': load_from_local})  # MMEngine's
     canary, data = tmp_path / 'canary', trained / 'segmentation/data'
 
     class Code:
@@ -103,18 +105,16 @@ def test_the_hook_switches_the_loader_while_a_run_loads(trained, tmp_path, stock
             return Path.touch, (canary,)
 
     torch.save(dict(state_dict=Code()), tmp_path / 'hostile.pth')
-    schemes = dict(CheckpointLoader._schemes)
     with pytest.raises(Exception, match='weights_only'):
         CheckpointLoader.load_checkpoint(str(stock))
     for file in (stock, tmp_path / 'hostile.pth'):
         config = toy_config('segmentation', data, tmp_path / 'run', load_from=str(file))
-        runner = Runner.from_cfg(config)
         if file == stock:
-            assert runner.test()
+            assert Runner.from_cfg(config).test()
         else:
             with pytest.raises(CheckpointError, match=r'hostile\.pth'):
-                runner.test()
-        assert dict(CheckpointLoader._schemes) == schemes
+                Runner.from_cfg(config).test()
+        assert CheckpointLoader._schemes == {'': load_from_local}
     assert not canary.exists()
 
 
