@@ -58,7 +58,4 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),
 ]
-default_hooks = dict(
-    logger=dict(interval=10),
-    channels_last=dict(type='mmcare.ChannelsLastHook'),  # shortens steps: see docs/scale.md
-)
+default_hooks = dict(logger=dict(interval=10))

@@ -78,7 +78,4 @@ param_scheduler = [
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),
 ]
 auto_scale_lr = dict(base_batch_size=4)
-default_hooks = dict(
-    logger=dict(interval=25, log_metric_by_epoch=False),
-    channels_last=dict(type='mmcare.ChannelsLastHook'),  # shortens steps: see docs/scale.md
-)
+default_hooks = dict(logger=dict(interval=25, log_metric_by_epoch=False))
