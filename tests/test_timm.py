@@ -146,15 +146,6 @@ def test_feature_extractors_return_the_maps_of_the_backbone(kind):
 
 
 @torch.no_grad()
-def test_export_and_fx():
-    model = thin().eval()
-    image = IMAGE[:1]
-    torch.testing.assert_close(torch.export.export(model, (image,)).module()(image), model(image))
-    pooled = timm.models.create_feature_extractor(model, ['drop'])(image)['drop']
-    assert_equal(pooled, model.forward_head(model.forward_features(image), True))
-
-
-@torch.no_grad()
 def test_reparameterize_model():
     model = thin().double().eval()
     for parameter in model.parameters():

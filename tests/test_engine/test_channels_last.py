@@ -1,10 +1,14 @@
 """Channels-last training: the same results, and resumes from and to contiguous runs."""
 
+from argparse import Namespace
+
 import pytest
 import torch
 from helpers import thin_backbone
 from mmengine.model import BaseModel
 from toy_training import StopAt, train
+
+from mmcare.engine import ChannelsLastHook
 
 HOOK = dict(type='mmcare.ChannelsLastHook')
 
@@ -25,6 +29,17 @@ class Model(BaseModel):
 def run(work_dir, hooks, **arguments):
     optimizer = dict(optimizer=dict(type='SGD', lr=1e-3, momentum=0.9, fused=True))
     return train(work_dir, model=Model(), hooks=hooks, optim_wrapper=optimizer, **arguments)
+
+
+def test_roi_extractors_get_contiguous_maps():
+    """On CPUs mmcv's RoIAlign reads other maps as if they were contiguous."""
+    SingleRoIExtractor = pytest.importorskip('mmdet.models').SingleRoIExtractor
+    extractor = SingleRoIExtractor(dict(type='RoIAlign', output_size=7), 8, [4])
+    maps, rois = torch.rand(1, 8, 16, 16), torch.tensor([[0, 4.0, 8.0, 40.0, 60.0]])
+    expected = extractor((maps,), rois)
+    ChannelsLastHook().before_train(Namespace(model=extractor))
+    found = extractor((maps.to(memory_format=torch.channels_last),), rois)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize('resumed', [[HOOK], []], ids=['with', 'without'])

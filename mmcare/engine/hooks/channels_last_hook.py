@@ -14,13 +14,18 @@ class ChannelsLastHook(Hook):
     """Lay the weights of a model out channels-last, before training, validation and test.
 
     Activations become channels-last at the first convolution; inputs are not converted. Results
-    agree up to rounding. Checkpoints hold contiguous states of optimizers, so that runs with and
+    agree up to rounding. RoI extractors get contiguous maps: on CPUs mmcv's RoIAlign silently
+    misreads others. Checkpoints hold contiguous states of optimizers, so that runs with and
     without the hook resume from each other: fused optimizers compute wrongly where layouts differ.
     """
 
     def before_train(self, runner: Any) -> None:
         """Change the layout in place, after initialization, which would draw in another order."""
         runner.model.to(memory_format=torch.channels_last)
+        for module in runner.model.modules():
+            attached = module._forward_pre_hooks.values()
+            if hasattr(module, 'roi_layers') and _make_contiguous not in attached:
+                module.register_forward_pre_hook(_make_contiguous)
 
     before_val = before_test = before_train
 
@@ -31,6 +36,10 @@ class ChannelsLastHook(Hook):
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Give the state of the optimizer the layout of the weights."""
         _lay_out(checkpoint, torch.channels_last)
+
+
+def _make_contiguous(_: torch.nn.Module, inputs: Any) -> Any:
+    return apply_to(inputs, torch.is_tensor, torch.Tensor.contiguous)
 
 
 def _lay_out(checkpoint: dict, layout: torch.memory_format) -> None:
