@@ -18,9 +18,9 @@ KINDS = {
         'mmdet',
         'epoch_1.pth',
         'coco/bbox_mAP_50',
-        0.8,
+        0.5,
     ),
-    'ade20k': (make_ade20k, 'demo/fpn_care_s0_scenes', 'mmseg', 'iter_4.pth', 'mIoU', 0.7),
+    'ade20k': (make_ade20k, 'demo/fpn_care_s0_scenes', 'mmseg', 'iter_4.pth', 'mIoU', 0.5),
 }
 SHORT = {
     'coco': ['train_cfg.max_epochs=1'],

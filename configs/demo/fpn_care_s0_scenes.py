@@ -1,4 +1,4 @@
-# Semantic FPN CARE-S0, trained from scratch on generated scenes: ten minutes on two CPU cores.
+# Semantic FPN CARE-S0, trained from scratch on generated scenes, on two CPU cores.
 _base_ = ['../fpn/care_s0_ade20k.py', '../_base_/from_scratch.py']
 
 work_dir = 'work_dirs/demo_seg'

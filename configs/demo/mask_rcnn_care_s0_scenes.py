@@ -1,4 +1,4 @@
-# Mask R-CNN CARE-S0, trained from scratch on generated scenes: ten minutes on two CPU cores.
+# Mask R-CNN CARE-S0, trained from scratch on generated scenes, on two CPU cores.
 _base_ = ['../mask_rcnn/care_s0_coco.py', '../_base_/from_scratch.py']
 
 work_dir = 'work_dirs/demo'
