@@ -31,7 +31,7 @@ $(ONEDL_READY): MMCV := onedl-mmcv==2.3.6
 $(ONEDL_READY) test-onedl: BIN := .venv-onedl/bin
 
 $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/coreai.txt requirements/lint.txt \
-		requirements/runtime.txt requirements/tests.txt requirements/timm.txt setup.py
+		requirements/ncnn.txt requirements/runtime.txt requirements/tests.txt requirements/timm.txt setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
 		{ echo 'Python 3.11 is needed: make PYTHON=/path/to/python3.11 $@' >&2; exit 1; }
 	@echo '[1/5] an empty environment in $(@D)'
@@ -46,8 +46,8 @@ $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/coreai.txt require
 	$(PIP) install -r $(STACK) -r requirements/tests.txt -r requirements/lint.txt
 	@echo '      setuptools again, since openmim pulls in 60.2 (the remark about openxlab is harmless)'
 	$(PIP) install '$(SETUPTOOLS)'
-	@echo '      in a call of their own, or pip would take another torch: timm, the converter to Core AI'
-	$(PIP) install -r requirements/timm.txt -r requirements/coreai.txt
+	@echo '      in a call of their own, or pip would take another torch: timm, the converters to Core AI and ncnn'
+	$(PIP) install -r requirements/timm.txt -r requirements/coreai.txt -r requirements/ncnn.txt
 	@echo '[5/5] mmcare itself, editable'
 	$(PIP) install --no-build-isolation --editable .
 	@$(BIN)/python -c 'import mmcv.ops' || { \

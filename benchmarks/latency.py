@@ -1,9 +1,10 @@
 """Latency of CARE and its peers: from an image to four maps, in turn in one process.
 
-Engines are ONNX Runtime and XNNPACK (of ExecuTorch), both on one thread of the CPU. Networks have
-random weights and are folded as far as each can be; peers are timm's. All take the same way from
-torch.export. Written are recording.json (all times), latency.csv and latency.md (tables), and for
-each engine a picture, accuracy_<engine>.png: published accuracy over latency, with the Pareto line.
+Engines are ONNX Runtime and XNNPACK (of ExecuTorch), this also with convolutions in int8, all on
+one thread of the CPU. Networks have random weights and are folded as far as each can be; peers are
+timm's. All take the same way from torch.export. Written are recording.json (all times), latency.csv
+and latency.md (tables), and for each engine a picture, accuracy_<engine>.png: published accuracy
+over latency, with the Pareto line.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from typing import Any
 import pandas as pd
 import torch
 from mmengine.utils import track_iter_progress
-from timing import describe_machine, measure_in_turn
+from timing import describe_machine
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
@@ -29,13 +30,14 @@ from mmcare.compatibility import require
 from mmcare.export.executorch import write_executorch
 from mmcare.export.onnx import write_onnx
 from mmcare.export.program import export_program
-from mmcare.export.runtime import open_exported
+from mmcare.export.runtime import measure_in_turn, open_exported
+from mmcare.export.verify import trial_images
 from mmcare.files import check_writable, moved_into_place
 from mmcare.models import CARE
 
 PURPOSE = 'the latency benchmark'
 STRIDES = [4, 8, 16, 32]
-ENGINES = ('onnxruntime', 'xnnpack')
+ENGINES = ('onnxruntime', 'xnnpack', 'xnnpack-int8')
 BUSY = 0.9  # of a core: below it, something else was running
 # Beginnings of the names of timm's models whose attention is built for one size of image.
 BUILT_FOR_A_SIZE = ('efficientformerv2', 'swin_')
@@ -108,15 +110,19 @@ def fold_norms(network: nn.Module) -> nn.Module:
 def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple[Run, int]:
     """Export a network, compare the file with PyTorch, and return a run and its delegates."""
     shape = (image.shape[2], image.shape[3])
-    program = export_program(network, image.shape[1], shape)
+    program, images = export_program(network, 3, shape), trial_images(3, shape)
+    names = [f'stride{stride}' for stride in STRIDES]
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # several delegates are noted in the recording
-        if engine == 'xnnpack':
-            path = path.with_suffix('.pte')
-            delegates = write_executorch(program, path, network)['delegates']
+        if engine.startswith('xnnpack'):
+            path, calibration = path.with_name(f'{path.name}_{engine}.pte'), None
+            if engine == 'xnnpack-int8':  # no pictures are at hand
+                images['picture'], calibration = images['smooth'], [images['smooth']]
+            report = write_executorch(program, path, names, network, images, calibration)
+            delegates = report['delegates']
         else:
             path, delegates = path.with_suffix('.onnx'), 0
-            write_onnx(program, [f'stride{stride}' for stride in STRIDES], path, shape, network)
+            write_onnx(program, path, names, network, images)
     run = partial(open_exported(path).run, image)
     run()
     return run, delegates
@@ -132,7 +138,8 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
     torch.manual_seed(0)
     image = torch.randn(1, 3, *arguments.shape)
     runs: dict[tuple[str, str], Run] = {}
-    parameters, delegates, left_out = {}, {}, {}
+    parameters, left_out = {}, {}
+    delegates: dict[str, dict[str, int]] = {}
     keys = [*arguments.archs, *arguments.peers]
     print('Prepare networks', file=sys.stderr)
     for key in track_iter_progress(keys, file=sys.stderr):
@@ -148,7 +155,7 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
                 runs[engine, key] = run
                 parameters[key] = sum(parameter.numel() for parameter in network.parameters())
                 if number:
-                    delegates[key] = number
+                    delegates.setdefault(engine, {})[key] = number
     if not runs:
         sys.exit(f'error: nothing can be measured: {left_out or "name archs or peers"}')
     print('\nMeasure rounds', file=sys.stderr)
@@ -182,8 +189,8 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     times = pd.DataFrame(recording['milliseconds'][engine])
     table = PEERS.loc[list(times)].assign(engine=engine)
     table['million'] = pd.Series(recording['parameters']) / 1e6
-    if engine == 'xnnpack':
-        table['delegates'] = pd.Series(recording['delegates'])
+    if engine in recording['delegates']:
+        table['delegates'] = pd.Series(recording['delegates'][engine])
     table[['ms', 'q1', 'q3']] = times.quantile([0.5, 0.25, 0.75]).T
     cares = times.reindex(columns=table['care']).set_axis(times.columns, axis='columns')
     table['x_care'] = (times / cares).median()
@@ -295,7 +302,7 @@ def parse_args() -> argparse.Namespace:
     add('--archs', nargs='*', choices=archs, default=archs, help='CARE networks; default: all')
     add('--peers', nargs='*', choices=peers, default=peers, help='none, if no name follows')
     add('--shape', type=int, nargs=2, default=(512, 512), metavar=('H', 'W'))
-    add('--engine', nargs='+', choices=ENGINES, default=ENGINES, help='default: both')
+    add('--engine', nargs='+', choices=ENGINES, default=ENGINES, help='default: all')
     add('--runs', type=int, default=9, help='rounds; default: %(default)s')
     add('--out-dir', type=Path, default=Path('work_dirs/latency'), metavar='DIR')
     add('--from-recording', type=Path, metavar='JSON', help='measure nothing, read this')

@@ -1,47 +1,12 @@
-"""Times what runs in turn, and says on what machine."""
+"""Describes the machine that was measured on."""
 
 import os
 import platform
-import sys
-from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
 
-import pandas as pd
 import torch
-from mmengine.utils import track_iter_progress
-from torch.utils.benchmark import Timer
 
 from mmcare.version import __version__
-
-SECONDS = 0.2  # of repeated runs in a round, at least one
-
-
-def measure_in_turn(
-    runs: Mapping[Any, Callable[[], object]], rounds: int, threads: int = 1
-) -> pd.DataFrame:
-    """Time A, B, C, A, B, C, ..., so that a slow moment of the machine meets all of them.
-
-    Args:
-        runs: What to time, by name. In each round each is warmed up, then repeated for 0.2
-            seconds. On a GPU the timer waits until the work is done.
-        rounds: How often each gets its turn.
-        threads: Threads of PyTorch.
-
-    Returns:
-        Milliseconds, a row for each round and a column for each run: the median of its repetitions.
-    """
-    timers = {
-        name: Timer('run()', globals=dict(run=run), num_threads=threads)
-        for name, run in runs.items()
-    }
-    return pd.DataFrame(
-        {
-            name: 1e3 * timer.blocked_autorange(min_run_time=SECONDS).median
-            for name, timer in timers.items()
-        }
-        for _ in track_iter_progress(list(range(rounds)), file=sys.stderr)
-    )
 
 
 def describe_machine(*packages: str) -> list[str]:

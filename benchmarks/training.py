@@ -14,10 +14,11 @@ from typing import Any
 
 import pandas as pd
 import torch
-from timing import describe_machine, measure_in_turn
+from timing import describe_machine
 from torch import Tensor, nn
 
 from mmcare.compatibility import require
+from mmcare.export.runtime import measure_in_turn
 from mmcare.files import check_writable, moved_into_place
 from mmcare.models import CARE
 

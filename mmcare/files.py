@@ -49,6 +49,11 @@ def moved_into_place(path: Path) -> Iterator[Path]:
         _sync(path.parent)
 
 
+def size_of(path: Path) -> int:
+    """Count the bytes of a file, or of all files in a directory."""
+    return sum(file.stat().st_size for file in (path, *path.rglob('*')) if file.is_file())
+
+
 def _sync(path: Path) -> None:
     """Bring a file, or the names in a directory, to the disk, where the system can do that."""
     if path.is_dir() and not hasattr(os, 'O_DIRECTORY'):

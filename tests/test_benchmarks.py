@@ -12,8 +12,9 @@ from torch import nn
 sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
 
 import latency
-import timing
 import training
+
+from mmcare.export import runtime
 
 RECORDED = ROOT / 'benchmarks/results/latency_1.0.0rc2.json'
 
@@ -21,7 +22,7 @@ RECORDED = ROOT / 'benchmarks/results/latency_1.0.0rc2.json'
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Time each run once, on thin networks."""
-    monkeypatch.setattr(timing, 'SECONDS', 1e-9)
+    monkeypatch.setattr(runtime, 'SECONDS', 1e-9)
     monkeypatch.setattr(latency, 'CARE', lambda arch: thin_backbone())
     monkeypatch.setattr(training, 'CARE', lambda arch, **options: thin_backbone(**options))
     yield
@@ -74,11 +75,12 @@ def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
     arguments = '--archs', 's0', 's1', '--peers', '--shape', 64, 64, '--runs', 2
     call(latency, monkeypatch, *arguments, '--out-dir', tmp_path / 'out')
     recording = json.loads((tmp_path / 'out/recording.json').read_text())
-    assert list(recording['milliseconds']) == ['onnxruntime', 'xnnpack']
+    assert list(recording['milliseconds']) == list(latency.ENGINES)
     for times in recording['milliseconds'].values():
         assert list(times) == ['s0'] and len(times['s0']) == 2 and min(times['s0']) > 0
     reasons = {f'CARE-S1, {engine}': "KeyError: 's1'" for engine in latency.ENGINES}
-    assert recording['left_out'] == reasons and recording['delegates'] == dict(s0=1)
+    assert recording['left_out'] == reasons
+    assert recording['delegates'] == {'xnnpack': dict(s0=1), 'xnnpack-int8': dict(s0=1)}
     assert "Left out: CARE-S1, xnnpack: KeyError: 's1'." in capsys.readouterr().out
     assert recording['parameters'] == dict(s0=2 * (3 * 4 * 16 + 4))
     # Everything else can be made again from the recording.
@@ -104,7 +106,7 @@ def planted(**times):
         versions=['2 cores'],
         processor_share=0.5,
         parameters=dict.fromkeys(times, 1500000),
-        delegates=dict.fromkeys(times, 1),
+        delegates=dict(xnnpack=dict.fromkeys(times, 1)),
         left_out={},
         milliseconds=dict(xnnpack=times),
     )

@@ -1,4 +1,4 @@
-"""Export a CARE backbone to Core ML, ONNX, ExecuTorch and Core AI, folded.
+"""Export a CARE backbone to Core ML, ONNX, ExecuTorch, Core AI and ncnn, folded.
 
 SOURCE is an arch or any detection, segmentation or classification config with a CARE backbone. The
 backbone alone is built, without the toolbox or compiled ops; its outputs are stage1 to stage4.
@@ -58,7 +58,8 @@ def parse_args() -> argparse.Namespace:
         nargs='+',
         choices=FORMATS,
         default=('coreml', 'onnx'),
-        help='executorch: .pte for XNNPACK; coreai: .aimodel, in beta; default: coreml onnx',
+        help='executorch: .pte for XNNPACK; coreai: .aimodel, in beta; ncnn: .ncnn, a folder; '
+        'default: coreml onnx',
     )
     parser.add_argument(
         '--out-dir',
@@ -93,6 +94,19 @@ def parse_args() -> argparse.Namespace:
         action='store_true',
         help=f'ONNX (opset {OPSET}) for any height and width that 32 divides, up to 4096',
     )
+    parser.add_argument(
+        '--quantize',
+        choices=('int8',),
+        help='ExecuTorch with convolutions in int8, calibrated with pictures',
+    )
+    parser.add_argument(
+        '--calibration',
+        type=int,
+        default=64,
+        metavar='N',
+        help="pictures to calibrate with, of the config's training data; default: %(default)s",
+    )
+    parser.add_argument('--images', metavar='FOLDER', help='calibrate with its pictures instead')
     return parser.parse_args()
 
 
@@ -110,6 +124,9 @@ def main() -> None:
             input_kind=arguments.input,
             compress=arguments.compress,
             dynamic=arguments.dynamic,
+            int8=arguments.quantize == 'int8',
+            calibration=arguments.calibration,
+            images=arguments.images,
         )
     # RuntimeError: CheckpointError and ExportError; LookupError: names that no registry has.
     except (ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:

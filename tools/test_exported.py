@@ -1,13 +1,17 @@
-"""Test an exported file in the toolbox's own test loop, in place of the network.
+"""Test exported files in the toolbox's own test loop, in place of the network, and time them.
 
-The file is run on the CPU, by one thread. Images are resized to fit in its height and width, the
-ratio kept, and padded. A whole model needs no checkpoint. A backbone, with or without neck,
-replaces these alone; the rest takes its weights from --checkpoint.
+Files are run on the CPU, by one thread. Images are resized to fit in their height and width, the
+ratio kept, and padded. Whole models need no checkpoint. A backbone, with or without neck, replaces
+these alone; the rest takes its weights from --checkpoint. A table is printed: megabytes,
+milliseconds an image (median, all in turn in this process), and the config's metrics.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -15,10 +19,14 @@ from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
 from mmcare.export.evaluate import fit_config, pad_images, replaced_part
-from mmcare.export.runtime import open_exported
-from mmcare.files import check_writable_file, moved_into_place
+from mmcare.export.load import Network
+from mmcare.export.runtime import measure_in_turn, open_exported
+from mmcare.files import check_writable_file, moved_into_place, size_of
 from mmcare.weights.reading import load_weights
 from mmcare.weights.whole import CheckpointError
+
+ROUNDS = 5
+PYTORCH = 'PyTorch'
 
 
 def parse_args() -> argparse.Namespace:
@@ -28,27 +36,30 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('config', metavar='CONFIG', help='config of the model, with test data')
     parser.add_argument(
-        'file', type=Path, metavar='FILE', help='.onnx or .pte, of tools/export_backbone.py'
+        'files',
+        type=Path,
+        nargs='+',
+        metavar='FILE',
+        help='.onnx, .pte or .ncnn, of tools/export_backbone.py',
     )
     parser.add_argument(
         '--checkpoint', metavar='CHECKPOINT', help='also test this in PyTorch, in the same way'
     )
-    parser.add_argument(
-        '--out', type=Path, metavar='JSON', help='where the metrics go, as {exported, pytorch}'
-    )
+    parser.add_argument('--out', type=Path, metavar='JSON', help='where the table goes, row by row')
     parser.add_argument('--work-dir', help="where logs go; default: the config's")
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='changes of the config')
     return parser.parse_args()
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Test the file, and the checkpoint if one is given; return the metrics of each."""
-    program = open_exported(arguments.file)
-    size = tuple(side for side in program.input_shape[2:] if isinstance(side, int))
-    if len(size) != 2:
+def measure(arguments: argparse.Namespace) -> pd.DataFrame:
+    """Test and time the files, and the checkpoint if one is given; return a row for each."""
+    programs = {file: open_exported(file) for file in arguments.files}
+    shapes = {program.input_shape for program in programs.values()}
+    size = tuple(side for side in next(iter(shapes))[2:] if isinstance(side, int))
+    if len(shapes) != 1 or len(size) != 2:
         raise ValueError(
-            f'{arguments.file} takes {program.input_shape}, not images (1, C, H, W) of one size: '
-            'export it without --dynamic'
+            f'the files take {", ".join(map(str, shapes))}, not images (1, C, H, W) of one size: '
+            'export them for one --shape, without --dynamic'
         )
     config = Config.fromfile(arguments.config)
     config.merge_from_dict(arguments.cfg_options or {})
@@ -66,14 +77,30 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
             runner.model.load_state_dict(load_weights(arguments.checkpoint))
         except RuntimeError as error:
             raise CheckpointError(f'{arguments.checkpoint} does not fit. {error}') from error
-    with replaced_part(runner.model, program, bool(arguments.checkpoint)) as part:
-        if part != 'model' and not arguments.checkpoint:
-            raise ValueError(
-                f'{arguments.file} holds the {part} alone: give the weights of the rest with '
-                '--checkpoint CHECKPOINT'
-            )
-        metrics = {'exported': runner.test()}
-    return metrics | ({'pytorch': runner.test()} if arguments.checkpoint else {})
+    batch = next(iter(runner.test_dataloader))
+    picture = runner.model.eval().data_preprocessor(batch)['inputs']
+    rows: dict[str, dict[str, float]] = {}
+    runs: dict[str, Callable[[], object]] = {}
+    for file, program in programs.items():
+        with replaced_part(
+            runner.model, program, picture if arguments.checkpoint else None
+        ) as part:
+            if part != 'model' and not arguments.checkpoint:
+                raise ValueError(
+                    f'{file} holds the {part} alone: give the weights of the rest with '
+                    '--checkpoint CHECKPOINT'
+                )
+            rows[file.name] = {'MB': size_of(file) / 1e6, 'ms': 0.0, **runner.test()}
+        runs[file.name] = partial(program.run, picture.cpu())
+        if arguments.checkpoint and PYTORCH not in runs:
+            network = Network(deepcopy(runner.model).cpu(), part)
+            weights = sum(one.nbytes for one in network.state_dict().values())
+            runs[PYTORCH] = partial(network, picture.cpu())
+    if arguments.checkpoint:
+        rows = {PYTORCH: {'MB': weights / 1e6, 'ms': 0.0, **runner.test()}, **rows}
+    table = pd.DataFrame(rows).T
+    table['ms'] = measure_in_turn(runs, ROUNDS).median()
+    return table
 
 
 def main() -> None:
@@ -82,15 +109,15 @@ def main() -> None:
     try:
         if arguments.out:
             check_writable_file(arguments.out)
-        metrics = measure(arguments)
+        table = measure(arguments)
     # RuntimeError: CheckpointError, and what PyTorch says of sizes that a network cannot take.
     except (ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
         sys.exit(2)
-    print(pd.DataFrame(metrics).to_string(float_format='{:.4f}'.format))
+    print(table.to_string(float_format='{:.4f}'.format))
     if arguments.out:
         with moved_into_place(arguments.out) as temporary:
-            temporary.write_text(json.dumps(metrics, indent=2, default=float) + '\n')
+            temporary.write_text(json.dumps(table.T.to_dict(), indent=2) + '\n')
 
 
 if __name__ == '__main__':

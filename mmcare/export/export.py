@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from mmcare.compatibility import require
 from mmcare.export.coreai import write_coreai
@@ -14,9 +15,12 @@ from mmcare.export.coreml import write_coreml
 from mmcare.export.detectors import describe_decoding, name_outputs, separate_convolutions
 from mmcare.export.executorch import write_executorch
 from mmcare.export.load import Source, fix_pools, fold
+from mmcare.export.ncnn import write_ncnn
 from mmcare.export.onnx import write_onnx
+from mmcare.export.pictures import read_pictures
 from mmcare.export.program import LARGEST_SIDE, export_program
-from mmcare.files import check_writable, moved_into_place
+from mmcare.export.verify import trial_images
+from mmcare.files import check_writable, moved_into_place, size_of
 from mmcare.models.backbones.care import TOTAL_STRIDE
 from mmcare.version import __version__
 
@@ -26,7 +30,10 @@ FORMATS = {
     'onnx': ('onnx', 'onnxscript', 'onnxruntime'),
     'executorch': ('executorch',),
     'coreai': ('coreai_torch',),
+    'ncnn': ('pnnx', 'ncnn'),
 }
+EXTRAS = dict(coreai='coreai', ncnn='ncnn')  # of mmcare, other than export
+HELD_BACK = 2  # pictures to compare on, not to calibrate with
 INPUTS = ('image', 'tensor')
 
 
@@ -41,6 +48,9 @@ def export_backbone(
     input_kind: str = 'image',
     compress: str | None = None,
     dynamic: bool = False,
+    int8: bool = False,
+    calibration: int = 64,
+    images: str | os.PathLike | None = None,
 ) -> dict[str, Any]:
     """Fold a network and write it, with a report as ``.json`` and ``.txt``.
 
@@ -55,6 +65,9 @@ def export_backbone(
             The other formats always take a normalised tensor.
         compress: Compression of Core ML's weights, one of ``COMPRESSIONS``.
         dynamic: ONNX with free height and width, multiples of 32.
+        int8: Quantize; for ExecuTorch only.
+        calibration: Pictures to quantize with, at most.
+        images: Folder of these; None: the config's training data.
 
     Returns:
         The report.
@@ -63,7 +76,7 @@ def export_backbone(
         ValueError: If the network cannot be exported so.
         ImportError: If a package is missing.
         OSError: If ``out_dir`` cannot be written.
-        ExportError: If an ONNX or ExecuTorch file computes something else than PyTorch.
+        ExportError: If a file that can be run here computes something else than PyTorch.
     """
     out_dir = Path(out_dir)
     network, part = source.network, source.network.part
@@ -72,6 +85,8 @@ def export_backbone(
         raise ValueError(f'height and width must be 32 to {LARGEST_SIDE} pixels, got {shape}')
     if dynamic and 'onnx' not in formats:
         raise ValueError('dynamic sizes are for onnx; other formats are exported at one size')
+    if int8 and set(formats) != {'executorch'}:
+        raise ValueError('only executorch takes int8: name it as the one format')
     if 'coreml' in formats and input_kind == 'image':
         if normalization is None:
             raise ValueError('the config has no mean and std of images: use --input tensor')
@@ -83,8 +98,7 @@ def export_backbone(
     check_writable(out_dir)
     for kind in formats:
         for package in FORMATS[kind]:
-            extra = 'coreai' if kind == 'coreai' else 'export'
-            require(package, f'export with --format {kind}', extra)
+            require(package, f'export with --format {kind}', EXTRAS.get(kind, 'export'))
     if compress and compress.startswith('palettize'):
         require('sklearn', f'compression by {compress}, through scikit-learn,')
     outputs = network(torch.zeros(1, network.in_channels, *shape))
@@ -102,6 +116,20 @@ def export_backbone(
         'neck': [f'neck{index + 1}' for index in range(len(outputs))],
         'model': name_outputs(network.model, outputs) if part == 'model' else [],
     }[part]
+    pictures = []
+    try:
+        if int8:
+            pictures = read_pictures(source, shape, calibration + HELD_BACK, images)
+        else:
+            pictures = read_pictures(source, shape, HELD_BACK, None, 'test_dataloader')
+    except Exception as error:  # whatever a data set of others raises where it has no data
+        if int8:
+            raise ValueError(
+                f'no pictures to calibrate with: {error}; give a config with training data, or a '
+                'folder of pictures with --images'
+            ) from error
+    trials = trial_images(network.in_channels, shape)
+    trials |= {f'picture{i + 1}': picture for i, picture in enumerate(pictures[-HELD_BACK:])}
     folded = deepcopy(network)
     fold(folded)
     if not dynamic:
@@ -118,18 +146,19 @@ def export_backbone(
             for name, output in zip(names, outputs, strict=True)
         ],
         mmcare_version=__version__,
-        torch_version=torch.__version__,
+        torch_version=str(torch.__version__),  # plain, for YAML
     )
     if part == 'model' and (decode := describe_decoding(network.model)):
         report['decode'] = decode
     separate_convolutions(folded)
     base = source.name if part == 'backbone' else f'{source.name}_{part}'
-    stem = f'{base}_{shape[0]}x{shape[1]}'
+    stem = f'{base}_{shape[0]}x{shape[1]}' + '_int8' * int8
     paths = dict(
         coreml=out_dir / f'{stem}.mlpackage',
         onnx=out_dir / (f'{base}_dynamic.onnx' if dynamic else f'{stem}.onnx'),
         executorch=out_dir / f'{stem}.pte',
         coreai=out_dir / f'{stem}.aimodel',
+        ncnn=out_dir / f'{stem}.ncnn',
     )
     if 'coreml' in formats:
         report['coreml'] = write_coreml(
@@ -156,15 +185,22 @@ def export_backbone(
     # What can be run is compared with the network as its users know it, not as it is exported.
     if 'onnx' in formats:
         free = export_program(folded, network.in_channels, shape, True) if dynamic else program
-        report['onnx'] = write_onnx(free, names, paths['onnx'], shape, network, dynamic)
+        report['onnx'] = write_onnx(free, paths['onnx'], names, network, trials, dynamic)
     if 'executorch' in formats:
-        report['executorch'] = write_executorch(program, paths['executorch'], network)
+        report['executorch'] = write_executorch(
+            program,
+            paths['executorch'],
+            names,
+            network,
+            trials,
+            (pictures[:-HELD_BACK] or pictures) if int8 else None,
+        )
     if 'coreai' in formats:
         report['coreai'] = write_coreai(program, names, paths['coreai'])
+    if 'ncnn' in formats:
+        report['ncnn'] = write_ncnn(folded, paths['ncnn'], network, trials)
     for kind in set(formats):
-        files = [paths[kind], *paths[kind].rglob('*')]  # a package is a directory
-        size = sum(file.stat().st_size for file in files if file.is_file())
-        report[kind] = dict(file=paths[kind].name, bytes=size, **report[kind])
+        report[kind] = dict(file=paths[kind].name, bytes=size_of(paths[kind]), **report[kind])
     for suffix, text in (('json', json.dumps(report, indent=2)), ('txt', format_report(report))):
         with moved_into_place(out_dir / f'{stem}.{suffix}') as temporary:
             temporary.write_text(text + '\n')
@@ -172,34 +208,5 @@ def export_backbone(
 
 
 def format_report(report: dict[str, Any]) -> str:
-    """Write a report as text."""
-    lines = [
-        f'{report["name"]} ({report["part"]}), weights: {report["checkpoint"]}, '
-        f'{report["parameters"] / 1e6:.2f} M parameters, '
-        f'{report["shape"][0]}x{report["shape"][1]}'
-    ]
-    for kind in FORMATS:
-        if kind not in report:
-            continue
-        part = report[kind]
-        lines += ['', f'{kind}: {part["file"]}, {part["bytes"] / 1e6:.2f} MB']
-        if kind == 'coreml':
-            lines.append(
-                f'  ML Program, {part["precision"]}, {part["target"]} or later, input: '
-                f'{part["input"]}, compression: {part["compression"]}'
-            )
-        elif kind == 'onnx':
-            lines.append(f'  opset {part["opset"]}, height and width: {part["height_and_width"]}')
-        elif kind == 'executorch':
-            outside = ', '.join(part['outside']) or 'none'
-            lines.append(f'  XNNPACK, float32, delegates: {part["delegates"]}, outside: {outside}')
-        deviations = part['deviations']
-        if isinstance(deviations, str):
-            lines.append(f'  {deviations}')
-        else:
-            lines.append("  largest deviation from PyTorch, as a share of an output's maximum:")
-            lines += [f'    {name:24}{value:9.1e}' for name, value in deviations.items()]
-        operators = {**part['operators'], 'all': sum(part['operators'].values())}
-        lines.append('  operators:')
-        lines += [f'    {name:28}{number:5}' for name, number in operators.items()]
-    return '\n'.join(lines)
+    """Write a report as text: YAML."""
+    return yaml.safe_dump(report, sort_keys=False, default_flow_style=None, width=100).rstrip()

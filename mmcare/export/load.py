@@ -107,12 +107,14 @@ class Source:
         weights: Name of the checkpoint, or ``'random'``.
         network: Folded only if its weights are.
         normalization: Of the config; ImageNet's for an arch; None if the config has none.
+        config: Where the data are described; None for an arch.
     """
 
     name: str
     weights: str
     network: Network
     normalization: Normalization | None
+    config: Config | None = None
 
     @property
     def arch(self) -> str:
@@ -144,12 +146,14 @@ def load_source(
     source = os.fspath(source)
     described: Mapping[str, Any]
     normalization: Normalization | None
+    config = None
     if source in CARE.arch_zoo:
         name, described, normalization = f'care_{source}', dict(type=CARE, arch=source), IMAGENET
         if part != 'backbone':
             raise ValueError(f'{source!r} is a backbone without neck or head: give a config (.py)')
     elif Path(source).suffix == '.py':
-        name, (described, normalization) = Path(source).stem, _read_config(source, part)
+        name, config = Path(source).stem, Config.fromfile(source, import_custom_modules=False)
+        described, normalization = _read_config(config, part)
     else:
         raise ValueError(f'{source!r} is neither one of {", ".join(CARE.arch_zoo)} nor a config')
     with torch.random.fork_rng(devices=[]):
@@ -162,7 +166,7 @@ def load_source(
     else:
         _load(network, checkpoint)
     weights = 'random' if checkpoint is None else Path(checkpoint).name
-    return Source(name, weights, network, normalization)
+    return Source(name, weights, network, normalization, config)
 
 
 def fold(module: nn.Module) -> None:
@@ -210,9 +214,8 @@ def fix_pools(network: Network, shape: tuple[int, int]) -> None:
     network(torch.zeros(1, network.in_channels, *shape))
 
 
-def _read_config(path: str, part: str) -> tuple[Mapping[str, Any], Normalization | None]:
+def _read_config(config: Config, part: str) -> tuple[Mapping[str, Any], Normalization | None]:
     """Read the config of the model, and the normalisation of images."""
-    config = Config.fromfile(path, import_custom_modules=False)
     imports = config.get('custom_imports') or dict(imports=[])
     # What fails may be needed by the rest of the model only.
     import_modules_from_strings(imports['imports'], allow_failed_imports=part == 'backbone')

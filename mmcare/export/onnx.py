@@ -1,12 +1,12 @@
 """Export to ONNX, compared with PyTorch in ONNX Runtime."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from mmcare.export.verify import trial_images, verify
@@ -18,10 +18,10 @@ OPSET = 20  # the first with an operator for GELU
 
 def write_onnx(
     program: ExportedProgram,
-    names: Sequence[str],
     path: Path,
-    shape: tuple[int, int],
+    names: Sequence[str],
     reference: nn.Module,
+    images: Mapping[str, Tensor],
     dynamic: bool = False,
 ) -> dict[str, Any]:
     """Write an ONNX file, once ONNX Runtime has agreed with PyTorch.
@@ -29,11 +29,11 @@ def write_onnx(
     Args:
         program: Of :func:`mmcare.export.program.export_program`; it takes normalised images
             (1, C, H, W), the input ``image``.
-        names: Of its outputs.
         path: File to write, replaced if it exists.
-        shape: Height and width.
+        names: Of the outputs.
         reference: What the file should compute.
-        dynamic: Height and width are free; images of ``shape`` and of another size are tried.
+        images: To compare both with; see :func:`mmcare.export.verify.verify`.
+        dynamic: Height and width are free; an image of another size is also tried.
 
     Returns:
         Entries of the report: opset, operators by type and deviations.
@@ -51,21 +51,20 @@ def write_onnx(
         verbose=False,
     )
     assert converted is not None, 'an ONNXProgram, since no file is named'
-    channels = program.example_inputs[0][0].shape[1]
+    _, channels, height, width = images['random'].shape
     with moved_into_place(path) as temporary:
         converted.save(temporary, external_data=False)
         model = onnx.load(temporary)
         onnx.checker.check_model(model)
-        images = trial_images(channels, shape)
         if dynamic:
-            other = shape[0] + TOTAL_STRIDE, max(shape[1] - TOTAL_STRIDE, TOTAL_STRIDE)
+            other = height + TOTAL_STRIDE, max(width - TOTAL_STRIDE, TOTAL_STRIDE)
             another = trial_images(channels, other)['random']
-            images['random, another size'] = another
+            images = {**images, 'random, another size': another}
         deviations = verify(temporary, reference, images, 'ONNX Runtime')
     operators = Counter(node.op_type for node in model.graph.node if node.op_type != 'Constant')
     return dict(
         opset=OPSET,
-        height_and_width='multiples of 32' if dynamic else list(shape),
+        height_and_width='multiples of 32' if dynamic else [height, width],
         operators=dict(operators.most_common()),
         deviations=deviations,
     )

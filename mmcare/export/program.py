@@ -45,28 +45,30 @@ def _conv2d(
     """Cut a depth-wise kernel along its longer side if pieces, which are added up, are faster.
 
     XNNPACK's kernels hold 9 or 25 values. One of 11 would take the time of 25; one of more than 25
-    goes to slower operators.
+    goes to slower operators. Others stay ``aten.conv2d``, and these alone are quantized: pieces in
+    int8 would lose more in the sum than they save.
     """
     sides = weight.shape[2:]
     values = prod(sides)
-
-    def part(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
-        return aten.convolution(x, weight, bias, stride, padding, dilation, False, (0, 0), groups)
-
     fast = values <= 9 or 18 < values <= 25
     length = (9 if values <= 18 else 25) // min(sides)
     if fast or not length or groups != x.shape[1] or (*stride, *dilation) != (1, 1, 1, 1):
-        return part(x, weight, bias, padding)
+        return NotImplemented  # leaves it as it is
     dim = 3 if sides[1] == max(sides) else 2
-    x = torch.constant_pad_nd(x, [padding[1]] * 2 + [padding[0]] * 2)
-    extent = x.shape[dim] - weight.shape[dim]
+    extent = x.shape[dim] + 2 * padding[dim - 2] - weight.shape[dim] + 1
+    # Each piece pads the image itself, since ExecuTorch (1.5.1) cannot pad between int8 and float.
     parts = [
-        part(
-            x.narrow(dim, index * length, extent + piece.shape[dim]),
+        aten.convolution(
+            x,
             piece,
             None if index else bias,
+            stride,
+            padding,
+            dilation,
+            False,
             (0, 0),
-        )
+            groups,
+        ).narrow(dim, index * length, extent)
         for index, piece in enumerate(weight.split(length, dim))
     ]
     return sum(parts[1:], parts[0])

@@ -5,11 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmcare.export.runtime import open_exported
 
-TOLERANCE = 1e-4  # of each output's largest magnitude, on random images
+TOLERANCE = 1e-4  # of each output's largest magnitude
+# Images on which a file must agree; others are reported.
+JUDGED = ('random', 'smooth', 'picture')
 
 
 class ExportError(RuntimeError):
@@ -17,11 +20,13 @@ class ExportError(RuntimeError):
 
 
 def trial_images(channels: int, shape: tuple[int, int]) -> dict[str, Tensor]:
-    """Draw normalised images (1, C, H, W): random ones, and extremes."""
+    """Draw normalised images (1, C, H, W): random ones, one as smooth as pictures, and extremes."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(1, channels, *shape, generator=generator)
+    coarse = torch.randn(1, channels, 8, 8, generator=generator)
     return dict(
         random=noise,
+        smooth=F.interpolate(coarse, shape, mode='bilinear') + 0.02 * noise,
         zeros=torch.zeros_like(noise),
         black_and_white=2.5 * noise.sign(),
         hundredfold=100 * noise,
@@ -34,9 +39,9 @@ def verify(
     """Run a file, and compare its outputs with the network's.
 
     Args:
-        path: A ``.onnx`` or ``.pte`` file.
+        path: What :func:`mmcare.export.runtime.open_exported` takes.
         reference: What the file should compute.
-        images: See :func:`compare`; only those whose name begins with random can fail.
+        images: See :func:`compare`; only those whose names begin as ``JUDGED`` says can fail.
         runtime: Its name, for the message.
 
     Returns:
@@ -47,7 +52,7 @@ def verify(
     """
     deviations = compare(reference, open_exported(path).run, images)
     for name, deviation in deviations.items():
-        if name.startswith('random') and not deviation <= TOLERANCE:
+        if name.startswith(JUDGED) and not deviation <= TOLERANCE:
             raise ExportError(
                 f"{runtime}'s outputs differ from PyTorch's by {deviation:.1e} of the largest "
                 f'magnitude ({name}), more than {TOLERANCE}; nothing is written'
@@ -72,10 +77,29 @@ def compare(
     for name, image in images.items():
         pairs = zip(network(image), run(image), strict=True)
         # Not max(): it would pass over a NaN.
-        deviations[name] = np.max(
-            [
-                np.abs(expected.numpy() - found).max() / max(expected.abs().max().item(), 1e-30)
-                for expected, found in pairs
-            ]
-        ).item()
+        shares = [
+            np.abs(expected.numpy() - found).max() / max(expected.abs().max().item(), 1e-30)
+            for expected, found in pairs
+        ]
+        deviations[name] = float(f'{np.max(shares):.2g}')
     return deviations
+
+
+def signal_to_noise(
+    expected: Sequence[Sequence[Tensor]], found: Sequence[Sequence[Tensor | np.ndarray]]
+) -> list[float]:
+    """Compute the ratio of signal to noise of each output, over all images.
+
+    Args:
+        expected: For each image the network's outputs.
+        found: For each image what is compared with them.
+
+    Returns:
+        10 log10(sum of expected^2 / sum of (expected - found)^2), in dB.
+    """
+    ratios = []
+    for outputs, others in zip(zip(*expected, strict=True), zip(*found, strict=True), strict=True):
+        signal = np.concatenate([np.ravel(one) for one in outputs]).astype(np.float64)
+        noise = signal - np.concatenate([np.ravel(one) for one in others])
+        ratios.append(float(10 * np.log10((signal**2).sum() / max((noise**2).sum(), 1e-30))))
+    return ratios

@@ -19,6 +19,7 @@ from toy_configs import make_data, toy_config
 
 from mmcare.export import export_backbone, load_source, runtime
 from mmcare.export.evaluate import ResizeToFit, fit_config, pad_images, replaced_part
+from mmcare.export.pictures import read_pictures
 from mmcare.export.runtime import Exported, open_exported
 
 TOOL = str(ROOT / 'tools' / 'test_exported.py')
@@ -115,11 +116,43 @@ def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch)
         masks, boxes = tmp_path / 'found.segm.json', tmp_path / 'found.bbox.json'
         annotate(made(task) / 'data', masks if masks.exists() else boxes)
     monkeypatch.setattr(runtime, 'open_exported', spy)
-    metrics = run_tool(task, file, *checkpoint)
-    assert shapes == [(1, 3, *SHAPE)] * (2 + 3)  # outputs are compared first
+    monkeypatch.setattr(runtime, 'SECONDS', 1e-9)
+    table = run_tool(task, file, *checkpoint)
+    assert list(table) == ['PyTorch', file.name]
+    assert shapes[:5] == [(1, 3, *SHAPE)] * (2 + 3)  # outputs are compared first, then times taken
     for name in names:
-        assert 0 < metrics['exported'][name] < 100
-        assert metrics['exported'][name] == pytest.approx(metrics['pytorch'][name], abs=1e-3)
+        assert 0 < table[file.name][name] < 100
+        assert table[file.name][name] == pytest.approx(table['PyTorch'][name], abs=1e-3)
+    assert table[file.name]['MB'] == file.stat().st_size / 1e6
+    assert min(table[file.name]['ms'], table['PyTorch']['ms']) > 0
+
+
+@pytest.mark.slow
+def test_one_table_for_all_formats(made, run_tool, tmp_path):
+    """int8 is calibrated with the config's training data."""
+    config, weights = made('segmentation') / 'toy.py', made('segmentation') / 'weights.pth'
+    source = load_source(config, weights, 'model')
+    export_backbone(source, tmp_path, SHAPE, ('onnx', 'executorch', 'ncnn'))
+    report = export_backbone(source, tmp_path, SHAPE, ('executorch',), int8=True)
+    assert set(report['executorch']['quantization']['snr']) == {'logits'}
+    files = [tmp_path / f'toy_model_64x96{end}' for end in ('.onnx', '.pte', '.ncnn', '_int8.pte')]
+    table = run_tool('segmentation', files[0], *files[1:], '--checkpoint', weights)
+    assert list(table) == ['PyTorch', *(file.name for file in files)]
+    for file, limit in zip(files, (1e-3, 1e-3, 1e-3, 5), strict=True):
+        assert table[file.name]['mIoU'] == pytest.approx(table['PyTorch']['mIoU'], abs=limit)
+
+
+def test_pictures_of_a_config(made):
+    """They are what the toolbox's own preprocessor makes of the test data."""
+    config = Config.fromfile(made('segmentation') / 'toy.py')
+    source = load_source(made('segmentation') / 'toy.py')
+    fit_config(config, SHAPE)
+    runner = Runner.from_cfg(config)
+    pad_images(runner.model, SHAPE)
+    expected = [runner.model.data_preprocessor(b)['inputs'] for b in runner.test_dataloader]
+    found = read_pictures(source, SHAPE, 99, loader='test_dataloader')
+    torch.testing.assert_close(found, expected)
+    assert len(read_pictures(source, SHAPE, 1)) == 1  # of the training data
 
 
 def test_padding_has_no_part_in_a_segmentation(made):
@@ -169,10 +202,11 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
 @pytest.mark.parametrize(
     ('task', 'file', 'options', 'words'),
     [
-        ('detection', 'gone.onnx', [], 'gone.onnx is not a file'),
-        ('detection', 'a.mlpackage', [], 'neither .onnx nor .pte: other formats cannot be run'),
+        ('detection', 'gone.onnx', [], 'gone.onnx does not exist'),
+        ('detection', 'a.mlpackage', [], 'not .onnx, .pte, .ncnn: other formats cannot be run'),
         ('detection', 'damaged.onnx', [], 'damaged.onnx cannot be opened'),
         ('detection', 'damaged.pte', [], 'damaged.pte cannot be opened'),
+        ('detection', 'damaged.ncnn', [], 'damaged.ncnn cannot be opened'),
         ('segmentation', STAGES[:3], [], 'outputs are 1x16x16.*2x3; model: 1x8x16x24$'),
         ('detection', [(1, 8, 16, 24)], [], 'not a MaskRCNN: export its backbone'),
         ('detection', STAGES, [], 'holds the backbone alone: .* --checkpoint CHECKPOINT'),
@@ -197,11 +231,13 @@ def test_bad_input(task, file, options, words, made, run_tool, capsys, tmp_path,
     assert re.search(words, capsys.readouterr().err.strip().splitlines()[-1])
 
 
-@pytest.mark.parametrize(('package', 'suffix'), [('onnxruntime', 'onnx'), ('executorch', 'pte')])
+@pytest.mark.parametrize(
+    ('package', 'suffix'), [('onnxruntime', 'onnx'), ('executorch', 'pte'), ('ncnn', 'ncnn')]
+)
 def test_missing_packages(tmp_path, monkeypatch, package, suffix):
     for name in [name for name in sys.modules if name.split('.')[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     (tmp_path / f'file.{suffix}').touch()
-    with pytest.raises(ImportError, match=rf'{package}.*mmcare\[export\]'):
+    with pytest.raises(ImportError, match=rf'{package}.*mmcare\[(export|ncnn)\]'):
         open_exported(tmp_path / f'file.{suffix}')

@@ -1,0 +1,82 @@
+"""Pictures to calibrate with and to compare on, from a folder or from a config's data."""
+
+import os
+from copy import deepcopy
+from typing import Any
+
+import mmcv
+import numpy as np
+import torch
+import torch.nn.functional as F
+from mmengine.registry import DATASETS
+from mmengine.utils import scandir
+from torch import Tensor
+
+from mmcare.export.evaluate import ResizeToFit, fit_config
+from mmcare.export.load import Source
+
+SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.png', '.webp')
+
+
+def read_pictures(
+    source: Source,
+    shape: tuple[int, int],
+    number: int,
+    folder: str | os.PathLike | None = None,
+    loader: str = 'train_dataloader',
+) -> list[Tensor]:
+    """Read pictures as input of a network, evenly spread over what there is.
+
+    Args:
+        source: Its config has the data, unless there is a folder.
+        shape: Height and width. Pictures are resized to fit, the ratio kept, and padded.
+        number: At most so many.
+        folder: Searched recursively. None: the config's data, through its test pipeline.
+        loader: Whose data, ``'train_dataloader'`` or ``'test_dataloader'``.
+
+    Returns:
+        Normalised pictures, each (1, C, H, W).
+
+    Raises:
+        ValueError: If there are none, or the config has no normalisation.
+        OSError, ImportError, LookupError: If the data or their toolbox are missing.
+    """
+    if source.normalization is None:
+        raise ValueError('the config has no mean and std of images')
+    mean, std = torch.tensor([source.normalization.mean, source.normalization.std])[..., None, None]
+    if folder is None:
+        data = _load_data(source, shape, loader)
+    else:
+        data = sorted(scandir(folder, SUFFIXES, recursive=True, case_sensitive=False))
+    resize = ResizeToFit(scale=shape[::-1], keep_ratio=False)
+    images = []
+    for index in np.linspace(0, len(data) - 1, min(number, len(data))).round().astype(int):
+        if folder is None:
+            image = data[index]['inputs']
+        else:
+            pixels = mmcv.imread(os.path.join(folder, data[index]))
+            if pixels is None:
+                raise ValueError(f'{os.path.join(folder, data[index])} is not a picture')
+            image = torch.from_numpy(resize({'img': pixels})['img']).permute(2, 0, 1)
+        if len(image) != source.network.in_channels:
+            raise ValueError(f'pictures have {len(image)} channels, unlike the network')
+        image = image.flip(0) if source.normalization.channels == 'RGB' else image
+        height, width = image.shape[1:]
+        padding = 0, shape[1] - width, 0, shape[0] - height
+        images.append(F.pad((image - mean) / std, padding)[None].contiguous())
+    if not images:
+        raise ValueError(f'{folder or f"the data set of {loader}"} holds no pictures')
+    return images
+
+
+def _load_data(source: Source, shape: tuple[int, int], loader: str) -> Any:
+    """Build a data set with the test pipeline, fitted to a size."""
+    config = deepcopy(source.config)
+    if config is None or not config.get(loader) or not config.get('test_dataloader'):
+        raise ValueError(f'{source.name} has no {loader}')
+    fit_config(config, shape)
+    dataset = config[loader].dataset
+    while 'dataset' in dataset:  # repeated, or balanced
+        dataset = dataset.dataset
+    dataset.pipeline = config.test_dataloader.dataset.pipeline
+    return DATASETS.build({**dataset, '_scope_': config.get('default_scope')})

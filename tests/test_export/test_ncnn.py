@@ -1,0 +1,41 @@
+"""ncnn through pnnx: numbers, and what ncnn does not have."""
+
+import pytest
+import torch
+from test_export import SHAPE, deviation, thin_source
+from torch import nn
+
+from mmcare.export import export_backbone
+from mmcare.export.ncnn import write_ncnn
+from mmcare.export.runtime import open_exported
+from mmcare.export.verify import ExportError, trial_images
+
+pytest.importorskip('ncnn')
+
+
+def test_ncnn_computes_the_backbone(tmp_path):
+    (tmp_path / 'thin_64x96.ncnn').mkdir()
+    (tmp_path / 'thin_64x96.ncnn' / 'older').touch()
+    source = thin_source()
+    report = export_backbone(source, tmp_path, SHAPE, ('ncnn',))['ncnn']
+    names = {path.name for path in (tmp_path / 'thin_64x96.ncnn').iterdir()}
+    assert names == {'model.ncnn.param', 'model.ncnn.bin'}
+    assert report['deviations']['random'] < 1e-5 and report['operators']['GELU']
+    program = open_exported(tmp_path / 'thin_64x96.ncnn')
+    assert program.input_shape == (1, 3, *SHAPE)
+    image = torch.randn(1, 3, *SHAPE)
+    found = [torch.from_numpy(output) for output in program.run(image)]
+    assert deviation(source.network(image), found) < 1e-4
+
+
+class Sorted(nn.Module):
+    """Values sorted along the width."""
+
+    def forward(self, images):
+        return (images.sort(3)[0],)
+
+
+def test_what_ncnn_does_not_have_is_named(tmp_path):
+    with pytest.raises(ExportError, match=r'ncnn has no .*sort.*; nothing is written'):
+        write_ncnn(Sorted(), tmp_path / 'sorted.ncnn', Sorted(), trial_images(3, (8, 8)))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,105 @@
+"""int8 for XNNPACK: calibrated with pictures, and compared on others."""
+
+import mmcv
+import pytest
+import torch
+import torch.nn.functional as F
+from test_export import SHAPE, STAGES, deviation, folded, thin_source
+from torch import nn
+
+from mmcare.export import export_backbone
+from mmcare.export.executorch import decompose, write_executorch
+from mmcare.export.program import export_program
+from mmcare.export.quantize import LEAST_SNR, quantize
+from mmcare.export.runtime import open_exported
+from mmcare.export.verify import ExportError, trial_images
+
+
+def smooth(seed, shape=SHAPE):
+    """Draw an image of soft blots."""
+    torch.manual_seed(seed)
+    return F.interpolate(torch.randn(1, 3, 4, 4), shape, mode='bicubic')
+
+
+class Small(nn.Module):
+    """An ordinary convolution, then a large depth-wise kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 1)
+        self.large = nn.Conv2d(8, 8, 7, padding=3, groups=8)
+        self.requires_grad_(False)
+
+    def forward(self, images):
+        return (self.large(F.gelu(self.conv(images))),)
+
+
+def targets(program, word):
+    return [node for node in program.graph.nodes if word in str(node.target)]
+
+
+@torch.no_grad()
+def test_convolutions_are_quantized_and_large_kernels_are_not():
+    """Nor is anything else; what is calibrated with shows in the results."""
+    small, image = Small().eval(), smooth(0)
+    program = decompose(export_program(small, 3, SHAPE))
+    found = {}
+    for scale in (1, 4):
+        quantized = quantize(program, [scale * image])
+        assert len(targets(quantized, 'dequantize_per_channel')) == 1  # weights of the first
+        assert len(targets(quantized, 'aten.convolution')) == 3  # pieces of the second
+        found[scale] = quantized.module()(image)[0]
+    error = {scale: (output - small(image)[0]).square().mean() for scale, output in found.items()}
+    assert 0 < error[1] < error[4]
+    with pytest.raises(ValueError, match='no pictures'):
+        quantize(program, [])
+
+
+def test_what_int8_spoils_is_named_and_not_written(tmp_path):
+    """Ranges of a dark picture cut a bright one off."""
+    small, path = Small().eval(), tmp_path / 'small.pte'
+    images = dict(trial_images(3, (8, 8)), picture1=smooth(0, (8, 8)))
+    with pytest.raises(ExportError, match=rf'maps keeps -?\d+\.\d dB.*less than {LEAST_SNR:g}'):
+        program = export_program(small, 3, (8, 8))
+        write_executorch(program, path, ['maps'], small, images, [0.01 * images['picture1']])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory):
+    """Export a thin network, calibrated with a folder of four pictures."""
+    folder = tmp_path_factory.mktemp('pictures')
+    for seed in range(4):
+        pixels = (smooth(seed, (80, 120))[0].permute(1, 2, 0) * 50 + 120).clamp(0, 255)
+        mmcv.imwrite(pixels.byte().numpy(), str(folder / 'deeper' / f'{seed}.PNG'))
+    (folder / 'notes.txt').write_text('no picture')
+    out_dir = tmp_path_factory.mktemp('int8')
+    options = dict(shape=SHAPE, formats=('executorch',), int8=True, calibration=64, images=folder)
+    return out_dir, export_backbone(thin_source(), out_dir, **options)
+
+
+def test_file_and_report(exported):
+    out_dir, report = exported
+    names = {path.name for path in out_dir.iterdir()}
+    assert names == {f'thin_64x96_int8.{end}' for end in ('pte', 'json', 'txt')}
+    entries = report['executorch']
+    assert entries['delegates'] == 1 and entries['outside'] == {}
+    assert entries['quantization']['images'] == 2  # two more are held back
+    assert list(entries['quantization']['snr']) == STAGES
+    assert min(entries['quantization']['snr'].values()) > 20
+
+
+def test_weights_are_int8(exported):
+    """The first row of a 1x1 convolution is in the file as bytes."""
+    out_dir, _ = exported
+    weight = folded(thin_source()).backbone.stages[3].blocks[0].inter1.expand.weight[0, :, 0, 0]
+    row = (weight / weight.abs().max() * 127).round().to(torch.int8)
+    assert row.numpy().tobytes() in (out_dir / 'thin_64x96_int8.pte').read_bytes()
+
+
+def test_outputs(exported):
+    out_dir, report = exported
+    found = open_exported(out_dir / 'thin_64x96_int8.pte').run(smooth(5))
+    assert [list(one.shape) for one in found] == [one['shape'] for one in report['outputs']]
+    expected = thin_source().network(smooth(5))
+    assert deviation(expected, [torch.from_numpy(one) for one in found]) < 0.2
