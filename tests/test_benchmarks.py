@@ -56,11 +56,11 @@ def test_peers_are_folded_and_compute_the_same():
 
 
 class Tiny(nn.Module):
-    """Two maps by a convolution each."""
+    """Four maps by a convolution each."""
 
     def __init__(self):
         super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(3, 4, 4, stride) for stride in (4, 8))
+        self.convs = nn.ModuleList(nn.Conv2d(3, 4, 4, stride) for stride in latency.STRIDES)
 
     def forward(self, image):
         return tuple(conv(image) for conv in self.convs)
@@ -82,7 +82,7 @@ def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
     assert recording['left_out'] == reasons
     assert recording['delegates'] == {'xnnpack': dict(s0=1), 'xnnpack-int8': dict(s0=1)}
     assert "Left out: CARE-S1, xnnpack: KeyError: 's1'." in capsys.readouterr().out
-    assert recording['parameters'] == dict(s0=2 * (3 * 4 * 16 + 4))
+    assert recording['parameters'] == dict(s0=4 * (3 * 4 * 16 + 4))
     # Everything else can be made again from the recording.
     again = tmp_path / 'again'
     call(
