@@ -12,9 +12,12 @@ from torch import nn
 sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
 
 import latency
+import operators
+import sweep
 import training
 
-from mmcare.export import runtime
+from mmcare.export import export_backbone, runtime
+from mmcare.export.load import IMAGENET, Network, Source
 
 RECORDED = ROOT / 'benchmarks/results/latency_1.0.0rc2.json'
 
@@ -151,6 +154,41 @@ def test_what_cannot_be_measured_is_named(arguments, words, monkeypatch, capsys)
     with pytest.raises(SystemExit) as stop:
         call(latency, monkeypatch, *arguments)
     assert stop.value.code == 2 and words in capsys.readouterr().err
+
+
+# ------------------------------------------------------------ operators, and sizes
+
+
+def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
+    source = Source('thin', 'random', Network(thin_backbone()), IMAGENET)
+    report = export_backbone(source, tmp_path, (64, 64), ('onnx', 'executorch'))
+    files = tmp_path / 'thin_64x64.onnx', tmp_path / 'thin_64x64.pte'
+    call(operators, monkeypatch, *files, '--runs', 3, '--out-dir', tmp_path / 'out')
+    table = pd.read_csv(tmp_path / 'out/operators.csv')
+    assert table['ms'].sum() > 0 and len(list((tmp_path / 'out').iterdir())) == 3
+    for file, engine in zip(files, ('onnx', 'executorch'), strict=True):
+        rows = table[table['file'] == file.name]
+        convolutions = rows[rows['kind'].str.match(operators.CONVOLUTION)]
+        found = convolutions.groupby('stage', sort=False)['number'].sum()
+        assert [*found.items()] == report[engine]['convolutions']
+        assert list(found.index) == ['stem', *(f'stages.{index}' for index in range(4))]
+    report['onnx']['convolutions'][0] = 'stem', 2
+    files[0].with_suffix('.json').write_text(json.dumps(report))
+    with pytest.raises(SystemExit, match='convolutions were run, the report has'):
+        call(operators, monkeypatch, files[0], '--out-dir', tmp_path / 'other')
+
+
+def test_time_per_megapixel(tmp_path, monkeypatch):
+    for side, ms in ((512, 8.0), (256, 1.0)):
+        recording = planted(s0=[ms] * 3, resnet18=[2 * ms] * 3)
+        recording['settings']['shape'] = [side, side]
+        (tmp_path / f'{side}.json').write_text(json.dumps(recording))
+    call(sweep, monkeypatch, *sorted(tmp_path.glob('*.json')), '--out-dir', tmp_path)
+    assert (tmp_path / 'sweep.png').stat().st_size > 10_000
+    table, _ = sweep.read(sorted(tmp_path.glob('*.json')), 'xnnpack')
+    expected = {256: 1 / 0.256**2, 512: 8 / 0.512**2}
+    assert table['CARE-S0'].to_dict() == pytest.approx(expected)
+    assert table['ResNet18'].to_dict() == pytest.approx({k: 2 * v for k, v in expected.items()})
 
 
 # ------------------------------------------------------------ training

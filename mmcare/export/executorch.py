@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from mmcare.export.program import XNNPACK
+from mmcare.export.program import XNNPACK, count_convolutions
 from mmcare.export.quantize import RECIPE, check_quantized, quantize
 from mmcare.export.verify import verify
 from mmcare.files import moved_into_place
@@ -46,7 +46,8 @@ def write_executorch(
 
     Returns:
         Entries of the report: ``delegates``, their number; ``outside``, operators in none of them
-        with their numbers; operators by type; deviations; ``quantization``.
+        with their numbers; operators by type; convolutions by stage; deviations;
+        ``quantization``.
 
     Raises:
         ExportError: If the outputs differ from PyTorch's; no file is written then.
@@ -74,6 +75,7 @@ def write_executorch(
     report: dict[str, Any] = dict(
         delegates=info.num_delegated_subgraphs,
         outside=outside,
+        convolutions=count_convolutions(program),
         operators={name: kind.delegated + kind.non_delegated for name, kind in kinds.items()},
     )
     with moved_into_place(path) as temporary:

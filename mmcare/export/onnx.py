@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from mmcare.export.program import count_convolutions
 from mmcare.export.verify import trial_images, verify
 from mmcare.files import moved_into_place
 from mmcare.models.backbones.care import TOTAL_STRIDE
@@ -36,7 +37,7 @@ def write_onnx(
         dynamic: Height and width are free; an image of another size is also tried.
 
     Returns:
-        Entries of the report: opset, operators by type and deviations.
+        Entries of the report: opset, operators by type, convolutions by stage, deviations.
 
     Raises:
         ExportError: If ONNX Runtime's outputs differ from PyTorch's; no file is written then.
@@ -66,5 +67,6 @@ def write_onnx(
         opset=OPSET,
         height_and_width='multiples of 32' if dynamic else [height, width],
         operators=dict(operators.most_common()),
+        convolutions=count_convolutions(program),
         deviations=deviations,
     )

@@ -1,7 +1,8 @@
 """The network as one program of torch.export, and what runtimes want written differently."""
 
+import re
 from collections.abc import Callable, Mapping
-from itertools import accumulate
+from itertools import accumulate, groupby
 from math import prod
 from typing import Any
 
@@ -110,3 +111,14 @@ def export_program(
         dynamic_shapes = ({2: height, 3: width},)
     image = torch.zeros(1, channels, *shape)
     return torch.export.export(network, (image,), dynamic_shapes=dynamic_shapes)
+
+
+def count_convolutions(program: ExportedProgram) -> list[tuple[str, int]]:
+    """Count the convolutions of stem, stages, and the rest of the model, in the program's order."""
+    stages = []
+    for node in program.graph.nodes:
+        if node.target in (aten.conv2d.default, aten.convolution.default):
+            path = str([*node.meta['nn_module_stack'].values()][-1][0])
+            found = re.search(r'\bstem\b|\bstages\.\d+', path)
+            stages.append(found[0] if found else 'rest')
+    return [(stage, len([*group])) for stage, group in groupby(stages)]

@@ -1,0 +1,171 @@
+"""Shares of kinds of operators and of stages in the time of exported files, on one thread.
+
+Times of operators are those that the engines record: ExecuTorch (ETDump, read by its Inspector) and
+ONNX Runtime (its profile), medians over the runs. Stages are found by counting convolutions, with
+the report that tools/export_backbone.py writes next to a file. Written are operators.csv (a row for
+each stage and kind of operator), operators.md (shares), and a picture, operators.png.
+"""
+
+import argparse
+import json
+import re
+import sys
+import warnings
+from itertools import chain, repeat
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+import torch
+from timing import describe_machine
+from torch import Tensor
+
+from mmcare.compatibility import require
+from mmcare.export.runtime import open_exported
+from mmcare.files import check_writable, moved_into_place
+
+CONVOLUTION = re.compile(r'(Fused)?Conv(olution)?\b|Fully Connected')
+GELU = 'Invalid Unary Op'  # how XNNPACK records it
+LEAST_SHARE = 0.02  # of the largest file's time; rarer kinds are drawn as one
+
+
+def read_executorch(path: Path, image: Tensor, runs: int) -> pd.DataFrame:
+    """Return kind and median milliseconds of each operator of a ``.pte`` file, in order."""
+    from executorch.devtools import Inspector
+    from executorch.extension.pybindings import portable_lib
+
+    open_exported(path)  # on one thread from here on
+    with TemporaryDirectory() as directory, warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # outputs are not recorded
+        module = portable_lib._load_for_executorch(str(path), enable_etdump=True)
+        for _ in range(runs):
+            module.forward([image])
+        dump = Path(directory, 'dump')
+        module.write_etdump_result_to_file(str(dump))
+        blocks = Inspector(etdump_path=str(dump)).event_blocks
+    events = next(block.events for block in blocks if block.name == 'Execute')
+    return pd.DataFrame(
+        dict(kind=re.sub(r' #\d+$', '', event.name).replace(GELU, 'GELU'), ms=event.perf_data.p50)
+        for event in events
+        if event.name not in ('DELEGATE_CALL', 'Method::execute')
+    )
+
+
+def read_onnx(path: Path, image: Tensor, runs: int) -> pd.DataFrame:
+    """Return kind and median milliseconds of each operator of an ``.onnx`` file, in order."""
+    import onnxruntime
+
+    with TemporaryDirectory() as directory:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.enable_profiling = True
+        options.profile_file_prefix = f'{directory}/profile'
+        session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
+        for _ in range(runs):
+            session.run(None, {session.get_inputs()[0].name: image.numpy()})
+        events = json.loads(Path(session.end_profiling()).read_text())
+    rows = [
+        dict(name=event['name'], kind=event['args']['op_name'], ms=event['dur'] / 1e3)
+        for event in events
+        if event['name'].endswith('_kernel_time')
+    ]
+    return pd.DataFrame(rows).groupby(['name', 'kind'], sort=False)['ms'].median().reset_index()
+
+
+def find_stages(events: pd.DataFrame, convolutions: list[tuple[str, int]]) -> list[str]:
+    """Return the stage of each operator: that of the last convolution before it.
+
+    Args:
+        events: By order of time.
+        convolutions: Stages with their number of convolutions, in this order, from the report.
+
+    Raises:
+        ValueError: If the numbers differ.
+    """
+    stages = [*chain.from_iterable(repeat(stage, number) for stage, number in convolutions)]
+    ordinals = events['kind'].str.match(CONVOLUTION).cumsum()
+    if ordinals.iloc[-1] != len(stages):
+        raise ValueError(f'{ordinals.iloc[-1]} convolutions were run, the report has {len(stages)}')
+    return [stages[max(ordinal - 1, 0)] for ordinal in ordinals]
+
+
+def profile(path: Path, runs: int) -> pd.DataFrame:
+    """Return stage, kind, number and milliseconds of the operators of a file."""
+    shape = open_exported(path).input_shape
+    if not all(isinstance(side, int) for side in shape):
+        raise ValueError(f'{path} has a free size: export it without --dynamic')
+    image = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    read = read_executorch if path.suffix == '.pte' else read_onnx
+    events = read(path, image, runs)
+    report = json.loads(path.with_suffix('.json').read_text())
+    kind = 'executorch' if path.suffix == '.pte' else 'onnx'
+    events['stage'] = find_stages(events, report[kind]['convolutions'])
+    groups = events.groupby(['stage', 'kind'], sort=False)['ms']
+    return groups.agg(number='size', ms='sum').reset_index().assign(file=path.name)
+
+
+def markdown(table: pd.DataFrame, conditions: str) -> str:
+    """Write the shares of stages and of kinds of operators, a column for each file."""
+    parts = [f"Milliseconds by the engines' own records, and shares. {conditions}."]
+    for column in ('stage', 'kind'):
+        times = table.pivot_table('ms', column, 'file', 'sum', 0.0, sort=False)
+        shown = times.round(1).astype(str) + ' (' + (times / times.sum()).map('{:.0%}'.format) + ')'
+        if column == 'kind':
+            shown = shown.loc[times.max(axis='columns').sort_values(ascending=False).index]
+        parts.append(shown.to_markdown(stralign='right'))
+    return '\n\n'.join(parts) + '\n'
+
+
+def draw(table: pd.DataFrame, path: Path) -> None:
+    """Draw a bar for each file and stage, made of kinds of operators."""
+    from matplotlib.figure import Figure
+
+    totals = table.groupby('kind')['ms'].sum()
+    rare = totals[totals < LEAST_SHARE * table.groupby('file')['ms'].sum().max()].index
+    table = table.assign(kind=table['kind'].where(~table['kind'].isin(rare), 'others'))
+    bars = table.pivot_table('ms', ['file', 'stage'], 'kind', 'sum', 0.0, sort=False)
+    bars = bars[bars.sum().sort_values(ascending=False).index]
+    figure = Figure(figsize=(11, 1.5 + 0.4 * len(bars)), layout='constrained')
+    axes = figure.subplots()
+    bars.iloc[::-1].plot.barh(stacked=True, ax=axes, width=0.8, colormap='tab20')
+    axes.set_yticklabels([f'{file}, {stage}' for file, stage in bars.index[::-1]], fontsize=8)
+    axes.set_xlabel('ms an image, one thread')
+    axes.set_ylabel('')
+    axes.legend(fontsize=7)
+    figure.savefig(path, dpi=110)
+
+
+def parse_args() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add('files', type=Path, nargs='+', metavar='FILE', help='.pte or .onnx, next to its report')
+    add('--runs', type=int, default=20, help='default: %(default)s')
+    add('--out-dir', type=Path, default=Path('work_dirs/operators'), metavar='DIR')
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Profile the files, write and print the shares."""
+    arguments: Any = parse_args()
+    require('matplotlib', 'the picture', 'bench')
+    try:
+        check_writable(arguments.out_dir)
+        tables = [profile(path, arguments.runs) for path in arguments.files]
+    except (ImportError, KeyError, OSError, ValueError) as error:
+        sys.exit(f'error: {error}')
+    table = pd.concat(tables)
+    versions = ', '.join(describe_machine('onnxruntime'))
+    text = markdown(table, f'One thread, medians of {arguments.runs} runs; {versions}')
+    with moved_into_place(arguments.out_dir / 'operators.csv') as path:
+        table.to_csv(path, index=False)
+    with moved_into_place(arguments.out_dir / 'operators.md') as path:
+        path.write_text(text, encoding='utf-8')
+    with moved_into_place(arguments.out_dir / 'operators.png') as path:
+        draw(table, path)
+    print(f'{text}\nWritten to {arguments.out_dir}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,69 @@
+"""Draw time per megapixel over the side of images, from recordings of latency.py at several sizes.
+
+What costs time in proportion to the pixels, as convolutions and linear attention do, is a level
+line. Written are sweep.md (a table) and sweep.png.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import pandas as pd
+from latency import PEERS
+
+from mmcare.files import check_writable, moved_into_place
+
+
+def read(paths: list[Path], engine: str) -> tuple[pd.DataFrame, list[str]]:
+    """Return milliseconds per megapixel, a row for each side and a column for each network."""
+    rows, versions = {}, set()
+    for path in paths:
+        recording = json.loads(path.read_text(encoding='utf-8'))
+        (height, width), times = recording['settings']['shape'], recording['milliseconds'][engine]
+        if height != width:
+            raise ValueError(f'{path} is of {height}x{width}, not of squares')
+        rows[height] = pd.DataFrame(times).median() / (height * width / 1e6)
+        versions.add(', '.join(recording['versions']))
+    table = pd.DataFrame(rows).T.sort_index().rename_axis('side')
+    return table.rename(columns=PEERS['label']), sorted(versions)
+
+
+def draw(table: pd.DataFrame, title: str, path: Path) -> None:
+    """Draw a line for each network."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout='constrained')
+    axes = figure.subplots()
+    for name, column in table.items():
+        ours = str(name).startswith('CARE')
+        axes.plot(column.index, column, '*-' if ours else 'o-', lw=2.5 if ours else 1, label=name)
+    axes.set_yscale('log')
+    axes.set_xticks(table.index)
+    axes.set_xlabel('side of the image, pixels')
+    axes.set_ylabel('ms per megapixel')
+    axes.set_title(title, fontsize=8)
+    axes.grid(alpha=0.3, which='both')
+    axes.legend()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Read recordings, write and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('recordings', type=Path, nargs='+', metavar='JSON')
+    parser.add_argument('--engine', default='xnnpack', help='default: %(default)s')
+    parser.add_argument('--out-dir', type=Path, default=Path('work_dirs/sweep'), metavar='DIR')
+    arguments = parser.parse_args()
+    check_writable(arguments.out_dir)
+    table, versions = read(arguments.recordings, arguments.engine)
+    title = f'{arguments.engine}, batch 1, one thread; {"; ".join(versions)}'
+    text = f'Milliseconds per megapixel. {title}.\n\n{table.to_markdown(floatfmt=".0f")}\n'
+    with moved_into_place(arguments.out_dir / 'sweep.md') as path:
+        path.write_text(text, encoding='utf-8')
+    with moved_into_place(arguments.out_dir / 'sweep.png') as path:
+        draw(table, title, path)
+    print(text)
+
+
+if __name__ == '__main__':
+    main()
