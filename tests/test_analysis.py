@@ -1,10 +1,7 @@
-"""The paper's complexity model, what is counted, the tool, and the picture."""
+"""The paper's complexity model, what is counted, and the tool."""
 
-import runpy
 from fractions import Fraction
 
-import cv2
-import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -83,11 +80,8 @@ def test_omega_and_the_counted_mixer(arch, heads, stage):
     positions = 8 * 10 // 4 ** (stage - 3)
     d1 = {'s0': 32, 's1': 32, 's2': 48}[arch] * 2 ** (stage - 3)
     omega_23 = omega_decoupled(1, positions, d1, 2 * d1, (3, 7), heads[stage - 3])
-    assert (
-        table['omega'].sum()
-        == omega_23
-        == omega(1, positions, 3 * d1, d1, (3, 7), heads[stage - 3])
-    )
+    omega_26 = omega(1, positions, 3 * d1, d1, (3, 7), heads[stage - 3])
+    assert table['omega'].sum() == omega_23 == omega_26
     assert table['counted'].sum() == (
         omega_23 - positions * (9 + 49) * d1 - 2 * positions * d1**2 + positions * d1
     )
@@ -114,22 +108,19 @@ def test_parts_by_hand():
     table = count_complexity(network, (64, 64))
     assert network.training and network.get_buffer('backbone.stem.norm.num_batches_tracked') == 0
     parts = {place: (row.parameters, row.macs) for place, row in table.iterrows()}
-    # A 4x4 convolution of 3 channels, and batch norm at 2 an element.
-    assert parts['stage 1', 'stem'] == (32 * (48 + 1) + 2 * 32, 256 * 32 * (48 + 2))
-    # Batch norm, and a 2x2 convolution from 32 to 64 channels.
-    assert parts['stage 2', 'downsampling'] == (
-        2 * 32 + 64 * (4 * 32 + 1),
-        256 * 2 * 32 + 64 * 64 * 4 * 32,
-    )
-    # Two blocks of 8 global and 16 local channels.
-    assert parts['stage 1', 'local'] == (2 * 8 * (9 + 1 + 49 + 1), 2 * 256 * 8 * (9 + 49))
-    assert parts['stage 1', 'global'] == (2 * 8 * (11 + 1) * 2, 2 * 256 * 8 * 22)
-    # Two blocks: batch norm, 24 to 48 channels, 3x3 on these, and back.
-    assert parts['stage 1', 'Inter1'] == (
-        2 * (2 * 24 + 48 * 25 + 48 * 10 + 24 * 49),
-        2 * 256 * (2 * 24 + 2 * 24 * 48 + 48 * 9),
-    )
-    assert parts['stage 4', 'layer scale'] == (3 * 256, 0)
+    expected = {
+        # A 4x4 convolution of 3 channels, and batch norm at 2 an element.
+        ('stage 1', 'stem'): (32 * (48 + 1) + 2 * 32, 256 * 32 * (48 + 2)),
+        # Batch norm, and a 2x2 convolution from 32 to 64 channels.
+        ('stage 2', 'downsampling'): (64 + 64 * (128 + 1), 256 * 64 + 64 * 64 * 128),
+        # Two blocks of 8 global and 16 local channels.
+        ('stage 1', 'local'): (2 * 8 * (9 + 1 + 49 + 1), 2 * 256 * 8 * (9 + 49)),
+        ('stage 1', 'global'): (2 * 8 * (11 + 1) * 2, 2 * 256 * 8 * 22),
+        # Two blocks: batch norm, 24 to 48 channels, 3x3 on these, and back.
+        ('stage 1', 'Inter1'): (2 * (48 + 48 * 25 + 480 + 24 * 49), 512 * (48 + 48 * 48 + 48 * 9)),
+        ('stage 4', 'layer scale'): (3 * 256, 0),
+    }
+    assert expected.items() <= parts.items()
     assert 'other' not in table.index.unique('part')
 
 
@@ -142,7 +133,7 @@ def test_of_a_detector_the_backbone_is_counted(tmp_path):
         build_network(tmp_path / 'other.py')
 
 
-# ---------------------------------------------------------------- the tool and the picture
+# ---------------------------------------------------------------- the tool
 
 
 def test_the_tool(tmp_path):
@@ -157,12 +148,3 @@ def test_the_tool(tmp_path):
     pd.testing.assert_frame_equal(written, table)
     names = {path.stem for path in tmp_path.iterdir()}
     assert names >= {'omega_s0_stage3', 'omega_s0_stage4', 'proposition'}
-
-
-def test_the_picture_in_the_docs_is_up_to_date(tmp_path):
-    draw = runpy.run_path(str(ROOT / 'docs/draw_architecture.py'))['draw']
-    draw('s0', 3, tmp_path / 's0.png')
-    drawn = cv2.imread(str(tmp_path / 's0.png'))
-    shipped = cv2.imread(str(ROOT / 'docs/images/architecture.png'))
-    # Versions of matplotlib differ in some pixels.
-    assert np.mean(cv2.absdiff(drawn, shipped).max(axis=2) > 64) < 0.005

@@ -1,6 +1,5 @@
 """All shipped configs: they build, have the recipe of their folder, and are listed truly."""
 
-import shutil
 from functools import cache
 
 import numpy as np
@@ -19,7 +18,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from toy_configs import make_data, toy_config
 
 from mmcare.analysis.counting import count_macs
-from mmcare.export import export_backbone, load_source
 
 NAMES = sorted(
     str(path.relative_to(ROOT / 'configs').with_suffix(''))
@@ -163,16 +161,7 @@ def test_evaluation_is_that_of_timm(tmp_path):
     assert np.abs(images[0].permute(1, 2, 0).numpy() - expected).max() < 1e-4
 
 
-# ------------------------------------------------------------ one-stage detectors, small
-
-
-@pytest.fixture(params=[pytest.param('retinanet', marks=pytest.mark.slow), 'rtmdet'])
-def task(request):
-    """The runs of a test reset their default scope."""
-    yield request.param
-    DefaultScope._instance_dict.clear()
-
-
+@pytest.mark.parametrize('task', [pytest.param('retinanet', marks=pytest.mark.slow), 'rtmdet'])
 def test_one_stage_step(task, tmp_path):
     """A batch from the pipeline, mosaics included, gives every weight a gradient."""
     make_data(task, tmp_path / 'data')
@@ -183,29 +172,7 @@ def test_one_stage_step(task, tmp_path):
     parameters = list(runner.model.parameters())
     assert all(value.grad is not None and value.grad.isfinite().all() for value in parameters)
     assert sum(bool(value.grad.any()) for value in parameters) > 0.9 * len(parameters)
-
-
-@pytest.mark.slow
-def test_one_stage_training(task, tmp_path):
-    """Two epochs; the second alone, resumed, across a switch of pipelines; test; export."""
-    data, whole, parts = (tmp_path / name for name in ('data', 'whole', 'parts'))
-    make_data(task, data)
-    config = toy_config(task, data, whole)
-    Runner.from_cfg(config).train()
-    parts.mkdir()
-    shutil.copy2(whole / 'epoch_1.pth', parts)
-    Runner.from_cfg(toy_config(task, data, parts, resume=True)).train()
-    last = whole / 'epoch_2.pth'
-    expected, resumed = (torch.load(f, weights_only=True) for f in (last, parts / last.name))
-    for kind in {'state_dict', 'ema_state_dict'} & expected.keys():
-        assert [k for k, v in expected[kind].items() if not torch.equal(v, resumed[kind][k])] == []
-    metrics = Runner.from_cfg(toy_config(task, data, tmp_path / 'test', load_from=str(last))).test()
-    assert 'coco/bbox_mAP' in metrics
-    config.dump(tmp_path / 'small.py')
-    report = export_backbone(
-        load_source(tmp_path / 'small.py', last, 'model'), tmp_path, (64, 64), ('onnx',)
-    )
-    assert report['decode']['strides'][:3] == [8, 16, 32]
+    DefaultScope._instance_dict.clear()
 
 
 # ------------------------------------------------------------ what is listed

@@ -46,9 +46,9 @@ def test_a_failed_or_killed_write_leaves_the_old_file(tmp_path):
             temporary.mkdir()
             (temporary / text).touch()
     assert sorted(path.name for path in tmp_path.rglob('*')) == ['file', 'old', 'package']
-    with pytest.raises(OSError, match='full'), moved_into_place(tmp_path / 'file') as temporary:
+    with pytest.raises(KeyboardInterrupt), moved_into_place(tmp_path / 'file') as temporary:
         temporary.write_text('half')
-        raise OSError('the disk is full')
+        raise KeyboardInterrupt
     assert sorted(os.listdir(tmp_path)) == ['file', 'package']
     program = (
         'import os, signal, sys, pathlib; from mmcare.files import moved_into_place\n'

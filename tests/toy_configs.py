@@ -12,6 +12,7 @@ CONFIGS = dict(
     detection='mask_rcnn/care_s0_coco',
     segmentation='fpn/care_s0_ade20k',
     classification='imagenet/care_s0_in1k',
+    distillation='imagenet/care_s0_distill_in1k',
     retinanet='retinanet/care_s0_coco',
     rtmdet='rtmdet/care_s0_coco',
 )
@@ -20,6 +21,7 @@ CONFIGS = dict(
 def make_data(task, directory):
     """Make four images to train on and three to evaluate."""
     makers = dict(segmentation=make_ade20k, classification=make_imagenet)
+    makers['distillation'] = make_imagenet
     makers.get(task, make_coco)(directory, train=4, val=3, size=SIZE)
 
 
@@ -33,18 +35,14 @@ def changes_of(task, data):
         'model.backbone.init_cfg': None,
         'model.backbone.layer_scale_init_value': 0.5,
         'randomness.seed': 1,
+        **{f'{mode}_dataloader.dataset.data_root': f'{data}/' for mode in MODES},
     }
     scales = {}
     if task in ('detection', 'retinanet', 'rtmdet'):
         scales = {} if task == 'rtmdet' else dict(train=2, val=1, test=1)
-        changes |= {
-            **{f'{mode}_dataloader.dataset.data_root': f'{data}/' for mode in MODES},
-            **{
-                f'{mode}_evaluator.ann_file': f'{data}/annotations/instances_val2017.json'
-                for mode in MODES[1:]
-            },
-            'train_cfg.max_epochs': 2,
-        }
+        file = f'{data}/annotations/instances_val2017.json'
+        changes |= {f'{mode}_evaluator.ann_file': file for mode in MODES[1:]}
+        changes['train_cfg.max_epochs'] = 2
     if task == 'rtmdet':
         changes |= {
             'train_cfg.val_interval': 1,
@@ -54,9 +52,7 @@ def changes_of(task, data):
             'custom_hooks.1.switch_epoch': 1,
         }
     elif task == 'retinanet':
-        changes['model.test_cfg.score_thr'] = (
-            0.0  # so that an untrained model also detects something
-        )
+        changes['model.test_cfg.score_thr'] = 0.0  # an untrained model also detects something
     elif task == 'detection':
         changes |= {
             'model.train_cfg.rpn_proposal.max_per_img': 50,
@@ -68,16 +64,14 @@ def changes_of(task, data):
     elif task == 'segmentation':
         scales = dict(train=2, val=1, test=1)
         changes |= {
-            **{f'{mode}_dataloader.dataset.data_root': str(data) for mode in MODES},
             'train_dataloader.dataset.pipeline.3.crop_size': (SIZE, SIZE),
             'model.data_preprocessor.size': (SIZE, SIZE),
             'train_cfg.max_iters': 2,
             'train_cfg.val_interval': 1,
             'default_hooks.checkpoint.interval': 1,
         }
-    elif task == 'classification':
+    else:
         changes |= {
-            **{f'{mode}_dataloader.dataset.data_root': str(data) for mode in MODES},
             'train_cfg.max_epochs': 2,
             'param_scheduler.0.end': 1,
             'param_scheduler.1.begin': 1,
@@ -107,7 +101,7 @@ def toy_config(task, data, work_dir, **changes):
     elif task == 'segmentation':
         model.neck.update(in_channels=channels, out_channels=CHANNELS)
         model.decode_head.update(in_channels=[CHANNELS] * 4, channels=CHANNELS)
-    elif task == 'classification':
+    elif task in ('classification', 'distillation'):
         model.head.in_channels = channels[-1]
     else:
         levels = channels[-len(model.neck.in_channels) :]

@@ -93,17 +93,12 @@ def collate(batch):
 def build(work_dir, by_epoch=True, checkpoint=(), hooks=(), exact=True, loader=(), **options):
     """Build a runner for all epochs, or as many iterations."""
     interval = 1 if by_epoch else ITERATIONS
-    saving = dict(
-        type='mmcare.AtomicCheckpointHook',
-        by_epoch=by_epoch,
-        interval=interval,
-        max_keep_ckpts=KEPT,
-        save_best='acc',
-        rule='greater',
-    )
+    saving = dict(type='mmcare.AtomicCheckpointHook', by_epoch=by_epoch, interval=interval)
+    saving |= dict(max_keep_ckpts=KEPT, save_best='acc', rule='greater')
     length = dict(max_epochs=EPOCHS) if by_epoch else dict(max_iters=EPOCHS * ITERATIONS)
     data = dict(dataset=Numbers(), batch_size=2, collate_fn=collate)
     sampler = dict(type='DefaultSampler' if by_epoch else 'InfiniteSampler', shuffle=True)
+    in_order = dict(data, sampler=dict(type='DefaultSampler', shuffle=False))
     torch.manual_seed(0)  # of the weights
     arguments = dict(
         work_dir=str(work_dir),
@@ -112,10 +107,10 @@ def build(work_dir, by_epoch=True, checkpoint=(), hooks=(), exact=True, loader=(
         train_cfg=dict(by_epoch=by_epoch, val_interval=interval, **length),
         optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.05)),
         param_scheduler=dict(type='LinearLR', start_factor=0.1, end=12, by_epoch=False),
-        val_dataloader=dict(data, sampler=dict(type='DefaultSampler', shuffle=False)),
+        val_dataloader=in_order,
         val_cfg=dict(type=Validation),
         val_evaluator=[],
-        test_dataloader=dict(data, sampler=dict(type='DefaultSampler', shuffle=False)),
+        test_dataloader=in_order,
         test_cfg=dict(type=Validation),
         test_evaluator=[],
         randomness=dict(seed=3),
@@ -229,8 +224,6 @@ def main(folder):
                 for index, moment in enumerate(moments)
             ],
         )
-    stock = dict(checkpoint=dict(type='CheckpointHook'))
-    report['mmengine'] = kill_and_resume(folder / 'mmengine', dict(event=4), **stock)
     print(json.dumps(report))
 
 

@@ -89,12 +89,15 @@ def test_logits_of_the_released_network(tmp_path, neck):
         logits.update(zip(('cls_logits', 'dist_logits'), both, strict=True))
         model.head.switch_to_deploy()
         logits_folded = model(image)
+        loaded = CAREClsHead(1000, 1024, deploy=True)
+        loaded.load_state_dict(model.head.state_dict())
     expected = np.load(DATA / 'reference_s0_224x224.npz')
     for name, value in logits.items():
         reference = torch.from_numpy(expected[name])
         assert value.shape == reference.shape == (1, 1000)
         assert (value - reference).abs().max() < 1e-4 * reference.abs().max(), name
     assert (logits_folded - logits['logits']).abs().max() < 1e-5 * logits_folded.abs().max()
+    assert list(loaded.state_dict()) == ['folded_head.fc.weight', 'folded_head.fc.bias']
 
 
 @pytest.mark.parametrize('mixed', [False, True], ids=['labels', 'mixed labels'])
@@ -112,17 +115,6 @@ def test_loss_is_the_mean_of_both_heads(mixed):
     assert set(losses) == {'loss_cls', 'loss_distill'}
     for loss, logits in zip(losses.values(), head.head_logits(features), strict=True):
         torch.testing.assert_close(loss, -(targets * logits.log_softmax(1)).sum(1).mean() / 2)
-
-
-def test_folding_is_exact():
-    head = randomise(CAREClsHead(CLASSES, CHANNELS)).double()
-    features = (torch.randn(2, CHANNELS, 3, 3).double(),)
-    expected = head(features)
-    head.switch_to_deploy()
-    torch.testing.assert_close(head(features), expected, rtol=1e-9, atol=1e-9)
-    loaded = CAREClsHead(CLASSES, CHANNELS, deploy=True)
-    loaded.load_state_dict(head.float().state_dict())
-    assert list(loaded.state_dict()) == ['folded_head.fc.weight', 'folded_head.fc.bias']
 
 
 # ------------------------------------------------------------ loading
@@ -148,10 +140,7 @@ def drop(part):
         (drop('head.distill_head.'), r'missing: head\.distill_head\.norm'),
         (drop('head.cls_head.fc.bias'), r'missing: head\.cls_head\.fc\.bias'),
         (lambda state: state['head.distill_head.fc.bias'].fill_(torch.nan), 'not finite: head'),
-        (
-            lambda state: state.update({'head.folded_head.fc.bias': torch.ones(3)}),
-            'not in the model',
-        ),
+        (lambda s: s.update({'head.folded_head.fc.bias': torch.ones(3)}), 'not in the model'),
     ],
 )
 def test_files_that_do_not_fit_the_heads(source, change, words):
@@ -265,8 +254,6 @@ def test_teachers_that_do_not_fit(teacher_file):
     torch.save(state, teacher_file)
     with pytest.raises(RuntimeError, match=r'Missing key.*head\.fc\.bias'):
         student(teacher_checkpoint=str(teacher_file)).init_weights()
-    with pytest.raises(FileNotFoundError, match=r'nowhere\.pth'):
-        student(teacher_checkpoint='nowhere.pth').init_weights()
     with pytest.raises(ValueError, match='teacher_checkpoint must be'):
         student()
     with pytest.raises(ValueError, match=r'alpha must be in \[0, 1\], got 1.5'):

@@ -60,12 +60,6 @@ def test_killed_runs_end_as_the_uninterrupted_one(killed, loop):
     assert any(name.endswith('.tmp') for name in left)  # some were killed within a write
 
 
-def test_without_the_hook_they_do_not(killed):
-    """With mmengine's hook the same kill leaves a file that cannot be read."""
-    assert killed['mmengine']['killed'] == dict(signal=signal.SIGKILL)
-    assert 'CheckpointError' in killed['mmengine']['resumed']['error']
-
-
 @pytest.mark.parametrize('backend_args', [None, dict(backend='local')])
 def test_a_full_disk_costs_no_checkpoint(work_dir, monkeypatch, backend_args):
     """What is written cannot be finished; the newest checkpoint stays, even as the only one."""
@@ -93,13 +87,7 @@ def flip_a_bit(path):
 
 
 @pytest.mark.parametrize(
-    'harm',
-    [
-        truncate,
-        flip_a_bit,
-        lambda path: path.unlink(),
-        lambda path: path.write_bytes(b''),
-    ],
+    'harm', [truncate, flip_a_bit, lambda path: path.unlink(), lambda path: path.write_bytes(b'')]
 )
 def test_the_one_before_a_damaged_checkpoint_is_used(work_dir, trained, warnings, harm):
     """The damaged one is named in a warning, and the run ends as before."""

@@ -120,17 +120,10 @@ def data(tmp_path, monkeypatch):
 
 
 def build(
-    layout,
-    data,
-    num_classes=None,
-    head_ignores=255,
-    wrap=dict,
-    enabled=True,
-    evaluated='val.json',
-    **changes,
+    layout, data, classes=None, ignores=255, wrap=dict, enabled=True, evaluated='val', **changes
 ):
     """A runner for one iteration; `wrap` goes around the datasets, `changes` into them."""
-    make, dataset, classes = LAYOUTS[layout]
+    make, dataset, number = LAYOUTS[layout]
     if not data.exists():
         make(data)
     changes['serialize_data'] = False  # or mmengine collects garbage, for a second
@@ -143,11 +136,11 @@ def build(
         )
         for split in ('train', 'val')
     )
-    evaluator = dict(type='mmdet.CocoMetric', ann_file=f'{data}/{evaluated}')
+    evaluator = dict(type='mmdet.CocoMetric', ann_file=f'{data}/{evaluated}.json')
     if layout != 'coco':
         evaluator = dict(type='DumpResults', out_file_path=str(data / 'results.pkl'))
     return Runner(
-        model=Tiny(num_classes or classes, head_ignores),
+        model=Tiny(classes or number, ignores),
         work_dir=str(data / 'work'),
         experiment_name=f'{data}{enabled}',
         train_dataloader=train,
@@ -215,11 +208,10 @@ def label(value=1, dtype=np.uint8, mode=None, size=SIZE, turned=False, **options
     return change
 
 
-SUBSET = dict(num_classes=2, metainfo=dict(classes=('ant', 'cat')))
-REVERSED = dict(num_classes=2, metainfo=dict(classes=('cat', 'ant')))
-TWO = dict(
-    type='mmseg.BaseSegDataset', num_classes=2, metainfo=dict(classes=('no', 'yes'), palette=[0, 1])
-)
+SUBSET = dict(classes=2, metainfo=dict(classes=('ant', 'cat')))
+REVERSED = dict(classes=2, metainfo=dict(classes=('cat', 'ant')))
+YES_NO = dict(classes=('no', 'yes'), palette=[0, 1])
+TWO = dict(type='mmseg.BaseSegDataset', classes=2, metainfo=YES_NO)
 NOT_AS_STORED = r'labels/train/1\.png.* one channel of 8 bits'
 # Layout, what is done to the data, arguments of build, and what the message says: None passes.
 CASES = dict(
@@ -236,9 +228,9 @@ CASES = dict(
     last_category=('coco', edit('train.json', 'pop'), {}, None),
     last_category_of_val=('coco', edit('val.json', 'pop'), {}, r"classes to \('ant', 'bee'\)"),
     no_category=('coco', edit('train.json', 'clear'), {}, r'classes to \(\)'),
-    classes=('coco', str, dict(num_classes=2), r'3 classes, but model\.head\.num_classes=2'),
-    classes_of_labels=('ade20k', str, dict(num_classes=19), '150 classes, .*num_classes=19'),
-    classes_of_folders=('imagenet', str, dict(num_classes=2), '3 classes, .*num_classes=2'),
+    classes=('coco', str, dict(classes=2), r'3 classes, but model\.head\.num_classes=2'),
+    classes_of_labels=('ade20k', str, dict(classes=19), '150 classes, .*num_classes=19'),
+    classes_of_folders=('imagenet', str, dict(classes=2), '3 classes, .*num_classes=2'),
     folders=('imagenet', rename, {}, r"only one of .*train', .*val' has ant, dog"),
     label_map=('ade20k', remove('labels/val/0.png'), {}, r'1 files of the val .*val/0\.png'),
     label_bit=('ade20k', flip, {}, r'labels/train/1\.png.* is damaged .* get it again'),
@@ -255,7 +247,7 @@ CASES = dict(
     label_turned=('ade20k', label(turned=True), {}, r'is \(8, 6\).* loaded as \(6, 8\)'),
     label_as_turned=('ade20k', label(size=SIZE[::-1], turned=True), {}, None),
     ignored_by_dataset=('ade20k', label(201), dict(ignore_index=200), None),
-    ignored_by_head=('ade20k', label(201), dict(head_ignores=200), None),
+    ignored_by_head=('ade20k', label(201), dict(ignores=200), None),
     no_classes=('ade20k', label(201), dict(type='mmseg.BaseSegDataset'), None),
 )
 
@@ -280,7 +272,7 @@ def test_named_before_training_or_passed(data, case):
 
 @pytest.mark.parametrize(
     ('wrap', 'evaluated'),  # datasets in a wrapper may be evaluated with one file for all
-    [(dict, 'val.json'), (wrap_twice, 'other.json')],
+    [(dict, 'val'), (wrap_twice, 'other')],
 )
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_good_data_pass(data, layout, wrap, evaluated):
@@ -295,7 +287,7 @@ def test_good_data_pass(data, layout, wrap, evaluated):
 def test_stale_evaluator(data, mode, evaluated):
     words = rf"{evaluated}_evaluator\.ann_file='.*other\.json' is not .*val\.json"
     with pytest.raises(ValueError, match=words):
-        getattr(build('coco', data, evaluated='other.json'), mode)()
+        getattr(build('coco', data, evaluated='other'), mode)()
 
 
 @pytest.mark.parametrize(

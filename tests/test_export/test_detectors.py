@@ -8,7 +8,7 @@ import torch
 from helpers import THIN
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
-from test_export import run_onnx
+from test_export import run_file
 
 from mmcare.export import export_backbone, load_source
 from mmcare.export.detectors import describe_decoding, name_outputs
@@ -85,7 +85,7 @@ def test_export(tmp_path, name, kind):
     written = json.loads((tmp_path / f'{name.lower()}_model_64x96.json').read_text())
     assert written['decode'] == report['decode'] and written['decode']['strides'] == STRIDES
     if kind == 'onnx':
-        names, _ = run_onnx(tmp_path / report['onnx']['file'], torch.zeros(1, 3, *SHAPE))
+        names, _ = run_file(tmp_path / report['onnx']['file'], torch.zeros(1, 3, *SHAPE))
         assert names == names_of(name)
 
 

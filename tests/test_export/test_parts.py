@@ -8,7 +8,7 @@ from helpers import THIN
 from mil_interpreter import deviation, run_program
 from mmengine.config import Config
 from mmengine.registry import MODELS
-from test_export import folded, run_onnx
+from test_export import folded, run_file
 
 from mmcare.export import export_backbone, load_source
 from mmcare.export.coreml import convert_coreml, count_operators
@@ -20,6 +20,24 @@ SHAPE = (64, 96)
 BACKBONE = f"backbone=dict(type='mmcare.CARE', arch={THIN}"
 SEG_HEAD = "channels=8, num_classes=5, norm_cfg=dict(type='SyncBN'), align_corners=False"
 CLS_HEAD = "head=dict(type='mmcare.CAREClsHead', num_classes=5, in_channels=128)"
+
+
+def segmentor(arguments):
+    return f"""
+default_scope = 'mmseg'
+model = dict(type='EncoderDecoder', {BACKBONE}), {arguments}, test_cfg=dict(mode='whole'))
+"""
+
+
+def classifier(arguments):
+    return f"""
+default_scope = 'mmpretrain'
+custom_imports = dict(imports=['mmcare.classification'], allow_failed_imports=False)
+model = dict({arguments}, {BACKBONE}, out_indices=(3,)),
+             neck=dict(type='GlobalAveragePooling'), {CLS_HEAD})
+"""
+
+
 CONFIGS = dict(
     retinanet=f"""
 default_scope = 'mmdet'
@@ -29,48 +47,20 @@ model = dict(
     neck=dict(type='FPN', in_channels={WIDTHS[:2]}, out_channels=8, num_outs=3),
     bbox_head=dict(type='RetinaHead', num_classes=5, in_channels=8, feat_channels=8))
 """,
-    fpn=f"""
-default_scope = 'mmseg'
-model = dict(
-    type='EncoderDecoder',
-    {BACKBONE}),
+    fpn=segmentor(f"""
     neck=dict(type='FPN', in_channels={WIDTHS}, out_channels=8, num_outs=4),
     decode_head=dict(type='FPNHead', in_channels=[8] * 4, in_index=[0, 1, 2, 3],
                      feature_strides=[4, 8, 16, 32], {SEG_HEAD}),
-    auxiliary_head=dict(type='FCNHead', in_channels=32, in_index=2, {SEG_HEAD}),
-    test_cfg=dict(mode='whole'))
-""",
-    upernet=f"""
-default_scope = 'mmseg'
-model = dict(
-    type='EncoderDecoder',
-    {BACKBONE}),
+    auxiliary_head=dict(type='FCNHead', in_channels=32, in_index=2, {SEG_HEAD})"""),
+    upernet=segmentor(f"""
     decode_head=dict(type='UPerHead', in_channels={WIDTHS}, in_index=[0, 1, 2, 3],
-                     pool_scales=(1, 2, 3, 6), {SEG_HEAD}),
-    test_cfg=dict(mode='whole'))
-""",
-    classifier=f"""
-default_scope = 'mmpretrain'
-custom_imports = dict(imports=['mmcare.classification'], allow_failed_imports=False)
-model = dict(
-    type='ImageClassifier',
-    {BACKBONE}, out_indices=(3,)),
-    neck=dict(type='GlobalAveragePooling'),
-    {CLS_HEAD})
-""",
+                     pool_scales=(1, 2, 3, 6), {SEG_HEAD})"""),
+    classifier=classifier("type='ImageClassifier'"),
     # Its teacher, also a CARE, takes no part in a prediction.
-    distilled=f"""
-default_scope = 'mmpretrain'
-custom_imports = dict(imports=['mmcare.classification'], allow_failed_imports=False)
-model = dict(
-    type='mmcare.DistillationClassifier',
-    {BACKBONE}, out_indices=(3,)),
-    neck=dict(type='GlobalAveragePooling'),
-    {CLS_HEAD},
-    teacher=dict(type='ImageClassifier', {BACKBONE}, out_indices=(3,)), {CLS_HEAD}),
-    teacher_checkpoint='teacher.pth')
-""",
-)  # fmt: skip
+    distilled=classifier(f"""
+    type='mmcare.DistillationClassifier', teacher_checkpoint='teacher.pth',
+    teacher=dict(type='ImageClassifier', {BACKBONE}, out_indices=(3,)), {CLS_HEAD})"""),
+)
 
 
 @pytest.fixture
@@ -123,7 +113,7 @@ def test_neck_of_a_detector(tmp_path, whole):
     for shape in (SHAPE, (128, 64)):
         image = torch.randn(1, 3, *shape)
         expected = model.extract_feat(image)
-        names, found = run_onnx(tmp_path / 'out' / 'retinanet_neck_dynamic.onnx', image)
+        names, found = run_file(tmp_path / 'out' / 'retinanet_neck_dynamic.onnx', image)
         assert names == ['neck1', 'neck2', 'neck3']
         assert deviation(expected, found) < 1e-4
     check_coreml(source, names, expected, image)
@@ -142,35 +132,25 @@ def test_whole_models(tmp_path, whole, name):
     operators = check_coreml(source, ['logits'], [expected], image)
     if name == 'classifier':
         assert operators['linear'] == 1 and operators['layer_norm'] == 1  # one head of two
+        model.backbone.switch_to_deploy()
+        model.head.switch_to_deploy()
+        torch.save(dict(state_dict=model.state_dict()), weights)
+        network = load_source(config, weights, 'model').network
+        assert network.backbone.deploy and deviation([expected], network(image)) < 1e-4
     if name == 'upernet':
         assert operators['reduce_mean'] == 1  # the other pools are matrix products
         report = export_backbone(source, tmp_path / 'out', SHAPE, ('onnx',))
-        names, found = run_onnx(tmp_path / 'out' / 'upernet_model_64x96.onnx', image)
+        names, found = run_file(tmp_path / 'out' / 'upernet_model_64x96.onnx', image)
         assert names == ['logits'] and deviation([expected], found) < 1e-4
         assert 'BatchNormalization' not in report['onnx']['operators']
-
-
-def test_folded_classifier(whole):
-    model, config, weights = whole('classifier')
-    image = torch.randn(1, 3, *SHAPE)
-    expected = model(image, mode='tensor')
-    model.backbone.switch_to_deploy()
-    model.head.switch_to_deploy()
-    torch.save(dict(state_dict=model.state_dict()), weights)
-    source = load_source(config, weights, 'model')
-    assert source.network.backbone.deploy
-    assert deviation([expected], source.network(image)) < 1e-4
 
 
 # ------------------------------------------------------------ bad input
 
 
-def test_no_neck(write_config):
+def test_parts_and_shapes_that_do_not_fit(tmp_path, write_config):
     with pytest.raises(ValueError, match='has no neck'):
         load_source(write_config('upernet'), part='neck')
-
-
-def test_shapes(tmp_path, write_config):
     source = load_source(write_config('fpn'), part='model')
     for shape, dynamic, words in ((50, 64), False, 'of 32'), (SHAPE, True, 'no dynamic'):
         with pytest.raises(ValueError, match=words):

@@ -1,6 +1,5 @@
 """The backbone: agreement with the released network, sizes, precision, training, arguments."""
 
-import doctest
 import math
 from copy import deepcopy
 
@@ -20,8 +19,6 @@ from helpers import (
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcare.models import CARE, CAREAblation
-from mmcare.models.backbones import care as care_module
-from mmcare.models.backbones.care import LinearAttention
 
 PARAMETERS = {'s0': 5_285_904, 's1': 7_548_328, 's2': 16_401_144}
 
@@ -128,30 +125,6 @@ def test_low_precision_stays_in_range(s0, exact, dtype, share):
             assert largest_deviation(output, expected) <= share
 
 
-def test_attention_where_a_target_has_float16_alone(s0):
-    """All products rounded to float16: finite, within 1 %, and 0 where no key is active."""
-    seen = []
-    handles = [
-        module.register_forward_hook(lambda m, x, out: seen.append((m, x[0], out)))
-        for module in s0.modules()
-        if isinstance(module, LinearAttention)
-    ]
-    with torch.no_grad():
-        s0(reference_image(512, 512))
-        for handle in handles:
-            handle.remove()
-        assert len(seen) == 12
-        for attention, x, expected in seen[::4]:
-            query_key = attention.query_key(x).half()
-            attention.eps = attention.FLOAT16_EPS
-            found = attention.attend(query_key, x.half()).reshape(x.shape)
-            inactive = attention.attend(torch.full_like(query_key, -40), x.half())
-            attention.eps = 1e-6
-            assert found.dtype == torch.float16 and found.isfinite().all()
-            assert largest_deviation(found, expected) < 0.01
-            assert (inactive == 0).all()
-
-
 # ------------------------------------------------------------ training
 
 
@@ -191,15 +164,6 @@ def test_norm_eval(norm_eval):
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     assert norms and all(norm.training is not norm_eval for norm in norms)
     assert model.stages[0].training and all(norm.weight.requires_grad for norm in norms)
-
-
-def test_stages_after_the_last_output_are_not_built():
-    model = CARE('s0', out_indices=(0, 2))
-    outputs = model(torch.randn(2, 3, 64, 64))
-    assert tuple(output.shape[1] for output in outputs) == model.out_channels == (32, 128)
-    assert len(model.stages) == 3
-    sum(output.sum() for output in outputs).backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_output_norms():
@@ -245,8 +209,3 @@ def test_layer_depth():
 def test_bad_arguments(arguments, words):
     with pytest.raises(ValueError, match=words):
         CARE(**arguments)
-
-
-def test_docstring_example():
-    results = doctest.testmod(care_module)
-    assert results.attempted >= 3 and results.failed == 0

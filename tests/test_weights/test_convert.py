@@ -5,23 +5,15 @@ import sys
 import pytest
 import torch
 from helpers import ROOT, THIN, run, thin_backbone
+from mmengine.registry import MODELS, init_default_scope
 from test_loading import published_state, random_backbone
+from toy_configs import toy_config
 
 from mmcare.models import CARE
 from mmcare.weights.convert import convert_checkpoint, fold_checkpoint
 from mmcare.weights.published import as_classifier
 from mmcare.weights.reading import read_checkpoint
 from mmcare.weights.whole import CheckpointError
-
-CONFIG = f"""
-custom_imports = dict(imports=['mmcare'])
-default_scope = 'mmseg'
-model = dict(
-    type='EncoderDecoder',
-    backbone=dict(type='mmcare.CARE', arch={THIN!r}),
-    decode_head=dict(
-        type='FCNHead', in_channels=128, in_index=3, channels=8, num_convs=1, num_classes=3))
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -72,34 +64,28 @@ def test_tools_say_what_is_wrong_in_one_line(tmp_path):
 
 
 def test_fold_a_whole_model(tmp_path):
-    from mmengine.config import Config
-    from mmengine.registry import MODELS, init_default_scope
-
-    (tmp_path / 'config.py').write_text(CONFIG)
-    cfg = Config.fromfile(tmp_path / 'config.py')
+    file, trained, folded = (tmp_path / name for name in ('config.py', 'trained.pth', 'folded.pth'))
+    config = toy_config('segmentation', tmp_path, tmp_path / 'run')
+    config.dump(file)
     init_default_scope('mmseg')
-    model = MODELS.build(cfg.model).eval()
+    model = MODELS.build(config.model).eval()
     model.backbone.load_state_dict(thin_backbone().state_dict())
-    meta = dict(dataset_meta=dict(classes=('a', 'b', 'c')), epoch=3)
-    torch.save(dict(meta=meta, state_dict=model.state_dict()), tmp_path / 'trained.pth')
-    said = fold_checkpoint(
-        tmp_path / 'config.py', tmp_path / 'trained.pth', tmp_path / 'folded.safetensors'
-    )
+    state = model.state_dict()
+    torch.save(dict(meta=dict(epoch=3), state_dict=state), trained)
+    said = fold_checkpoint(file, trained, folded)
     assert '--cfg-options model.backbone.deploy=True' in said
-    fold_checkpoint(tmp_path / 'config.py', tmp_path / 'trained.pth', tmp_path / 'folded.pth')
-    written = read_checkpoint(tmp_path / 'folded.pth')
+    written = read_checkpoint(folded)
     assert written['meta']['epoch'] == 3 and written['meta']['folded_from'] == 'trained.pth'
-    cfg.model.backbone.deploy = True
-    folded = MODELS.build(cfg.model).eval()
-    folded.load_state_dict(written['state_dict'])
+    config.model.backbone.deploy = True
+    other = MODELS.build(config.model).eval()
+    other.load_state_dict(written['state_dict'])
     image = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        expected, found = model(image), folded(image)
+        expected, found = model(image), other(image)
     assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
 
-    state = model.state_dict()
     state['backbone.stem.norm.running_var'].fill_(float('nan'))
-    torch.save(dict(state_dict=state), tmp_path / 'nan.pth')
+    torch.save(dict(state_dict=state), trained)
     with pytest.raises(CheckpointError, match='not finite'):
-        fold_checkpoint(tmp_path / 'config.py', tmp_path / 'nan.pth', tmp_path / 'out.pth')
+        fold_checkpoint(file, trained, tmp_path / 'out.pth')
     assert not (tmp_path / 'out.pth').exists()
