@@ -184,7 +184,8 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
 
     ``x_care`` is the median over the rounds of its time over that of CARE of the same class (the
     nearest accuracy) in the same round: above 1, CARE is faster. ``pareto`` says that no other
-    network is as fast and as accurate. ``ms`` is a median, ``q1`` and ``q3`` are quartiles.
+    network is as fast and as accurate. ``x_float32`` is, in the same way, int8 over float32. ``ms``
+    is a median, ``q1`` and ``q3`` are quartiles.
     """
     times = pd.DataFrame(recording['milliseconds'][engine])
     table = PEERS.loc[list(times)].assign(engine=engine)
@@ -194,6 +195,8 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     table[['ms', 'q1', 'q3']] = times.quantile([0.5, 0.25, 0.75]).T
     cares = times.reindex(columns=table['care']).set_axis(times.columns, axis='columns')
     table['x_care'] = (times / cares).median()
+    if 'xnnpack' in recording['milliseconds'] and engine == 'xnnpack-int8':
+        table['x_float32'] = (times / pd.DataFrame(recording['milliseconds']['xnnpack'])).median()
     table = table.sort_values(['ms', 'top1'], ascending=[True, False])
     table['pareto'] = table['top1'] > table['top1'].cummax().shift(fill_value=0)
     return table.sort_values(['care', 'ms'])
@@ -227,10 +230,10 @@ def markdown(recording: Recording) -> str:
         table['label'] = table['label'].where(~table['pareto'], '**' + table['label'] + '**')
         columns = dict(
             care='class', label='backbone', top1='top-1, %', million='parameters, M', ms='ms',
-            q1='from', q3='to', x_care='x CARE', delegates='delegates',
+            q1='from', q3='to', x_care='x CARE', x_float32='x float32', delegates='delegates',
         )  # fmt: skip
         shown = table[[one for one in columns if one in table]].rename(columns=columns)
-        formats = ['', '', *['.1f'] * 5, '.2f', 'g']
+        formats = ['', '', *['.1f'] * 5, *['.2f'] * (1 + ('x float32' in shown)), 'g']
         text = shown.to_markdown(index=False, floatfmt=formats)
         parts += [f'## {engine}', text, '\n'.join(losses(latency_table(recording, engine)))]
     parts += [f'Left out: {what}: {reason}.' for what, reason in recording['left_out'].items()]

@@ -73,7 +73,7 @@ def read_onnx(path: Path, image: Tensor, runs: int) -> pd.DataFrame:
     return pd.DataFrame(rows).groupby(['name', 'kind'], sort=False)['ms'].median().reset_index()
 
 
-def find_stages(events: pd.DataFrame, convolutions: list[tuple[str, int]]) -> list[str]:
+def find_stages(events: pd.DataFrame, convolutions: list[list[Any]]) -> list[str]:
     """Return the stage of each operator: that of the last convolution before it.
 
     Args:

@@ -113,7 +113,7 @@ def export_program(
     return torch.export.export(network, (image,), dynamic_shapes=dynamic_shapes)
 
 
-def count_convolutions(program: ExportedProgram) -> list[tuple[str, int]]:
+def count_convolutions(program: ExportedProgram) -> list[list[Any]]:
     """Count the convolutions of stem, stages, and the rest of the model, in the program's order."""
     stages = []
     for node in program.graph.nodes:
@@ -121,4 +121,4 @@ def count_convolutions(program: ExportedProgram) -> list[tuple[str, int]]:
             path = str([*node.meta['nn_module_stack'].values()][-1][0])
             found = re.search(r'\bstem\b|\bstages\.\d+', path)
             stages.append(found[0] if found else 'rest')
-    return [(stage, len([*group])) for stage, group in groupby(stages)]
+    return [[stage, len([*group])] for stage, group in groupby(stages)]
