@@ -19,6 +19,7 @@ from helpers import (
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcare.models import CARE, CAREAblation
+from mmcare.models.backbones.care import LinearAttention
 
 PARAMETERS = {'s0': 5_285_904, 's1': 7_548_328, 's2': 16_401_144}
 
@@ -125,6 +126,14 @@ def test_low_precision_stays_in_range(s0, exact, dtype, share):
             assert largest_deviation(output, expected) <= share
 
 
+def test_attention_without_active_keys():
+    attention = thin_backbone().stages[3].blocks[0].mixer.modules()
+    attention = next(module for module in attention if isinstance(module, LinearAttention))
+    x = torch.randn(1, attention.query_key.out_channels // 2, 4, 4)
+    inactive = torch.full_like(attention.query_key(x), -40)
+    assert (attention.attend(inactive, x) == 0).all()
+
+
 # ------------------------------------------------------------ training
 
 
@@ -164,6 +173,15 @@ def test_norm_eval(norm_eval):
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     assert norms and all(norm.training is not norm_eval for norm in norms)
     assert model.stages[0].training and all(norm.weight.requires_grad for norm in norms)
+
+
+def test_stages_after_the_last_output_are_not_built():
+    model = CARE('s0', out_indices=(0, 2))
+    outputs = model(torch.randn(2, 3, 64, 64))
+    assert tuple(output.shape[1] for output in outputs) == model.out_channels == (32, 128)
+    assert len(model.stages) == 3
+    sum(output.sum() for output in outputs).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_output_norms():
