@@ -149,6 +149,7 @@ def ways_to_read(file, **arguments):
     """Every way in which mmcare, or MMEngine with the loader of mmcare, reads a file."""
     init_cfg = dict(type='Pretrained', checkpoint=str(file))
     yield CARE(**arguments, init_cfg=init_cfg).init_weights
+    yield CARE(**arguments, init_cfg=[dict(init_cfg, prefix='backbone')]).init_weights
     yield lambda: CARE(**arguments).load_state_dict(load_weights(file), strict=False)
     for model in (CARE(**arguments), LoadingModel(**arguments)):
         yield lambda model=model: load_checkpoint(model, str(file), strict=False)
