@@ -126,12 +126,16 @@ def test_low_precision_stays_in_range(s0, exact, dtype, share):
             assert largest_deviation(output, expected) <= share
 
 
-def test_attention_without_active_keys():
+def test_attention_alone():
+    """Its products are in float32 under autocast; it is 0 where no key is active."""
     attention = thin_backbone().stages[3].blocks[0].mixer.modules()
     attention = next(module for module in attention if isinstance(module, LinearAttention))
     x = torch.randn(1, attention.query_key.out_channels // 2, 4, 4)
     inactive = torch.full_like(attention.query_key(x), -40)
     assert (attention.attend(inactive, x) == 0).all()
+    with torch.autocast('cpu', torch.bfloat16):
+        found, query_key = attention(x), attention.query_key(x)
+    assert torch.equal(found, attention.attend(query_key.float(), x).reshape(x.shape))
 
 
 # ------------------------------------------------------------ training
