@@ -41,7 +41,7 @@ def draw(table: pd.DataFrame, title: str, path: Path) -> None:
     axes.set_xticks(table.index)
     axes.set_xlabel('side of the image, pixels')
     axes.set_ylabel('ms per megapixel')
-    axes.set_title(title, fontsize=8)
+    axes.set_title(title, fontsize=7, wrap=True)
     axes.grid(alpha=0.3, which='both')
     axes.legend()
     figure.savefig(path, dpi=110)
