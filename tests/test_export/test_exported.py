@@ -64,7 +64,7 @@ def run_tool(made, tmp_path, monkeypatch):
 
     def run(task, file, *options):
         out = tmp_path / 'metrics.json'
-        command = [TOOL, made(task) / 'toy.py', file, '--out', out, *options]
+        command = [TOOL, made(task) / 'toy.py', file, *options, '--out', out]
         monkeypatch.setattr(sys, 'argv', [str(part) for part in command])
         monkeypatch.setattr(Config, 'pretty_text', '')  # for logs; takes longer than the test
         monkeypatch.setattr(DefaultScope, '_instance_dict', OrderedDict())  # one toolbox a run
