@@ -73,6 +73,7 @@ def pad_images(model: Any, shape: tuple[int, int]) -> None:
     """
 
     def pad(_: nn.Module, __: Any, data: dict[str, Any]) -> None:
+        """Pad what a preprocessor returns, in place."""
         height, width = data['inputs'].shape[2:]
         bottom, right = shape[0] - height, shape[1] - width
         if bottom < 0 or right < 0:

@@ -126,6 +126,7 @@ def test_the_hook_switches_the_loader_while_a_run_loads(trained, tmp_path, stock
 def test_the_opt_in_for_programs_without_a_runner(trained, stock):
     code = (
         'import sys, mmcare.engine.safe_loading; from mmseg.apis import init_model;'
-        'init_model(sys.argv[1], sys.argv[2], device="cpu")'
+        'print(type(init_model(sys.argv[1], sys.argv[2], device="cpu")).__name__)'
     )
-    run(sys.executable, '-c', code, trained('segmentation') / 'config.py', stock)
+    done = run(sys.executable, '-c', code, trained('segmentation') / 'config.py', stock)
+    assert 'EncoderDecoder' in done.stdout

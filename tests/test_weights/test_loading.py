@@ -257,7 +257,8 @@ def test_what_may_be_missing_or_left_over(source, tmp_path):
             with safe_loader():
                 read()
     torch.save(CARE(THIN, out_norm_cfg=dict(type='LN')).state_dict(), tmp_path / 'norms.pth')
-    CARE(THIN).load_state_dict(load_weights(tmp_path / 'norms.pth'), strict=False)
+    found = CARE(THIN).load_state_dict(load_weights(tmp_path / 'norms.pth'), strict=False)
+    assert not found.missing_keys
 
 
 def test_a_state_dict_is_pytorchs_after_an_error_and_in_files(files, source, tmp_path):
