@@ -21,8 +21,11 @@ from typing import Any
 
 import pandas as pd
 import torch
+from adjustText import adjust_text
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from mmengine.utils import track_iter_progress
-from timing import describe_machine
+from timing import describe_machine, save
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
@@ -32,31 +35,21 @@ from mmcare.export.onnx import write_onnx
 from mmcare.export.program import export_program
 from mmcare.export.runtime import measure_in_turn, open_exported
 from mmcare.export.verify import trial_images
-from mmcare.files import check_writable, moved_into_place
+from mmcare.files import check_writable
 from mmcare.models import CARE
 
 PURPOSE = 'the latency benchmark'
 STRIDES = [4, 8, 16, 32]
 ENGINES = ('onnxruntime', 'xnnpack', 'xnnpack-int8')
 BUSY = 0.9  # of a core: below it, something else was running
-# Beginnings of the names of timm's models whose attention is built for one size of image.
-BUILT_FOR_A_SIZE = ('efficientformerv2', 'swin_')
 Run = Callable[[], object]
 Recording = dict[str, Any]
 
 
-def read_peers() -> pd.DataFrame:
-    """Read ``peers.csv``: all networks by key, with the CARE of the nearest accuracy."""
-    peers = pd.read_csv(Path(__file__).with_name('peers.csv'), index_col='key').fillna('')
-    archs = peers[peers['timm_model'] == '']['top1']
-    peers['care'] = [(archs - top1).abs().idxmin() for top1 in peers['top1']]
-    return peers
-
-
-PEERS = read_peers()
-
-
-# ------------------------------------------------------------ networks
+# All networks by key, with the CARE of the nearest accuracy.
+PEERS = pd.read_csv(Path(__file__).with_name('peers.csv'), index_col='key').fillna('')
+CARES = PEERS[PEERS['timm_model'] == '']['top1']
+PEERS['care'] = [(CARES - top1).abs().idxmin() for top1 in PEERS['top1']]
 
 
 class FourMaps(nn.Module):
@@ -88,7 +81,8 @@ def build(key: str, shape: tuple[int, int]) -> nn.Module:
         backbone.switch_to_deploy()
         return backbone
     timm = require('timm', PURPOSE, 'bench')
-    options: dict[str, Any] = dict(img_size=shape) if name.startswith(BUILT_FOR_A_SIZE) else {}
+    for_a_size = name.startswith(('efficientformerv2', 'swin_'))  # their attention is
+    options: dict[str, Any] = dict(img_size=shape) if for_a_size else {}
     features = timm.create_model(name, features_only=True, **options).eval()
     return fold_norms(FourMaps(timm.utils.reparameterize_model(features)).eval())
 
@@ -102,9 +96,6 @@ def fold_norms(network: nn.Module) -> nn.Module:
             norm.load_state_dict(both.state_dict())
             network.set_submodule(name, nn.Sequential(norm, both.act))
     return fuse(network)
-
-
-# ------------------------------------------------------------ measuring
 
 
 def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple[Run, int]:
@@ -162,9 +153,7 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
     start = time.perf_counter(), time.process_time()
     times = measure_in_turn(runs, arguments.runs).round(3)
     share = (time.process_time() - start[1]) / (time.perf_counter() - start[0])
-    milliseconds: dict[str, dict[str, list[float]]] = {}
-    for engine, key in runs:
-        milliseconds.setdefault(engine, {})[key] = times[engine, key].tolist()
+    engines = times.columns.unique(0)
     return dict(
         settings=dict(shape=arguments.shape, runs=arguments.runs),
         versions=describe_machine('onnxruntime', *['timm'] * bool(arguments.peers)),
@@ -172,11 +161,8 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
         parameters=parameters,
         delegates=delegates,
         left_out=left_out,
-        milliseconds=milliseconds,
+        milliseconds={engine: times[engine].to_dict('list') for engine in engines},
     )
-
-
-# ------------------------------------------------------------ tables and pictures
 
 
 def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
@@ -243,34 +229,21 @@ def markdown(recording: Recording) -> str:
     return '\n\n'.join(parts) + '\n'
 
 
-def draw(recording: Recording, engine: str, path: Path) -> None:
+def draw(recording: Recording, engine: str) -> Figure:
     """Draw published accuracy over latency, with quartiles and the Pareto line."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
-
     table = latency_table(recording, engine)
     figure = Figure(figsize=(10, 8), layout='constrained')
     axes = figure.subplots()
-    line = table[table['pareto']].sort_values('ms')
+    labels, line = [], table[table['pareto']].sort_values('ms')
     axes.step(line['ms'], line['top1'], '--', where='post', color='0.6')
     for _, row in table.iterrows():
         ours = row['timm_model'] == ''
-        axes.errorbar(
-            row['ms'],
-            row['top1'],
-            xerr=[[row['ms'] - row['q1']], [row['q3'] - row['ms']]],
-            fmt='*' if ours else 'o',
-            markersize=15 if ours else 6,
-            color=f'C{row["care"][-1]}',  # s0 to s2
-        )
-        axes.annotate(
-            row['label'],
-            (row['ms'], row['top1']),
-            xytext=(9, -3) if ours else (5, 4),
-            textcoords='offset points',
-            fontsize=7,
-            weight='bold' if ours else 'normal',
-        )
+        style = dict(fmt='*', markersize=15) if ours else dict(fmt='o', markersize=6)
+        style |= dict(color=f'C{row["care"][-1]}')  # s0 to s2
+        quartiles = [[row['ms'] - row['q1']], [row['q3'] - row['ms']]]
+        axes.errorbar(row['ms'], row['top1'], xerr=quartiles, **style)
+        weight = 'bold' if ours else 'normal'
+        labels.append(axes.text(row['ms'], row['top1'], row['label'], fontsize=7, weight=weight))
     axes.set_xscale('log')
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FormatStrFormatter('%g'))
@@ -278,29 +251,26 @@ def draw(recording: Recording, engine: str, path: Path) -> None:
     axes.margins(x=0.08)
     axes.set_xlabel(f'latency in ms, {engine} (colour: nearest CARE; dashed: Pareto line)')
     axes.set_ylabel('published top-1 accuracy on ImageNet-1K, in %')
-    axes.set_title(conditions(recording), fontsize=8)
+    axes.set_title(conditions(recording), fontsize=8, wrap=True)
     axes.grid(alpha=0.3, which='both')
-    figure.savefig(path, dpi=110)
+    adjust_text(labels, table['ms'], table['top1'], ax=axes, expand=(1.25, 1.7))
+    return figure
 
 
 def write(recording: Recording, out_dir: Path) -> None:
     """Write tables and pictures of a recording, replacing older ones, and print the tables."""
     tables = [latency_table(recording, engine) for engine in recording['milliseconds']]
-    with moved_into_place(out_dir / 'latency.csv') as path:
-        pd.concat(tables).round(3).to_csv(path)
-    with moved_into_place(out_dir / 'latency.md') as path:
-        path.write_text(markdown(recording), encoding='utf-8')
+    save(out_dir / 'latency.csv', pd.concat(tables).round(3).reset_index())
+    save(out_dir / 'latency.md', markdown(recording))
     for engine in recording['milliseconds']:
-        with moved_into_place(out_dir / f'accuracy_{engine}.png') as path:
-            draw(recording, engine, path)
+        save(out_dir / f'accuracy_{engine}.png', draw(recording, engine))
     print(f'\n{markdown(recording)}\nWritten to {out_dir}')
 
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    archs = list(PEERS.index[PEERS['timm_model'] == ''])
-    peers = list(PEERS.index[PEERS['timm_model'] != ''])
+    archs, peers = list(CARES.index), list(PEERS.index.difference(CARES.index, sort=False))
     add = parser.add_argument
     add('--archs', nargs='*', choices=archs, default=archs, help='CARE networks; default: all')
     add('--peers', nargs='*', choices=peers, default=peers, help='none, if no name follows')
@@ -322,14 +292,13 @@ def main() -> None:
     if arguments.from_recording is not None:
         recording = json.loads(arguments.from_recording.read_text(encoding='utf-8'))
     else:
-        for name in ('executorch', 'matplotlib', 'onnxscript', *['timm'] * bool(arguments.peers)):
+        for name in ('executorch', 'onnxscript', *['timm'] * bool(arguments.peers)):
             require(name, PURPOSE, 'bench')
         with TemporaryDirectory() as directory:
             recording = measure(arguments, Path(directory))
         text = json.dumps(recording, indent=1)
         text = re.sub(r'(?<=[\d\[,])\s+(?=[\d\]])', ' ', text)  # times on one line
-        with moved_into_place(arguments.out_dir / 'recording.json') as path:
-            path.write_text(text + '\n', encoding='utf-8')
+        save(arguments.out_dir / 'recording.json', text + '\n')
     write(recording, arguments.out_dir)
 
 

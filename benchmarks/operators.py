@@ -18,12 +18,12 @@ from typing import Any
 
 import pandas as pd
 import torch
-from timing import describe_machine
+from matplotlib.figure import Figure
+from timing import describe_machine, save
 from torch import Tensor
 
-from mmcare.compatibility import require
 from mmcare.export.runtime import open_exported
-from mmcare.files import check_writable, moved_into_place
+from mmcare.files import check_writable
 
 CONVOLUTION = re.compile(r'(Fused)?Conv(olution)?\b|Fully Connected')
 GELU = 'Invalid Unary Op'  # how XNNPACK records it
@@ -96,11 +96,11 @@ def profile(path: Path, runs: int) -> pd.DataFrame:
     if not all(isinstance(side, int) for side in shape):
         raise ValueError(f'{path} has a free size: export it without --dynamic')
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    read = read_executorch if path.suffix == '.pte' else read_onnx
+    engines = {'.pte': ('executorch', read_executorch), '.onnx': ('onnx', read_onnx)}
+    engine, read = engines[path.suffix]
     events = read(path, image, runs)
     report = json.loads(path.with_suffix('.json').read_text())
-    kind = 'executorch' if path.suffix == '.pte' else 'onnx'
-    events['stage'] = find_stages(events, report[kind]['convolutions'])
+    events['stage'] = find_stages(events, report[engine]['convolutions'])
     groups = events.groupby(['stage', 'kind'], sort=False)['ms']
     return groups.agg(number='size', ms='sum').reset_index().assign(file=path.name)
 
@@ -117,10 +117,8 @@ def markdown(table: pd.DataFrame, conditions: str) -> str:
     return '\n\n'.join(parts) + '\n'
 
 
-def draw(table: pd.DataFrame, path: Path) -> None:
+def draw(table: pd.DataFrame) -> Figure:
     """Draw a bar for each file and stage, made of kinds of operators."""
-    from matplotlib.figure import Figure
-
     totals = table.groupby('kind')['ms'].sum()
     rare = totals[totals < LEAST_SHARE * table.groupby('file')['ms'].sum().max()].index
     table = table.assign(kind=table['kind'].where(~table['kind'].isin(rare), 'others'))
@@ -133,23 +131,17 @@ def draw(table: pd.DataFrame, path: Path) -> None:
     axes.set_xlabel('ms an image, one thread')
     axes.set_ylabel('')
     axes.legend(fontsize=7)
-    figure.savefig(path, dpi=110)
+    return figure
 
 
-def parse_args() -> argparse.Namespace:
-    """Read the command line."""
+def main() -> None:
+    """Profile the files, write and print the shares."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add('files', type=Path, nargs='+', metavar='FILE', help='.pte or .onnx, next to its report')
     add('--runs', type=int, default=20, help='default: %(default)s')
     add('--out-dir', type=Path, default=Path('work_dirs/operators'), metavar='DIR')
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Profile the files, write and print the shares."""
-    arguments: Any = parse_args()
-    require('matplotlib', 'the picture', 'bench')
+    arguments = parser.parse_args()
     try:
         check_writable(arguments.out_dir)
         tables = [profile(path, arguments.runs) for path in arguments.files]
@@ -158,12 +150,8 @@ def main() -> None:
     table = pd.concat(tables)
     versions = ', '.join(describe_machine('onnxruntime'))
     text = markdown(table, f'One thread, medians of {arguments.runs} runs; {versions}')
-    with moved_into_place(arguments.out_dir / 'operators.csv') as path:
-        table.to_csv(path, index=False)
-    with moved_into_place(arguments.out_dir / 'operators.md') as path:
-        path.write_text(text, encoding='utf-8')
-    with moved_into_place(arguments.out_dir / 'operators.png') as path:
-        draw(table, path)
+    for kind, content in dict(csv=table, md=text, png=draw(table)).items():
+        save(arguments.out_dir / f'operators.{kind}', content)
     print(f'{text}\nWritten to {arguments.out_dir}')
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 from latency import PEERS
+from matplotlib.figure import Figure
+from timing import save
 
-from mmcare.files import check_writable, moved_into_place
+from mmcare.files import check_writable
 
 
 def read(paths: list[Path], engine: str) -> tuple[pd.DataFrame, list[str]]:
@@ -24,31 +26,12 @@ def read(paths: list[Path], engine: str) -> tuple[pd.DataFrame, list[str]]:
             raise ValueError(f'{path} is of {height}x{width}, not of squares')
         rows[height] = pd.DataFrame(times).median() / (height * width / 1e6)
         versions.add(', '.join(recording['versions']))
-    table = pd.DataFrame(rows).T.sort_index().rename_axis('side')
+    table = pd.DataFrame(rows).T.sort_index().rename_axis('side of the image, pixels')
     return table.rename(columns=PEERS['label']), sorted(versions)
 
 
-def draw(table: pd.DataFrame, title: str, path: Path) -> None:
-    """Draw a line for each network."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout='constrained')
-    axes = figure.subplots()
-    for name, column in table.items():
-        ours = str(name).startswith('CARE')
-        axes.plot(column.index, column, '*-' if ours else 'o-', lw=2.5 if ours else 1, label=name)
-    axes.set_yscale('log')
-    axes.set_xticks(table.index)
-    axes.set_xlabel('side of the image, pixels')
-    axes.set_ylabel('ms per megapixel')
-    axes.set_title(title, fontsize=7, wrap=True)
-    axes.grid(alpha=0.3, which='both')
-    axes.legend()
-    figure.savefig(path, dpi=110)
-
-
 def main() -> None:
-    """Read recordings, write and print the table."""
+    """Read recordings, write and print the table, draw a line for each network."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('recordings', type=Path, nargs='+', metavar='JSON')
     parser.add_argument('--engine', default='xnnpack', help='default: %(default)s')
@@ -58,10 +41,13 @@ def main() -> None:
     table, versions = read(arguments.recordings, arguments.engine)
     title = f'{arguments.engine}, batch 1, one thread; {"; ".join(versions)}'
     text = f'Milliseconds per megapixel. {title}.\n\n{table.to_markdown(floatfmt=".0f")}\n'
-    with moved_into_place(arguments.out_dir / 'sweep.md') as path:
-        path.write_text(text, encoding='utf-8')
-    with moved_into_place(arguments.out_dir / 'sweep.png') as path:
-        draw(table, title, path)
+    save(arguments.out_dir / 'sweep.md', text)
+    figure = Figure(figsize=(8, 5), layout='constrained')
+    axes = table.plot(style='o-', logy=True, xticks=table.index, ax=figure.subplots())
+    axes.set_ylabel('ms per megapixel')
+    axes.set_title(title, fontsize=7, wrap=True)
+    axes.grid(alpha=0.3, which='both')
+    save(arguments.out_dir / 'sweep.png', figure)
     print(text)
 
 

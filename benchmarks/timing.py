@@ -1,11 +1,15 @@
-"""Describes the machine that was measured on."""
+"""Describes the machine that was measured on, and writes what was measured."""
 
 import os
 import platform
 from importlib import import_module
+from pathlib import Path
 
+import pandas as pd
 import torch
+from matplotlib.figure import Figure
 
+from mmcare.files import moved_into_place
 from mmcare.version import __version__
 
 
@@ -19,3 +23,14 @@ def describe_machine(*packages: str) -> list[str]:
         f'python {platform.python_version()}',
         *(f'{name} {import_module(name).__version__}' for name in ('torch', *packages)),
     ]
+
+
+def save(path: Path, content: str | pd.DataFrame | Figure) -> None:
+    """Write a text, a table as CSV without its index, or a picture, replacing an older file."""
+    with moved_into_place(path) as temporary:
+        if isinstance(content, str):
+            temporary.write_text(content, encoding='utf-8')
+        elif isinstance(content, Figure):
+            content.savefig(temporary, dpi=110)
+        else:
+            content.to_csv(temporary, index=False)

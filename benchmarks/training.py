@@ -14,12 +14,12 @@ from typing import Any
 
 import pandas as pd
 import torch
-from timing import describe_machine
+from timing import describe_machine, save
 from torch import Tensor, nn
 
 from mmcare.compatibility import require
 from mmcare.export.runtime import measure_in_turn
-from mmcare.files import check_writable, moved_into_place
+from mmcare.files import check_writable
 from mmcare.models import CARE
 
 ARGUMENTS: dict[str, dict[str, Any]] = {  # of a CARE
@@ -35,31 +35,19 @@ PRECISIONS = {'float32': None, 'float16': torch.float16, 'bfloat16': torch.bfloa
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
     help_archs = f'of {list(ARCHS)}, the default, or models of timm (with options that they have)'
-    parser.add_argument('archs', nargs='*', metavar='ARCH', default=ARCHS, help=help_archs)
-    parser.add_argument(
-        '--shape',
-        dest='shapes',
-        type=int,
-        nargs=2,
-        action='append',
-        metavar=('H', 'W'),
-        help='of the images; may be given several times; default: 512 512',
-    )
+    add('archs', nargs='*', metavar='ARCH', default=ARCHS, help=help_archs)
+    help_shape = 'of the images; may be given several times; default: 512 512'
+    add('--shape', type=int, nargs=2, action='append', metavar=('H', 'W'), help=help_shape)
     help_options = f'of {PARTS}, joined by +; default: {" ".join(OPTIONS)}'
-    parser.add_argument('--options', nargs='+', default=OPTIONS, help=help_options)
-    parser.add_argument('--precision', choices=PRECISIONS, default='float32', help='by autocast')
-    parser.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
-    parser.add_argument('--batch', type=int, default=2, help='images; default: %(default)s')
-    parser.add_argument('--threads', type=int, default=1, help='on a CPU; default: %(default)s')
-    parser.add_argument('--rounds', type=int, default=5, help='default: %(default)s')
-    parser.add_argument(
-        '--out-dir',
-        type=Path,
-        default=Path('work_dirs/training'),
-        metavar='DIR',
-        help='where training.csv and training.md go; default: %(default)s',
-    )
+    add('--options', nargs='+', default=OPTIONS, help=help_options)
+    add('--precision', choices=PRECISIONS, default='float32', help='by autocast')
+    add('--device', choices=['cpu', 'cuda'], default='cpu')
+    add('--batch', type=int, default=2, help='images; default: %(default)s')
+    add('--threads', type=int, default=1, help='on a CPU; default: %(default)s')
+    add('--rounds', type=int, default=5, help='default: %(default)s')
+    add('--out-dir', type=Path, default=Path('work_dirs/training'), metavar='DIR')
     arguments = parser.parse_args()
     for option in arguments.options:
         if not set(option.split('+')) <= set(PARTS):
@@ -157,19 +145,17 @@ def main() -> None:
     check_writable(arguments.out_dir)
     table = pd.concat(
         measure(arch, tuple(shape), arguments)
-        for shape in arguments.shapes or [(512, 512)]
+        for shape in arguments.shape or [(512, 512)]
         for arch in arguments.archs
     )
-    with moved_into_place(arguments.out_dir / 'training.csv') as temporary:
-        table.to_csv(temporary, index=False)
+    save(arguments.out_dir / 'training.csv', table)
     text = (
         f'{table.to_markdown(index=False, floatfmt=".2f")}\n\n'
         'ms (median and quartiles) and MiB are for one image, time and memory are shares of the '
         f'first option. Batch {arguments.batch}, {arguments.precision}, {arguments.device}, '
         f'threads: {arguments.threads}; {", ".join(describe_machine("mmengine"))}.\n'
     )
-    with moved_into_place(arguments.out_dir / 'training.md') as temporary:
-        temporary.write_text(text, encoding='utf-8')
+    save(arguments.out_dir / 'training.md', text)
     print(text)
 
 

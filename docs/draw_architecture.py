@@ -1,12 +1,11 @@
-"""Draw a CARE network: its four stages, and one block opened.
+"""Draw a CARE network, s0 unless an argument names another: its four stages, and a block opened.
 
 The network is built and an image runs through it. Every number and every name of a module in the
 picture is read off the modules and off the tensors that pass.
 """
 
-import argparse
+import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -167,16 +166,16 @@ def draw_card(canvas: Canvas, stage: Layer, number: int, left: float, params: in
     canvas.write(middle, 55.9, f'stride {IMAGE[1] // stage.out_shape[1]}', color=FAINT)
 
 
-def draw_block(canvas: Canvas, backbone: CARE, layers: list[Layer], stage: int) -> None:
-    """Draw the first block of a stage."""
-    path = f'stages.{stage - 1}.blocks.0'
+def draw_block(canvas: Canvas, backbone: CARE, layers: list[Layer]) -> None:
+    """Draw the first block of the third stage, which has linear attention in every arch."""
+    path = 'stages.2.blocks.0'
     block = backbone.get_submodule(path)
     parts = {
         part: [one for one in layers if one.name.startswith(f'{path}.{part}.')]
         for part in ('mixer.global_learner', 'mixer.local_learner', 'inter1', 'inter2')
     }
     canvas.box(1, 1.5, WIDTH - 2, 51, facecolor='#fdfdfd', edgecolor=FAINT, zorder=0.1)
-    title = f'The first block of stage {stage}, opened: {count(block):,} parameters'
+    title = f'The first block of stage 3, opened: {count(block):,} parameters'
     canvas.write(3, 50, title, size=13, weight='bold', ha='left')
     canvas.write(157, 50, path, **CODE | dict(size=10, ha='right'))
     bottom, lane = 13.0, 7.4  # four lanes, from below: 7x7, 3x3, global, memory
@@ -230,22 +229,16 @@ def draw_block(canvas: Canvas, backbone: CARE, layers: list[Layer], stage: int) 
 
 
 def draw_global(canvas: Canvas, block: CAREBlock, layers: list[Layer], y: float) -> None:
-    """Draw the global learner: projections and attention, or the sum of two strip convolutions."""
-    name = 'mixer.' + layers[0].name.partition('.mixer.')[2]
-    if isinstance(block.mixer.global_learner, LinearAttention):  # the values are its input
-        text = global_learner(block).replace(', ', ',\n')
-        canvas.arrow((8, y), (12.5, y))
-        channels = f'{layers[0].in_shape[0]} → {layers[0].out_shape[0]}'
-        canvas.box(12.5, y - 2.6, 9.5, 5.2, f'{layers[0].label}\n{channels}', facecolor=GLOBAL)
-        canvas.arrow((22, y), (26, y))
-        canvas.write(24, y + 1, 'q, k', size=8)
-        canvas.arrow((10, y), (10, y + 3.3), (34.5, y + 3.3), (34.5, y + 2.6))
-        canvas.write(24, y + 4.1, 'v', size=8)
-        canvas.write(24, y - 3.35, name, **CODE)
-    else:
-        text = ' +\n'.join(layer.label for layer in layers)
-        canvas.arrow((8, y), (26, y))
-        canvas.write(34.5, y - 3.35, name.rpartition('.')[0], **CODE)
+    """Draw linear attention, whose values are its input, and the projection before it."""
+    text, channels = layers[0].label, f'{layers[0].in_shape[0]} → {layers[0].out_shape[0]}'
+    canvas.arrow((8, y), (12.5, y))
+    canvas.box(12.5, y - 2.6, 9.5, 5.2, f'{text}\n{channels}', facecolor=GLOBAL)
+    canvas.arrow((22, y), (26, y))
+    canvas.write(24, y + 1, 'q, k', size=8)
+    canvas.arrow((10, y), (10, y + 3.3), (34.5, y + 3.3), (34.5, y + 2.6))
+    canvas.write(24, y + 4.1, 'v', size=8)
+    canvas.write(24, y - 3.35, 'mixer.' + layers[0].name.partition('.mixer.')[2], **CODE)
+    text = global_learner(block).replace(', ', ',\n')
     canvas.box(26, y - 2.6, 17, 5.2, text, facecolor=GLOBAL)
 
 
@@ -267,8 +260,8 @@ def draw_interaction(canvas: Canvas, layers: list[Layer], name: str, left: float
     canvas.plus(end, y)
 
 
-def draw(arch: str, stage: int, filename: Path) -> None:
-    """Draw a network into a PNG file; the first block of the stage (1 to 4) is opened."""
+def draw(arch: str, filename: str) -> None:
+    """Draw a network into a PNG file."""
     backbone = CARE(arch).eval()
     layers, canvas = trace(backbone), Canvas()
     title = f'CARE-{arch.upper()}: {count(backbone) / 1e6:.2f} M parameters without a head'
@@ -280,21 +273,10 @@ def draw(arch: str, stage: int, filename: Path) -> None:
         canvas.write(x + 3, 89.5, label, ha='left')
         x += 5.5 + 0.72 * len(label)
     draw_stages(canvas, backbone, layers)
-    draw_block(canvas, backbone, layers, stage)
+    draw_block(canvas, backbone, layers)
     canvas.figure.savefig(filename, dpi=100)
 
 
-def main() -> None:
-    """Read the command line and draw."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('arch', nargs='?', default='s0', choices=list(CARE.arch_zoo))
-    parser.add_argument('--block', type=int, default=3, choices=range(1, 5), metavar='STAGE')
-    parser.add_argument('--out', type=Path, metavar='FILE', help='default: care_ARCH.png')
-    arguments = parser.parse_args()
-    filename = arguments.out or Path(f'care_{arguments.arch}.png')
-    draw(arguments.arch, arguments.block, filename)
-    print(f'Written to {filename}')
-
-
 if __name__ == '__main__':
-    main()
+    arch = sys.argv[1] if sys.argv[1:] else 's0'
+    draw(arch, f'care_{arch}.png')

@@ -29,9 +29,6 @@ LISTED = {
 }
 
 
-# ---------------------------------------------------------------- the model
-
-
 def test_equations_by_hand():
     """Term by term, on 2 x 3 positions."""
     assert omega_decoupled(**HW, d1=5, d2=5, kernels=(3,)) == 540 + 600 + 300  # Eq. 4
@@ -67,9 +64,6 @@ def test_where_the_proposition_fails():
         (24, '3x3 and 7x7', 8),
     }
     assert list(table[~table['at own D']]['heads']) == [8]
-
-
-# ---------------------------------------------------------------- what is counted
 
 
 @pytest.mark.parametrize(('arch', 'heads'), [('s0', (2, 2)), ('s1', (2, 2)), ('s2', (3, 3))])
@@ -131,9 +125,6 @@ def test_of_a_detector_the_backbone_is_counted(tmp_path):
     (tmp_path / 'other.py').write_text("model = dict(backbone=dict(type='ReLU'))")
     with pytest.raises(ValueError, match='has no CARE backbone'):
         build_network(tmp_path / 'other.py')
-
-
-# ---------------------------------------------------------------- the tool
 
 
 def test_the_tool(tmp_path):

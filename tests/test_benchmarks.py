@@ -11,6 +11,7 @@ from torch import nn
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
 
+import accuracy
 import latency
 import operators
 import sweep
@@ -35,9 +36,6 @@ def quick(monkeypatch):
 def call(script, monkeypatch, *arguments):
     monkeypatch.setattr(sys, 'argv', [script.__file__, *map(str, arguments)])
     script.main()
-
-
-# ------------------------------------------------------------ latency: what is measured
 
 
 @torch.no_grad()
@@ -87,20 +85,10 @@ def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
     assert "Left out: CARE-S1, xnnpack: KeyError: 's1'." in capsys.readouterr().out
     assert recording['parameters'] == dict(s0=4 * (3 * 4 * 16 + 4))
     # Everything else can be made again from the recording.
-    again = tmp_path / 'again'
-    call(
-        latency,
-        monkeypatch,
-        '--from-recording',
-        tmp_path / 'out/recording.json',
-        '--out-dir',
-        again,
-    )
+    again, recorded = tmp_path / 'again', tmp_path / 'out/recording.json'
+    call(latency, monkeypatch, '--from-recording', recorded, '--out-dir', again)
     for path in again.iterdir():
         assert path.read_bytes() == (tmp_path / 'out' / path.name).read_bytes()
-
-
-# ------------------------------------------------------------ latency: what is made of it
 
 
 def planted(**times):
@@ -125,11 +113,8 @@ def test_ratios_and_the_pareto_line_of_planted_times():
     assert table['care']['efficientformerv2_s1'] == 's0' and table['care']['repvit_m1_5'] == 's2'
     ratios = dict(mobilenetv2=0.5, efficientformerv2_s1=0.9, s0=1.0, resnet18=2.0)
     assert table['x_care'].dropna().to_dict() == pytest.approx(ratios)
-    assert set(table.index[table['pareto']]) == {
-        'mobilenetv2',
-        'efficientformerv2_s1',
-        'repvit_m1_5',
-    }
+    fronts = ['mobilenetv2', 'efficientformerv2_s1', 'repvit_m1_5']
+    assert sorted(table.index[table['pareto']]) == sorted(fronts)
     assert table.loc['resnet18', ['q1', 'ms', 'q3']].tolist() == [25, 30, 115]
     assert latency.losses(table) == [
         '- At least as fast and as accurate as CARE-S0: EfficientFormerV2-S1.'
@@ -154,9 +139,6 @@ def test_what_cannot_be_measured_is_named(arguments, words, monkeypatch, capsys)
     with pytest.raises(SystemExit) as stop:
         call(latency, monkeypatch, *arguments)
     assert stop.value.code == 2 and words in capsys.readouterr().err
-
-
-# ------------------------------------------------------------ operators, and sizes
 
 
 def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
@@ -191,9 +173,6 @@ def test_time_per_megapixel(tmp_path, monkeypatch):
     assert table['ResNet18'].to_dict() == pytest.approx({k: 2 * v for k, v in expected.items()})
 
 
-# ------------------------------------------------------------ training
-
-
 def test_bytes_that_are_kept_are_counted_once():
     """By hand: a convolution keeps its input, GELU its own, a product both factors."""
 
@@ -218,3 +197,29 @@ def test_training_steps_side_by_side(tmp_path, monkeypatch):
     memory = table['memory']
     assert memory['with_cp'] < memory['activations'] < 1
     assert 'activations' in (tmp_path / 'training.md').read_text()
+
+
+def test_a_table_of_runs(tmp_path, monkeypatch):
+    """The better backbone is first; two seeds are a mean and half their range."""
+    pytest.importorskip('timm')
+    monkeypatch.setattr(accuracy, 'SETS', {'streets': accuracy.SETS['streets']})
+    page, results = tmp_path / 'page.md', tmp_path / 'results'
+    for name, path in dict(PAGE=page, RESULTS=results, CURVES=tmp_path / 'curves.png').items():
+        monkeypatch.setattr(accuracy, name, path)
+    begin, end = '<!--- streets: written by benchmarks/accuracy.py -->', '<!--- end -->'
+    page.write_text(f'before\n\n{begin}\n\nold\n\n{end}\n\nafter\n')
+    results.mkdir()
+    times = json.dumps(planted(s0=[4.0, 5.0, 9.0], resnet18=[7.0]))
+    (results / 'latency_256x320.json').write_text(times)
+    for run, reached in dict(s0_0=40.0, s0_1=41.0, resnet18_0=42.0).items():
+        log = f'split,step,loss,mIoU,aAcc\ntrain,1,2,,\nval,1,,30,70\ntest,1,,{reached},80\n'
+        (results / f'streets_{run}.csv').write_text(log)
+    accuracy.report()
+    before, table, after = page.read_text().split('\n\n<!--- ')
+    rows = [[cell.strip() for cell in row.split('|')[1:-1]] for row in table.splitlines()[2:]]
+    assert before == 'before' and after.endswith('-->\n\nafter\n')
+    assert rows[2:] == [
+        ['ResNet18', '42.0', '80.0', '11.2', '2.97', '7.0'],
+        ['CARE-S0', '40.5 ± 0.5', '80.0 ± 0.0', '5.3', '1.17', '5.0'],
+    ]
+    assert (tmp_path / 'curves.png').stat().st_size > 10_000

@@ -129,9 +129,6 @@ def test_float_weights_go_into_a_model_prepared_for_qat():
     assert not unexpected and torch.equal(model.stem.conv.weight, source.stem.conv.weight)
 
 
-# ------------------------------------------------------------ modules are called
-
-
 def test_every_module_is_called():
     model, called = thin_backbone(out_norm_cfg=dict(type='LN')), set()
     handle = nn.modules.module.register_module_forward_hook(lambda m, *_: called.add(m))
@@ -151,9 +148,6 @@ def test_the_forward_of_an_instance_is_used(name):
     model.get_submodule(name).weight.data.zero_()
     model.get_submodule(name).forward = norm.forward
     torch.testing.assert_close(model(IMAGE), expected)
-
-
-# ------------------------------------------------------------ folding is right, or refused
 
 
 def hook(conv):
@@ -193,9 +187,6 @@ def test_folding_refuses_fake_quantization():
     model.apply(lambda module: module._forward_hooks.clear())  # of observers
     with pytest.raises(RuntimeError, match='cannot be folded'):
         model.switch_to_deploy()
-
-
-# ------------------------------------------------------------ arguments
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,9 @@ def count_complexity(network: nn.Module, shape: Sequence[int] = (224, 224)) -> p
 
 def count_macs(module: nn.Module, *inputs: Tensor) -> Counter[str]:
     """Count multiply-adds in evaluation mode by the names of modules; ``''`` has all of them."""
-    analyzer = FlopAnalyzer(deepcopy(module).eval(), inputs)
+    module = deepcopy(module)
+    module.eval()  # which returns nothing in some backbones of the toolboxes
+    analyzer = FlopAnalyzer(module, inputs)
     # mmengine counts this mean and no other. A handle of None would keep mmengine's own.
     analyzer.set_op_handle('aten::adaptive_avg_pool2d', lambda inputs, outputs: 0)
     analyzer.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
