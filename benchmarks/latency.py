@@ -156,7 +156,7 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
     engines = times.columns.unique(0)
     return dict(
         settings=dict(shape=arguments.shape, runs=arguments.runs),
-        versions=describe_machine('onnxruntime', *['timm'] * bool(arguments.peers)),
+        versions=describe_machine('executorch', 'onnxruntime', *['timm'] * bool(arguments.peers)),
         processor_share=round(share, 3),
         parameters=parameters,
         delegates=delegates,
@@ -292,7 +292,7 @@ def main() -> None:
     if arguments.from_recording is not None:
         recording = json.loads(arguments.from_recording.read_text(encoding='utf-8'))
     else:
-        for name in ('executorch', 'onnxscript', *['timm'] * bool(arguments.peers)):
+        for name in ('executorch', 'onnxruntime', 'onnxscript'):
             require(name, PURPOSE, 'bench')
         with TemporaryDirectory() as directory:
             recording = measure(arguments, Path(directory))

@@ -26,7 +26,7 @@ from mmcare.export.runtime import open_exported
 from mmcare.files import check_writable
 
 CONVOLUTION = re.compile(r'(Fused)?Conv(olution)?\b|Fully Connected')
-GELU = 'Invalid Unary Op'  # how XNNPACK records it
+GELU = 'Invalid Unary Op'  # how XNNPACK records it in int8
 LEAST_SHARE = 0.02  # of the largest file's time; rarer kinds are drawn as one
 
 
@@ -48,7 +48,8 @@ def read_executorch(path: Path, image: Tensor, runs: int) -> pd.DataFrame:
     return pd.DataFrame(
         dict(kind=re.sub(r' #\d+$', '', event.name).replace(GELU, 'GELU'), ms=event.perf_data.p50)
         for event in events
-        if event.name not in ('DELEGATE_CALL', 'Method::execute')
+        if event.name
+        not in ('DELEGATE_CALL', 'OPERATOR_CALL', 'Method::execute')  # they hold others
     )
 
 
@@ -102,7 +103,7 @@ def profile(path: Path, runs: int) -> pd.DataFrame:
     report = json.loads(path.with_suffix('.json').read_text())
     events['stage'] = find_stages(events, report[engine]['convolutions'])
     groups = events.groupby(['stage', 'kind'], sort=False)['ms']
-    return groups.agg(number='size', ms='sum').reset_index().assign(file=path.name)
+    return groups.agg(number='size', ms='sum').reset_index().assign(file=str(path))
 
 
 def markdown(table: pd.DataFrame, conditions: str) -> str:
@@ -148,7 +149,7 @@ def main() -> None:
     except (ImportError, KeyError, OSError, ValueError) as error:
         sys.exit(f'error: {error}')
     table = pd.concat(tables)
-    versions = ', '.join(describe_machine('onnxruntime'))
+    versions = ', '.join(describe_machine('executorch', 'onnxruntime'))
     text = markdown(table, f'One thread, medians of {arguments.runs} runs; {versions}')
     for kind, content in dict(csv=table, md=text, png=draw(table)).items():
         save(arguments.out_dir / f'operators.{kind}', content)

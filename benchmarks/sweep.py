@@ -22,8 +22,8 @@ def read(paths: list[Path], engine: str) -> tuple[pd.DataFrame, list[str]]:
     for path in paths:
         recording = json.loads(path.read_text(encoding='utf-8'))
         (height, width), times = recording['settings']['shape'], recording['milliseconds'][engine]
-        if height != width:
-            raise ValueError(f'{path} is of {height}x{width}, not of squares')
+        if height != width or height in rows:
+            raise ValueError(f'{path}, {height}x{width}, is not the one of squares of its size')
         rows[height] = pd.DataFrame(times).median() / (height * width / 1e6)
         versions.add(', '.join(recording['versions']))
     table = pd.DataFrame(rows).T.sort_index().rename_axis('side of the image, pixels')

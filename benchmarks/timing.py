@@ -2,7 +2,7 @@
 
 import os
 import platform
-from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import pandas as pd
@@ -21,7 +21,7 @@ def describe_machine(*packages: str) -> list[str]:
         *([torch.cuda.get_device_name()] if torch.cuda.is_available() else []),
         f'mmcare {__version__}',
         f'python {platform.python_version()}',
-        *(f'{name} {import_module(name).__version__}' for name in ('torch', *packages)),
+        *(f'{name} {version(name)}' for name in ('torch', *packages)),
     ]
 
 

@@ -63,9 +63,6 @@ def run(*command, cwd=None, check=True, **environment):
     return done
 
 
-# ------------------------------------------------------------ the published network
-
-
 KEYS = json.loads(gzip.decompress((DATA / 'published_keys.json.gz').read_bytes()))
 DEPTHS = {'s0': (2, 4, 8, 4), 's1': (3, 6, 10, 6), 's2': (3, 6, 10, 6)}
 HEAD_CHANNELS = (None, None, 16, 32)

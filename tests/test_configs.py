@@ -175,9 +175,6 @@ def test_one_stage_step(task, tmp_path):
     DefaultScope._instance_dict.clear()
 
 
-# ------------------------------------------------------------ what is listed
-
-
 def test_index_lists_every_config_once():
     index = load_index(str(ROOT / 'model-index.yml'))
     assert index.check(silent=True) == []

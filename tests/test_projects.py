@@ -68,9 +68,6 @@ def test_trains_by_custom_imports_alone(name, results):
         assert result['rates'] == pytest.approx([2e-4 * 0.8**19, 2e-4])
 
 
-# ------------------------------------------------------------ in the project's process
-
-
 def make_batch(toolbox):
     """Two images with labels, as the toolbox's data loader gives them."""
     images = [torch.randint(0, 256, (3, HEIGHT, WIDTH), dtype=torch.uint8) for _ in range(2)]

@@ -23,9 +23,6 @@ def test_names_and_paths():
     assert "no shipped config is named 'no/such_config'" in done.stderr
 
 
-# ------------------------------------------------------------ files
-
-
 def test_where_nothing_can_be_written(tmp_path):
     (tmp_path / 'file').touch()
     with pytest.raises(NotADirectoryError, match='file'):

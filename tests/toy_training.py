@@ -151,9 +151,6 @@ def saved(work_dir):
     return dict(files=names(work_dir), last=last['meta']['iter'], values=values)
 
 
-# ------------------------------------------------------------ killed runs
-
-
 def watch(kill_at):
     """Count what this process does to files of checkpoints; kill it at one of these events.
 

@@ -90,8 +90,8 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
                     f'{file} holds the {part} alone: give the weights of the rest with '
                     '--checkpoint CHECKPOINT'
                 )
-            rows[file.name] = {'MB': size_of(file) / 1e6, 'ms': 0.0, **runner.test()}
-        runs[file.name] = partial(program.run, picture.cpu())
+            rows[str(file)] = {'MB': size_of(file) / 1e6, 'ms': 0.0, **runner.test()}
+        runs[str(file)] = partial(program.run, picture.cpu())
         if arguments.checkpoint and PYTORCH not in runs:
             network = Network(deepcopy(runner.model).cpu(), part)
             weights = sum(one.nbytes for one in network.state_dict().values())

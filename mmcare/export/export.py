@@ -120,6 +120,8 @@ def export_backbone(
     try:
         if int8:
             pictures = read_pictures(source, shape, calibration + HELD_BACK, images)
+            if len(pictures) <= HELD_BACK:
+                raise ValueError(f'{len(pictures)} are too few, {HELD_BACK} are held back')
         else:
             pictures = read_pictures(source, shape, HELD_BACK, None, 'test_dataloader')
     except Exception as error:  # whatever a data set of others raises where it has no data
@@ -193,7 +195,7 @@ def export_backbone(
             names,
             network,
             trials,
-            (pictures[:-HELD_BACK] or pictures) if int8 else None,
+            pictures[:-HELD_BACK] if int8 else None,
         )
     if 'coreai' in formats:
         report['coreai'] = write_coreai(program, names, paths['coreai'])

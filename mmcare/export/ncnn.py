@@ -42,8 +42,10 @@ def write_ncnn(
         # Not pnnx.export: it imports the Python file that pnnx writes, which can be invalid.
         size = f'inputshape=[1,{channels},{height},{width}]'
         command = [pnnx.EXEC_PATH, 'model.pt', size, 'fp16=0']
-        subprocess.run(command, cwd=temporary, check=True, capture_output=True)
+        done = subprocess.run(command, cwd=temporary, capture_output=True, text=True)
         param, weights = (temporary / f'model.ncnn.{end}' for end in ('param', 'bin'))
+        if done.returncode or not param.exists():
+            raise ExportError(f'pnnx failed; {path.name} is not written: {done.stderr[-300:]}')
         for file in {*temporary.iterdir()} - {param, weights}:
             file.unlink()
         # Two lines of header, then a layer in each line, its type first; the first is the input.
@@ -53,6 +55,6 @@ def write_ncnn(
         layers = [line.split()[0] for line in lines[2:]]
         lacking = sorted({kind for kind in layers if ncnn.create_layer(kind) is None})
         if lacking:
-            raise ExportError(f'ncnn has no {", ".join(lacking)}; nothing is written')
+            raise ExportError(f'ncnn has no {", ".join(lacking)}; {path.name} is not written')
         deviations = verify(temporary, reference, images, 'ncnn')
     return dict(operators=dict(Counter(layers).most_common()), deviations=deviations)

@@ -1,6 +1,7 @@
 """Static int8 quantization of a program's convolutions, for XNNPACK."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from mmcare.export.runtime import open_exported
 from mmcare.export.verify import ExportError, signal_to_noise
 
 RECIPE = (
-    'int8, static: convolutions with a scale for each output channel; large depth-wise kernels, '
-    'attention and activations in float32'
+    'int8, static: convolutions with a scale for each output channel; large depth-wise kernels '
+    'and attention in float32'
 )
 LEAST_SNR = 15.0  # of every output, in dB: below it, results are of no use
 AGREEMENT = 0.3  # of the file and the quantized program in PyTorch, in dB
+FINE = 30.0  # dB; from here on roundings alone make more difference
 
 
 @torch.no_grad()
@@ -48,7 +50,18 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
     quantizer.set_operator_type(
         torch.ops.aten.conv2d.default, get_symmetric_quantization_config(is_per_channel=True)
     )
-    module: Any = prepare_pt2e(program.module(), quantizer)
+    module: Any = program.module()
+    # The quantizer passes over a convolution whose weight another one has, as those of heads for
+    # several levels, and ExecuTorch (1.5.1) would quantize their bias for the first one's input:
+    # each gets a copy. Files hold equal weights once.
+    for node in module.graph.find_nodes(op='get_attr'):
+        for number, user in enumerate([*node.users][1:]):
+            with module.graph.inserting_before(user):
+                own = module.graph.node_copy(node)
+            own.target = f'{own.name}_{number}'
+            module.register_buffer(own.target, attrgetter(node.target)(module).clone())
+            user.replace_input_with(node, own)
+    module = prepare_pt2e(module, quantizer)
     for image in images:
         module(image)
     module = convert_pt2e(module)
@@ -87,15 +100,15 @@ def check_quantized(
     found = signal_to_noise(expected, [program.run(image) for image in pictures])
     wanted = signal_to_noise(expected, [[*quantized(image)] for image in pictures])
     for name, snr, other in zip(names, found, wanted, strict=True):
-        if not abs(snr - other) <= AGREEMENT:
+        if not abs(min(snr, FINE) - min(other, FINE)) <= AGREEMENT:
             raise ExportError(
                 f'{name} has {snr:.1f} dB in the file and {other:.1f} dB in PyTorch, on pictures: '
-                'ExecuTorch computes something else; nothing is written'
+                f'ExecuTorch computes something else; {path.name} is not written'
             )
         if not snr >= LEAST_SNR:
             raise ExportError(
                 f'{name} keeps {snr:.1f} dB in int8, on pictures, less than {LEAST_SNR:g}: give '
-                'more pictures, like those of the application (--calibration, --images); nothing '
-                'is written'
+                'more pictures, like those of the application (--calibration, --images); '
+                f'{path.name} is not written'
             )
     return dict(zip(names, (round(snr, 1) for snr in found), strict=True))

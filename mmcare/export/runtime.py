@@ -24,12 +24,10 @@ class Exported:
     Attributes:
         run: Maps images (1, C, H, W) to the outputs, in the program's order.
         input_shape: (1, C, H, W); of a free height or width, its name.
-        names: Of the outputs; empty for ``.pte`` and ncnn, which do not hold them.
     """
 
     run: Callable[[Tensor], list[np.ndarray]]
     input_shape: tuple[Any, ...]
-    names: tuple[str, ...] = ()
 
 
 def open_exported(path: Path) -> Exported:
@@ -86,10 +84,8 @@ def _open_onnx(path: str) -> Exported:
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
     image = session.get_inputs()[0]
-    names = tuple(output.name for output in session.get_outputs())
-    return Exported(
-        lambda images: session.run(None, {image.name: images.numpy()}), tuple(image.shape), names
-    )
+    run = lambda images: session.run(None, {image.name: images.numpy()})  # noqa: E731
+    return Exported(run, tuple(image.shape))
 
 
 def _open_executorch(path: str) -> Exported:

@@ -55,7 +55,7 @@ def verify(
         if name.startswith(JUDGED) and not deviation <= TOLERANCE:
             raise ExportError(
                 f"{runtime}'s outputs differ from PyTorch's by {deviation:.1e} of the largest "
-                f'magnitude ({name}), more than {TOLERANCE}; nothing is written'
+                f'magnitude ({name}), more than {TOLERANCE}; {path.name} is not written'
             )
     return deviations
 

@@ -117,9 +117,6 @@ def test_loss_is_the_mean_of_both_heads(mixed):
         torch.testing.assert_close(loss, -(targets * logits.log_softmax(1)).sum(1).mean() / 2)
 
 
-# ------------------------------------------------------------ loading
-
-
 @pytest.fixture
 def source():
     return randomise(classifier())
@@ -158,9 +155,6 @@ def test_file_with_another_number_of_classes(source, capsys):
     given = {key: value for key, value in model.state_dict().items() if '.fc.' not in key}
     assert_equal(given, {key: state[key] for key in given})
     assert len(state) - len(given) == 4 == capsys.readouterr().out.count('size mismatch')
-
-
-# ------------------------------------------------------------ distillation
 
 
 class Fixed(nn.Module):

@@ -36,6 +36,6 @@ class Sorted(nn.Module):
 
 
 def test_what_ncnn_does_not_have_is_named(tmp_path):
-    with pytest.raises(ExportError, match=r'ncnn has no .*sort.*; nothing is written'):
+    with pytest.raises(ExportError, match=r'ncnn has no .*sort.*; sorted.ncnn is not written'):
         write_ncnn(Sorted(), tmp_path / 'sorted.ncnn', Sorted(), trial_images(3, (8, 8)))
     assert not list(tmp_path.iterdir())

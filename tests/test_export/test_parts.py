@@ -145,9 +145,6 @@ def test_whole_models(tmp_path, whole, name):
         assert 'BatchNormalization' not in report['onnx']['operators']
 
 
-# ------------------------------------------------------------ bad input
-
-
 def test_parts_and_shapes_that_do_not_fit(tmp_path, write_config):
     with pytest.raises(ValueError, match='has no neck'):
         load_source(write_config('upernet'), part='neck')

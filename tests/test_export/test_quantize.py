@@ -55,6 +55,32 @@ def test_convolutions_are_quantized_and_large_kernels_are_not():
         quantize(program, [])
 
 
+class Shared(nn.Module):
+    """A convolution that is used twice, as those of heads are for several levels."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.shared = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
+        self.requires_grad_(False)
+
+    def forward(self, images):
+        maps = self.shared(F.relu(self.first(images)))
+        return maps, self.shared(maps)
+
+
+def test_shared_weights(tmp_path):
+    """XNNPACK takes no convolution of int8 maps by float weights. Weights are stored once."""
+    torch.manual_seed(0)
+    network, path = Shared().eval(), tmp_path / 'shared.pte'
+    images = dict(trial_images(3, SHAPE), picture1=smooth(0))
+    program = export_program(network, 3, SHAPE)
+    report = write_executorch(program, path, ['one', 'two'], network, images, [smooth(1)])
+    assert report['delegates'] == 1 and min(report['quantization']['snr'].values()) > 20
+    weight = network.shared.weight[0].permute(1, 2, 0)  # channels last, as XNNPACK has them
+    row = (weight / weight.abs().max() * 127).round().to(torch.int8)
+    assert path.read_bytes().count(row.numpy().tobytes()) == 1
+
+
 def test_what_int8_spoils_is_named_and_not_written(tmp_path):
     """Ranges of a dark picture cut a bright one off."""
     small, path = Small().eval(), tmp_path / 'small.pte'

@@ -34,9 +34,6 @@ def s0():
     return load_published(CARE('s0'), 's0')
 
 
-# ------------------------------------------------------------ agreement
-
-
 def test_reference_outputs(s0):
     reference = np.load(DATA / 'reference_s0_224x224.npz')
     with torch.no_grad():
@@ -79,9 +76,6 @@ def test_parameters_and_channels(variant):
     assert model.out_channels == (32, 64, wide, last)
     assert tuple(output.shape[1] for output in outputs) == model.out_channels
     assert CARE(variant, expand_last=False).out_channels == (32, 64, wide, wide * 2)
-
-
-# ------------------------------------------------------------ sizes and precision
 
 
 @pytest.mark.parametrize('size', [(1, 1), (31, 33), (100, 224), (64, 96)])
@@ -136,9 +130,6 @@ def test_attention_alone():
     with torch.autocast('cpu', torch.bfloat16):
         found, query_key = attention(x), attention.query_key(x)
     assert torch.equal(found, attention.attend(query_key.float(), x).reshape(x.shape))
-
-
-# ------------------------------------------------------------ training
 
 
 def test_initialisation():
@@ -209,9 +200,6 @@ def test_layer_depth():
     assert depths['stages.3.blocks.1.inter2.expand.bias'] == (6, 8)
     assert model.get_layer_depth('head.fc.weight', 'backbone.') == (7, 8)
     assert {depth for depth, _ in depths.values()} == set(range(7))
-
-
-# ------------------------------------------------------------ arguments
 
 
 @pytest.mark.parametrize(

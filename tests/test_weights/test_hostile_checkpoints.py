@@ -140,9 +140,6 @@ def test_what_is_allowed_elsewhere_is_not_called(tmp_path, name):
     assert not called
 
 
-# ------------------------------------------------------------ loading through mmengine
-
-
 @pytest.fixture
 def safe_loading():
     """The loader that the hook and the opt-in switch on, for one test."""

@@ -142,9 +142,6 @@ def test_names_are_those_of_the_published_files(variant):
     assert list(to_published(ours)) == list(KEYS[variant])
 
 
-# ------------------------------------------------------------ files that do not fit
-
-
 def ways_to_read(file, **arguments):
     """Every way in which mmcare, or MMEngine with the loader of mmcare, reads a file."""
     init_cfg = dict(type='Pretrained', checkpoint=str(file))
