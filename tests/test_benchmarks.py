@@ -18,7 +18,10 @@ import sweep
 import training
 
 from mmcare.export import export_backbone, runtime
+from mmcare.export.executorch import write_executorch
 from mmcare.export.load import IMAGENET, Network, Source
+from mmcare.export.program import export_program
+from mmcare.export.verify import trial_images
 
 RECORDED = ROOT / 'benchmarks/results/latency_1.0.0rc2.json'
 
@@ -149,7 +152,7 @@ def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
     table = pd.read_csv(tmp_path / 'out/operators.csv')
     assert table['ms'].sum() > 0 and len(list((tmp_path / 'out').iterdir())) == 3
     for file, engine in zip(files, ('onnx', 'executorch'), strict=True):
-        rows = table[table['file'] == file.name]
+        rows = table[table['file'] == str(file)]
         convolutions = rows[rows['kind'].str.match(operators.CONVOLUTION)]
         found = convolutions.groupby('stage', sort=False)['number'].sum()
         assert [*map(list, found.items())] == report[engine]['convolutions']
@@ -158,6 +161,20 @@ def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
     files[0].with_suffix('.json').write_text(json.dumps(report))
     with pytest.raises(SystemExit, match='convolutions were run, the report has'):
         call(operators, monkeypatch, files[0], '--out-dir', tmp_path / 'other')
+
+
+def test_operators_outside_of_delegates_count_once(tmp_path):
+    """Here cumsum, which XNNPACK does not have, between two additions."""
+
+    class Summed(nn.Module):
+        def forward(self, image):
+            return ((image + 1).cumsum(3) + 1,)
+
+    program, path = export_program(Summed(), 3, (8, 8)), tmp_path / 'summed.pte'
+    with pytest.warns(UserWarning, match='aten_cumsum'):
+        write_executorch(program, path, ['sum'], Summed(), trial_images(3, (8, 8)))
+    kinds = list(operators.read_executorch(path, torch.zeros(1, 3, 8, 8), 2)['kind'])
+    assert 'native_call_cumsum.out' in kinds and 'OPERATOR_CALL' not in kinds
 
 
 def test_time_per_megapixel(tmp_path, monkeypatch):

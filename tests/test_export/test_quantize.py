@@ -110,6 +110,8 @@ def test_file_and_report(exported):
     assert names == {f'thin_64x96_int8.{end}' for end in ('pte', 'json', 'txt')}
     entries = report['executorch']
     assert entries['delegates'] == 1 and entries['outside'] == {}
+    stages = [stage for stage, _ in entries['convolutions']]
+    assert stages == ['stem', *(f'stages.{index}' for index in range(4))]
     assert entries['quantization']['images'] == 2  # two more are held back
     assert list(entries['quantization']['snr']) == STAGES
     assert min(entries['quantization']['snr'].values()) > 20
