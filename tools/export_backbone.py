@@ -21,92 +21,50 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('source', metavar='SOURCE', help='s0, s1, s2, or a config (.py)')
-    parser.add_argument(
-        'checkpoint',
-        metavar='CHECKPOINT',
-        nargs='?',
-        help='weights: a published file, or a checkpoint of a backbone or of a whole model, folded '
-        'or not; default: random ones, to look at sizes, operators and speed',
+    add = parser.add_argument
+    add('source', metavar='SOURCE', help='s0, s1, s2, or a config (.py)')
+    help_checkpoint = (
+        'weights: a published file, or a checkpoint of a backbone or of a whole model, folded or '
+        'not; default: random ones, to look at sizes, operators and speed'
     )
+    add('checkpoint', metavar='CHECKPOINT', nargs='?', help=help_checkpoint)
     part = parser.add_mutually_exclusive_group()
+    help_part = (
+        'model: a whole classifier, segmentor or one-stage detector; outputs are logits (of a '
+        "segmentor at the head's stride) or the raw maps of a detector; default: backbone"
+    )
+    part.add_argument('--part', choices=('backbone', 'model'), default='backbone', help=help_part)
+    help_neck = "backbone and neck of a detector or segmentor; outputs are the neck's: neck1, ..."
     part.add_argument(
-        '--part',
-        choices=('backbone', 'model'),
-        default='backbone',
-        help='model: a whole classifier, segmentor or one-stage detector; outputs are logits (of a '
-        "segmentor at the head's stride) or the raw maps of a detector; default: backbone",
+        '--with-neck', action='store_const', const='neck', dest='part', help=help_neck
     )
-    part.add_argument(
-        '--with-neck',
-        action='store_const',
-        const='neck',
-        dest='part',
-        help="backbone and neck of a detector or segmentor; outputs are the neck's, neck1 and so "
-        'on',
+    help_shape = 'of the images; default: 512 512'
+    add('--shape', type=int, nargs=2, default=(512, 512), metavar=('H', 'W'), help=help_shape)
+    help_format = (
+        'executorch: .pte for XNNPACK; coreai: .aimodel, in beta; ncnn: .ncnn, a folder; default: '
+        'coreml onnx'
     )
-    parser.add_argument(
-        '--shape',
-        type=int,
-        nargs=2,
-        default=(512, 512),
-        metavar=('H', 'W'),
-        help='height and width of the images; default: 512 512',
+    add('--format', nargs='+', choices=FORMATS, default=('coreml', 'onnx'), help=help_format)
+    help_out = 'where the files go, replacing older ones; default: %(default)s'
+    add('--out-dir', type=Path, default=Path('work_dirs/export'), metavar='DIR', help=help_out)
+    help_precision = 'of Core ML; default: float16'
+    add('--precision', choices=PRECISIONS, default='float16', help=help_precision)
+    help_target = 'oldest system that is to run the Core ML model; default: iOS16'
+    add('--target', choices=TARGETS, default='iOS16', help=help_target)
+    help_input = (
+        "of Core ML: an image, with the config's normalisation inside, or a normalised tensor "
+        '(what the other formats always take); default: image'
     )
-    parser.add_argument(
-        '--format',
-        nargs='+',
-        choices=FORMATS,
-        default=('coreml', 'onnx'),
-        help='executorch: .pte for XNNPACK; coreai: .aimodel, in beta; ncnn: .ncnn, a folder; '
-        'default: coreml onnx',
-    )
-    parser.add_argument(
-        '--out-dir',
-        type=Path,
-        default=Path('work_dirs/export'),
-        metavar='DIR',
-        help='where the files go, replacing older ones; default: %(default)s',
-    )
-    parser.add_argument(
-        '--precision', choices=PRECISIONS, default='float16', help='of Core ML; default: float16'
-    )
-    parser.add_argument(
-        '--target',
-        choices=TARGETS,
-        default='iOS16',
-        help='oldest system that is to run the Core ML model; default: iOS16',
-    )
-    parser.add_argument(
-        '--input',
-        choices=INPUTS,
-        default='image',
-        help="of Core ML: an image, with the config's normalisation inside, or a normalised tensor "
-        '(what the other formats always take); default: image',
-    )
-    parser.add_argument(
-        '--compress',
-        choices=COMPRESSIONS,
-        help="compress Core ML's weights; palettising needs scikit-learn",
-    )
-    parser.add_argument(
-        '--dynamic',
-        action='store_true',
-        help=f'ONNX (opset {OPSET}) for any height and width that 32 divides, up to 4096',
-    )
-    parser.add_argument(
-        '--quantize',
-        choices=('int8',),
-        help='ExecuTorch with convolutions in int8, calibrated with pictures',
-    )
-    parser.add_argument(
-        '--calibration',
-        type=int,
-        default=64,
-        metavar='N',
-        help="pictures to calibrate with, of the config's training data; default: %(default)s",
-    )
-    parser.add_argument('--images', metavar='FOLDER', help='calibrate with its pictures instead')
+    add('--input', choices=INPUTS, default='image', help=help_input)
+    help_compress = "compress Core ML's weights; palettising needs scikit-learn"
+    add('--compress', choices=COMPRESSIONS, help=help_compress)
+    help_dynamic = f'ONNX (opset {OPSET}) for any height and width that 32 divides, up to 4096'
+    add('--dynamic', action='store_true', help=help_dynamic)
+    help_quantize = 'ExecuTorch with convolutions in int8, calibrated with pictures'
+    add('--quantize', choices=('int8',), help=help_quantize)
+    help_number = "pictures to calibrate with, of the config's training data; default: %(default)s"
+    add('--calibration', type=int, default=64, metavar='N', help=help_number)
+    add('--images', metavar='FOLDER', help='calibrate with its pictures instead')
     return parser.parse_args()
 
 

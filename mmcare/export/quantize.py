@@ -55,10 +55,10 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
     # several levels, and ExecuTorch (1.5.1) would quantize their bias for the first one's input:
     # each gets a copy. Files hold equal weights once.
     for node in module.graph.find_nodes(op='get_attr'):
-        for number, user in enumerate([*node.users][1:]):
+        for user in [*node.users][1:]:
             with module.graph.inserting_before(user):
                 own = module.graph.node_copy(node)
-            own.target = f'{own.name}_{number}'
+            own.target = own.name
             module.register_buffer(own.target, attrgetter(node.target)(module).clone())
             user.replace_input_with(node, own)
     module = prepare_pt2e(module, quantizer)

@@ -84,8 +84,9 @@ def _open_onnx(path: str) -> Exported:
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
     image = session.get_inputs()[0]
-    run = lambda images: session.run(None, {image.name: images.numpy()})  # noqa: E731
-    return Exported(run, tuple(image.shape))
+    return Exported(
+        lambda images: session.run(None, {image.name: images.numpy()}), tuple(image.shape)
+    )
 
 
 def _open_executorch(path: str) -> Exported:

@@ -6,6 +6,7 @@ import runpy
 import sys
 from copy import deepcopy
 
+import mmcv
 import numpy as np
 import onnx
 import pytest
@@ -314,6 +315,7 @@ def failing(tmp_path, monkeypatch, capsys):
         ('s0 --out-dir none.py/folder', 'Not a directory'),
         ('s0 --quantize int8 --format executorch --images empty', 'empty holds no pictures'),
         ('s0 --quantize int8 --format executorch --images cut', 'cut.png is not a picture'),
+        ('s0 --quantize int8 --format executorch --images few', '1 are too few'),
     ],
 )
 def test_bad_arguments(failing, tmp_path, monkeypatch, arguments, words):
@@ -324,9 +326,10 @@ def test_bad_arguments(failing, tmp_path, monkeypatch, arguments, words):
         ('four', "type='CARE', in_channels=4"),
     ):
         (tmp_path / f'{name}.py').write_text(f'model = dict(backbone=dict({backbone}))')
-    for folder in ('empty', 'cut'):
+    for folder in ('empty', 'cut', 'few'):
         (tmp_path / folder).mkdir()
     (tmp_path / 'cut/cut.png').write_bytes(b'no picture')
+    mmcv.imwrite(np.zeros((8, 8, 3)), str(tmp_path / 'few/one.png'))
     assert words in failing(*arguments.split())
 
 

@@ -39,3 +39,10 @@ def test_what_ncnn_does_not_have_is_named(tmp_path):
     with pytest.raises(ExportError, match=r'ncnn has no .*sort.*; sorted.ncnn is not written'):
         write_ncnn(Sorted(), tmp_path / 'sorted.ncnn', Sorted(), trial_images(3, (8, 8)))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_failing_pnnx_is_one_error(tmp_path, monkeypatch):
+    monkeypatch.setattr('pnnx.EXEC_PATH', 'false')
+    with pytest.raises(ExportError, match=r'pnnx failed; sorted.ncnn is not written'):
+        write_ncnn(Sorted(), tmp_path / 'sorted.ncnn', Sorted(), trial_images(3, (8, 8)))
+    assert not list(tmp_path.iterdir())
