@@ -69,7 +69,7 @@ def train(name: str, key: str, seed: str = '0') -> None:
     rows = pd.concat([rows, pd.DataFrame([tested])])
     save(RESULTS / f'{stem}.csv', rows[['split', 'step', 'loss', *SETS[name][3]]].round(4))
     if key == 's0' and name != 'streets':  # whose licence allows research only
-        draw_predictions(runner, CURVES.with_name(f'{name}.png'), number=3)
+        draw_predictions(runner, CURVES.with_name(f'{name}.jpg'), number=3)
 
 
 def read_runs(name: str) -> pd.DataFrame:
