@@ -153,7 +153,9 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
     start = time.perf_counter(), time.process_time()
     times = measure_in_turn(runs, arguments.runs).round(3)
     share = (time.process_time() - start[1]) / (time.perf_counter() - start[0])
-    engines = times.columns.unique(0)
+    milliseconds: dict[str, dict[str, list[float]]] = {}
+    for engine, key in runs:
+        milliseconds.setdefault(engine, {})[key] = times[engine, key].tolist()
     return dict(
         settings=dict(shape=arguments.shape, runs=arguments.runs),
         versions=describe_machine('executorch', 'onnxruntime', *['timm'] * bool(arguments.peers)),
@@ -161,7 +163,7 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
         parameters=parameters,
         delegates=delegates,
         left_out=left_out,
-        milliseconds={engine: times[engine].to_dict('list') for engine in engines},
+        milliseconds=milliseconds,
     )
 
 

@@ -241,7 +241,7 @@ def test_a_nan_differs(monkeypatch):
     program = Exported(lambda x: [x.numpy(), x.numpy() * np.nan], (1, 3, 2, 2))
     monkeypatch.setattr('mmcare.export.verify.open_exported', lambda _: program)
     with pytest.raises(ExportError, match=r'differ from PyTorch.* by nan'):
-        verify('file', lambda x: (x, x), dict(random=torch.ones(1, 3, 2, 2)), 'ONNX Runtime')
+        verify(ROOT, lambda x: (x, x), dict(random=torch.ones(1, 3, 2, 2)), 'ONNX Runtime')
 
 
 def test_a_wrong_graph_is_not_moved_into_place(tmp_path, monkeypatch):
