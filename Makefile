@@ -30,8 +30,9 @@ $(ONEDL_READY): STACK := requirements/stack-onedl.txt
 $(ONEDL_READY): MMCV := onedl-mmcv==2.3.6
 $(ONEDL_READY) test-onedl: BIN := .venv-onedl/bin
 
-$(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/coreai.txt requirements/lint.txt \
-		requirements/ncnn.txt requirements/runtime.txt requirements/tests.txt requirements/timm.txt setup.py
+$(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirements/coreai.txt \
+		requirements/export.txt requirements/lint.txt requirements/ncnn.txt requirements/runtime.txt \
+		requirements/tests.txt requirements/timm.txt setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
 		{ echo 'Python 3.11 is needed: make PYTHON=/path/to/python3.11 $@' >&2; exit 1; }
 	@echo '[1/5] an empty environment in $(@D)'
@@ -42,7 +43,7 @@ $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/coreai.txt require
 	@echo '[3/5] mmcv with its ops: compiling takes 7 to 12 minutes on two cores;'
 	@echo '      pip keeps the wheel, so that the next environment has it within seconds'
 	MMCV_WITH_OPS=1 $(PIP) install --no-build-isolation $(MMCV)
-	@echo '[4/5] the MM toolboxes, and what tests and linting need'
+	@echo '[4/5] the MM toolboxes, and what exports, benchmarks, tests and linting need'
 	$(PIP) install -r $(STACK) -r requirements/tests.txt -r requirements/lint.txt
 	@echo '      setuptools again, since openmim pulls in 60.2 (the remark about openxlab is harmless)'
 	$(PIP) install '$(SETUPTOOLS)'
