@@ -33,7 +33,7 @@ RESULTS = ROOT / 'benchmarks/results/accuracy'
 PAGE, CURVES = ROOT / 'docs/results.md', ROOT / 'docs/images/learning_curves.png'
 MASKS = {'coco/segm_mAP': 'mask AP', 'coco/segm_mAP_50': 'mask AP50', 'coco/bbox_mAP': 'box AP'}
 BOXES = {'coco/bbox_mAP': 'box AP', 'pascal_voc/AP50': 'AP50 (VOC)'}
-# Config, height and width of images in training, what makes a metric per cent, metrics.
+# Config, height and width for GMACs and latency, what makes a metric per cent, metrics.
 SETS = {
     'nuclei': ('mask_rcnn/care_s0_nuclei', (256, 256), 100, MASKS),
     'cells': ('retinanet/care_s0_cells', (256, 320), 100, BOXES),

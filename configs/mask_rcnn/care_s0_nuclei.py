@@ -5,7 +5,7 @@ data_root = 'data/nuclei/'
 metainfo = dict(classes=('nucleus',), palette=[(220, 20, 60)])
 # Images have 256x256 to 1388x1040 pixels, and nuclei of 5 to 100: they keep their size up to a
 # random factor, and training takes crops. Fluorescence is light on dark, stained tissue dark on
-# light and coloured: colours are distorted, and some images inverted.
+# light and coloured: brightness, contrast and colours are distorted.
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
@@ -41,8 +41,8 @@ val_dataloader = dict(
 test_dataloader = dict(
     dataset=dict(**dataset, ann_file='annotations/test.json', pipeline=test_pipeline),
 )
-# An image has up to 375 nuclei. Of pycocotools' figures "mAP" counts 100 objects an image, whatever
-# proposal_nums says; those of mmdet's own evaluator all count as many as its last number says.
+# An image has up to 375 nuclei. pycocotools computes "mAP" from at most 100 objects an image; mmdet's
+# own evaluator from as many as the last of proposal_nums.
 counted = dict(proposal_nums=(100, 400, 1000), use_mp_eval=True)
 val_evaluator = dict(**counted, ann_file=data_root + 'annotations/val.json')
 test_evaluator = dict(**counted, ann_file=data_root + 'annotations/test.json')
