@@ -1,11 +1,12 @@
 """Accuracy of CARE and of timm's backbones, trained from scratch on three public data sets.
 
-``accuracy.py SET BACKBONE [SEED]`` trains a backbone in the shipped config of a set, going on from
-its last checkpoint, tests it once, and notes the log's scalars in benchmarks/results/accuracy.
-Without arguments it draws the curves of all these files and writes their tables into
-docs/results.md. Latencies are read from recordings of latency.py.
+Given a set, it trains a backbone in the shipped config, going on from its last checkpoint, tests it
+once, and notes the log's scalars in benchmarks/results/accuracy. Without arguments it draws the
+curves of all these files and writes their tables into docs/results.md. Latencies are read from
+recordings of latency.py.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -54,20 +55,19 @@ def read_config(name: str, key: str) -> Config:
     return config
 
 
-def train(name: str, key: str, seed: str = '0') -> None:
+def train(name: str, key: str, seed: int) -> None:
     """Train, test, and note the scalars."""
-    config, stem = read_config(name, key), f'{name}_{key}_{seed}'
-    config.merge_from_dict({'randomness.seed': int(seed), 'resume': True})
-    config.work_dir = f'work_dirs/accuracy/{stem}'
+    config, folder = read_config(name, key), Path(f'work_dirs/accuracy/{name}_{key}_{seed}')
+    config.merge_from_dict({'randomness.seed': seed, 'resume': True, 'work_dir': str(folder)})
     runner = Runner.from_cfg(config)
     runner.train()
     tested = dict(runner.test(), split='test', step=runner.iter)
-    logs = sorted(Path(config.work_dir).glob('*/vis_data/scalars.json'))  # one for each resume
+    logs = sorted(folder.glob('*/vis_data/scalars.json'))  # one for each resume
     rows = pd.concat([pd.read_json(log, lines=True) for log in logs])
     rows['split'] = rows['loss'].isna().map({True: 'val', False: 'train'})
     rows = rows.drop_duplicates(['split', 'step'], keep='last').sort_values('step')
     rows = pd.concat([rows, pd.DataFrame([tested])])
-    save(RESULTS / f'{stem}.csv', rows[['split', 'step', 'loss', *SETS[name][3]]].round(4))
+    save(RESULTS / f'{folder.name}.csv', rows[['split', 'step', 'loss', *SETS[name][3]]].round(4))
     if key == 's0' and name != 'streets':  # whose licence allows research only
         draw_predictions(runner, CURVES.with_name(f'{name}.jpg'), number=3)
 
@@ -117,12 +117,16 @@ def report() -> None:
         axes.set(title=name, xlabel='iteration', ylabel=f'{title} on the validation split, %')
         axes.legend()
         begin, end = f'<!--- {name}: written by benchmarks/accuracy.py -->', '<!--- end -->'
-        before, after = text.split(begin)
-        after = after.split(end, 1)[1]
-        text = f'{before}{begin}\n\n{make_table(name, runs)}\n\n{end}{after}'
+        before, _, after = text.partition(begin)
+        text = f'{before}{begin}\n\n{make_table(name, runs)}\n\n{end}{after.partition(end)[2]}'
     save(CURVES, figure)
     save(PAGE, text)
 
 
 if __name__ == '__main__':
-    train(*sys.argv[1:]) if sys.argv[1:] else report()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('set', nargs='?', choices=SETS)
+    parser.add_argument('backbone', nargs='?', default='s0', choices=PEERS.index)
+    parser.add_argument('seed', nargs='?', default=0, type=int)
+    arguments = parser.parse_args()
+    train(arguments.set, arguments.backbone, arguments.seed) if arguments.set else report()

@@ -45,7 +45,6 @@ BUSY = 0.9  # of a core: below it, something else was running
 Run = Callable[[], object]
 Recording = dict[str, Any]
 
-
 # All networks by key, with the CARE of the nearest accuracy.
 PEERS = pd.read_csv(Path(__file__).with_name('peers.csv'), index_col='key').fillna('')
 CARES = PEERS[PEERS['timm_model'] == '']['top1']
@@ -153,9 +152,6 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
     start = time.perf_counter(), time.process_time()
     times = measure_in_turn(runs, arguments.runs).round(3)
     share = (time.process_time() - start[1]) / (time.perf_counter() - start[0])
-    milliseconds: dict[str, dict[str, list[float]]] = {}
-    for engine, key in runs:
-        milliseconds.setdefault(engine, {})[key] = times[engine, key].tolist()
     return dict(
         settings=dict(shape=arguments.shape, runs=arguments.runs),
         versions=describe_machine('executorch', 'onnxruntime', *['timm'] * bool(arguments.peers)),
@@ -163,7 +159,7 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
         parameters=parameters,
         delegates=delegates,
         left_out=left_out,
-        milliseconds=milliseconds,
+        milliseconds={engine: times[engine].to_dict('list') for engine, _ in runs},
     )
 
 
