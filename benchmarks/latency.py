@@ -130,9 +130,8 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
     runs: dict[tuple[str, str], Run] = {}
     parameters, left_out = {}, {}
     delegates: dict[str, dict[str, int]] = {}
-    keys = [*arguments.archs, *arguments.peers]
     print('Prepare networks', file=sys.stderr)
-    for key in track_iter_progress(keys, file=sys.stderr):
+    for key in track_iter_progress([*arguments.archs, *arguments.peers], file=sys.stderr):
         network = None
         for engine in arguments.engine:
             try:
@@ -151,6 +150,7 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
     print('\nMeasure rounds', file=sys.stderr)
     start = time.perf_counter(), time.process_time()
     times = measure_in_turn(runs, arguments.runs).round(3)
+    times.columns = pd.MultiIndex.from_tuples(runs)
     share = (time.process_time() - start[1]) / (time.perf_counter() - start[0])
     return dict(
         settings=dict(shape=arguments.shape, runs=arguments.runs),
