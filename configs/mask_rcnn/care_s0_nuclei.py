@@ -41,8 +41,8 @@ val_dataloader = dict(
 test_dataloader = dict(
     dataset=dict(**dataset, ann_file='annotations/test.json', pipeline=test_pipeline),
 )
-# An image has up to 375 nuclei. pycocotools computes "mAP" from at most 100 objects an image; mmdet's
-# own evaluator from as many as the last of proposal_nums.
+# An image has up to 375 nuclei. pycocotools computes "mAP" from at most 100 objects an image, and
+# mmdet's own evaluator from as many as the last of proposal_nums.
 counted = dict(proposal_nums=(100, 400, 1000), use_mp_eval=True)
 val_evaluator = dict(**counted, ann_file=data_root + 'annotations/val.json')
 test_evaluator = dict(**counted, ann_file=data_root + 'annotations/test.json')
