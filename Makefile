@@ -6,15 +6,18 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 READY := .venv/.ready
 # The maintained forks of the MM family, next to the originals.
 ONEDL_READY := .venv-onedl/.ready
+# What most users of the MM family have, and the oldest versions that the core runs with.
+OLD_READY := .venv-torch2.1/.ready
+OLDEST_READY := .venv-torch2.0/.ready
 # mim and mmengine import pkg_resources, which later versions of setuptools no longer have.
 SETUPTOOLS := setuptools>=77,<81
 
 .DEFAULT_GOAL := help
 .PHONY: .venv .venv-onedl bench demo demo-seg dist docs help install lint test test-onedl \
-	test-reach test-slow typecheck
+	test-reach test-slow test-torch2.0 test-torch2.1 typecheck
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 .venv: $(READY) ## set up the environment in .venv, if it is missing or older than what it is made of
 
@@ -55,6 +58,30 @@ $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirem
 		echo 'pip had kept an mmcv without ops, or one compiled against another torch. Type' >&2; \
 		echo '$(BIN)/pip cache remove $(firstword $(subst ==, ,$(MMCV)));' \
 		'$(BIN)/pip uninstall $(firstword $(subst ==, ,$(MMCV))); make $(@D)' >&2; exit 1; }
+	@touch $@
+
+$(OLD_READY) test-torch2.1: BIN := .venv-torch2.1/bin
+$(OLD_READY): requirements/stack-torch2.1.txt requirements/tests.txt Makefile setup.py
+	$(PYTHON) -m venv $(@D)
+	$(PIP) install --upgrade pip '$(SETUPTOOLS)' ninja psutil wheel
+	$(PIP) install torch==2.1.2 torchvision==0.16.2 numpy==1.26.4
+	$(PIP) install openmim==0.3.9 && $(PIP) install '$(SETUPTOOLS)'
+	@echo "OpenMMLab's wheel of mmcv where it can be reached; otherwise compiling takes 7 to 12 minutes."
+	@echo 'No cache: pip would install a wheel that it compiled against another torch'
+	$(BIN)/mim install mmcv==2.1.0 --only-binary mmcv || MMCV_WITH_OPS=1 $(PIP) install \
+		--no-cache-dir --no-binary mmcv --no-build-isolation mmcv==2.1.0
+	$(PIP) install -r requirements/stack-torch2.1.txt -r requirements/tests.txt
+	$(PIP) install '$(SETUPTOOLS)'
+	$(PIP) install --no-build-isolation --editable .
+	$(BIN)/python -c 'import mmcv.ops'
+	@touch $@
+
+$(OLDEST_READY) test-torch2.0: BIN := .venv-torch2.0/bin
+$(OLDEST_READY): requirements/stack-torch2.0.txt requirements/tests.txt Makefile setup.py
+	$(PYTHON) -m venv $(@D)
+	$(PIP) install --upgrade pip '$(SETUPTOOLS)' wheel
+	$(PIP) install torch==2.0.1 -r requirements/stack-torch2.0.txt -r requirements/tests.txt
+	$(PIP) install --no-build-isolation --editable .
 	@touch $@
 
 demo: $(READY) ## train Mask R-CNN CARE-S0 on generated scenes, into work_dirs/demo

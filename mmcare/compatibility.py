@@ -1,22 +1,28 @@
-"""What mmcare needs besides its own requirements: PyTorch and packages of the MM family.
+"""What depends on versions of Python, PyTorch and the MM family, each with its last version.
 
-The package does not require them, since pip would then replace a PyTorch or an MMCV that was chosen
-or compiled with care.
+The package does not require PyTorch and the MM family, since pip would then replace a PyTorch or an
+MMCV that was chosen or compiled with care.
 """
 
+from __future__ import annotations
+
+from contextlib import nullcontext
 from importlib import import_module
 from types import ModuleType
+from typing import Any, ContextManager
 
+import torch
 from packaging.specifiers import SpecifierSet
+from torch import Tensor
 
 # Name of the module: versions that work, what installs one of them.
 PACKAGES = {
-    'torch': ('>=2.6,<3', 'pip install "torch>=2.6"'),
-    'mmengine': ('>=0.10.7,<1', 'pip install "mmengine>=0.10.7,<1"'),
+    'torch': ('>=2.0,<3', 'pip install "torch>=2.0"'),
+    'mmengine': ('>=0.8,<1', 'pip install "mmengine>=0.8,<1"'),
     'mmcv': (
-        '>=2.1,<3',
-        'pip install "mmcv-lite>=2.1.0,<2.2" (backbone and export), or with the compiled ops that '
-        'detectors need: MMCV_WITH_OPS=1 pip install --no-build-isolation mmcv==2.1.0',
+        '>=2.0,<3',
+        'pip install "mmcv-lite>=2.0,<2.2" (backbone and export), or with the compiled ops that '
+        'detectors need: mim install mmcv==2.1.0',
     ),
     'mmpretrain': ('>=1.2,<2', 'pip install "mmpretrain>=1.2.0,<2"'),
 }
@@ -60,3 +66,24 @@ def _import(name: str, advice: str) -> ModuleType:
         if error.name != name.split('.')[0]:
             raise
         raise ImportError(f'{name} is not installed. {advice}') from error
+
+
+def autocast_off(x: Tensor) -> ContextManager[Any]:
+    """Suspend autocast where it is on; elsewhere leave the graph alone (some devices have none).
+
+    From PyTorch 2.4 on, ``torch.is_autocast_enabled`` takes a device.
+    """
+    device = x.device.type
+    if hasattr(torch.amp, 'is_autocast_available'):
+        on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    elif device == 'cpu':
+        on = torch.is_autocast_cpu_enabled()
+    else:
+        on = device == 'cuda' and torch.is_autocast_enabled()
+    return torch.autocast(device, enabled=False) if on else nullcontext()
+
+
+def is_compiling() -> bool:
+    """Whether ``torch.compile`` or ``torch.export`` is tracing; known from PyTorch 2.3 on."""
+    compiler = getattr(torch, 'compiler', None)
+    return hasattr(compiler, 'is_compiling') and torch.compiler.is_compiling()

@@ -1,11 +1,14 @@
 """Atomic writes."""
 
+from __future__ import annotations
+
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 
 
 def check_writable(directory: Path) -> None:
@@ -36,10 +39,9 @@ def moved_into_place(path: Path) -> Iterator[Path]:
         A path with the name of ``path``, in a temporary directory next to it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(
-        prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent, ignore_cleanup_errors=True
-    ) as directory:
-        temporary = Path(directory, path.name)
+    directory = mkdtemp(prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent)
+    temporary = Path(directory, path.name)
+    try:
         yield temporary
         for written in (temporary, *temporary.rglob('*')):
             _sync(written)
@@ -47,6 +49,8 @@ def moved_into_place(path: Path) -> Iterator[Path]:
             os.replace(path, Path(directory, f'{path.name}.old'))
         os.replace(temporary, path)
         _sync(path.parent)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def size_of(path: Path) -> int:

@@ -7,7 +7,10 @@
 Without a name, ``python -m mmcare.shipped`` lists all names.
 """
 
+from __future__ import annotations
+
 import argparse
+import re
 from pathlib import Path
 
 CONFIGS = Path(__file__).resolve().parent / '.mim' / 'configs'
@@ -42,7 +45,7 @@ def shipped_config(name: str) -> Path:
         ValueError: If no shipped config has this name.
         FileNotFoundError: If mmcare runs from a folder that was never installed.
     """
-    wanted = name.removeprefix('configs/').removesuffix('.py')
+    wanted = re.sub(r'^configs/|\.py$', '', name)
     if wanted not in shipped_configs():
         raise ValueError(
             f'no shipped config is named {name!r}; `python -m mmcare.shipped` lists all'

@@ -4,7 +4,10 @@ Weights have the names of an mmpretrain classifier (``backbone.*``, ``head.*``);
 renamed. timm reads the files, and takes EMA weights from those that have them.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from copy import copy
 from typing import Any
 
@@ -16,8 +19,8 @@ from mmcare.compatibility import require
 from mmcare.models import CARE
 from mmcare.models.arguments import check
 from mmcare.models.heads import TwoHeads, pool
-from mmcare.weights.published import ADDRESSES, is_published, whole_classifier
-from mmcare.weights.whole import mark
+from mmcare.weights.names import ADDRESSES, is_published, whole_classifier
+from mmcare.weights.whole import check_whole
 
 timm: Any = require('timm', 'mmcare.timm', 'timm')
 feature_take_indices = timm.models._features.feature_take_indices
@@ -49,7 +52,7 @@ class CAREClassifier(nn.Module):
         super().__init__()
         self.in_chans, self.global_pool = in_chans, global_pool
         self.distilled_training = False
-        with torch.device(device or torch.get_default_device()):
+        with nullcontext() if device is None else torch.device(device):
             self.backbone = CARE(arch, in_chans, **kwargs)
         if 'init_cfg' in kwargs:
             self.backbone.init_weights()  # reads a file safely, and logs each parameter
@@ -142,13 +145,11 @@ class CAREClassifier(nn.Module):
             self.reset_classifier(0, '')
         return taken
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load a state dict as PyTorch does; one with published names is renamed before."""
         if is_published(state_dict):
             state_dict = whole_classifier(state_dict)
-        return super().load_state_dict(state_dict, strict, assign)
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
 
 def _first_stages(backbone: CARE, number: int) -> CARE:
@@ -157,6 +158,16 @@ def _first_stages(backbone: CARE, number: int) -> CARE:
     part._modules = {**backbone._modules, 'stages': backbone.stages[:number]}
     part.out_indices = backbone.out_indices[:number]
     return part
+
+
+def _whole(state: Mapping[str, Any], model: CAREClassifier) -> dict[str, Any]:
+    """Return the weights of a file that timm is about to load without ``strict``."""
+    state, stem = whole_classifier(state), 'backbone.stem.conv.weight'
+    checked, file = dict(state), model.pretrained_cfg.get('file')
+    if stem in state:  # as timm does next
+        checked[stem] = timm.models.adapt_input_conv(model.in_chans, state[stem])
+    check_whole(model.backbone, checked, 'backbone.', file)
+    return state
 
 
 def _entrypoint(arch: str) -> Callable[..., nn.Module]:
@@ -169,10 +180,7 @@ def _entrypoint(arch: str) -> Callable[..., nn.Module]:
                 f'No hub has weights of CARE. {ADDRESSES} Give a file as checkpoint_path=FILE; for '
                 'features_only, other classes or channels: pretrained_cfg_overlay=dict(file=FILE).'
             )
-        # timm loads without `strict` then; weights that name their file are loaded whole.
-        kwargs['pretrained_filter_fn'] = lambda state, model: mark(
-            whole_classifier(state), model.pretrained_cfg.get('file')
-        )
+        kwargs['pretrained_filter_fn'] = _whole
         kwargs.update(arch=arch, feature_cfg=dict(out_indices=(0, 1, 2, 3), feature_cls='getter'))
         name = create.__name__
         return timm.models.build_model_with_cfg(CAREClassifier, name, pretrained, **kwargs)

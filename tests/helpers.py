@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from mmcare.models import CARE
-from mmcare.weights.published import from_published
+from mmcare.weights.names import from_published
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(__file__).parent / 'data'

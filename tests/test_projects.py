@@ -27,7 +27,7 @@ def results(tmp_path_factory):
     """Gives what became of a toolbox's configs; trains them when first asked."""
     from helpers import published_weights, run
 
-    from mmcare.weights.published import from_published
+    from mmcare.weights.names import from_published
 
     project = tmp_path_factory.mktemp('project')
     for name, text in FILES.items():

@@ -4,9 +4,11 @@ Touvron et al., "Training data-efficient image transformers & distillation throu
 ICML 2021, https://arxiv.org/abs/2012.12877.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +22,10 @@ from mmcare.registry import MODELS
 from mmcare.weights.reading import load_weights
 
 
-class _Shared(list[nn.Module]):
+class _Shared(list):
     """Holds a module that is not a child of its owner, and that copies of the owner share."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
         return self
 
 

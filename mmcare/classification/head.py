@@ -1,5 +1,7 @@
 """The two classification heads of the published networks."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from mmpretrain.models.heads import ClsHead
@@ -8,11 +10,10 @@ from torch import Tensor
 
 from mmcare.models.heads import TwoHeads, pool
 from mmcare.registry import MODELS
-from mmcare.weights.whole import WholeFromFiles
 
 
 @MODELS.register_module()
-class CAREClsHead(WholeFromFiles, TwoHeads, ClsHead):
+class CAREClsHead(TwoHeads, ClsHead):
     """Class head and distillation head on globally pooled features.
 
     Each head is GELU, LayerNorm and a linear classifier. Predictions come from the mean of their
@@ -27,8 +28,6 @@ class CAREClsHead(WholeFromFiles, TwoHeads, ClsHead):
             labels it must accept soft labels, as ``LabelSmoothLoss`` does. ``cal_acc`` logs the
             accuracy of the mean logits.
     """
-
-    SHAPES_MAY_DIFFER = True  # for a pretrained network of another number of classes
 
     def __init__(
         self, num_classes: int, in_channels: int, deploy: bool = False, **kwargs: Any

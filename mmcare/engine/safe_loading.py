@@ -2,8 +2,8 @@
 
 For programs without a Runner, such as inferencers and ``init_detector``, and for FlexibleRunner:
 ``import mmcare.engine.safe_loading``. Local files and downloads are then read without running code
-from them, and damage is found; published CARE files load into MM models; a CARE is loaded whole or
-raises. Configs stay in checkpoints, except ``meta.config``, which MMEngine would run as a program
+from them, and damage is found; published CARE files load into MM models. MMEngine warns of missing
+weights. Configs stay in checkpoints, except ``meta.config``, which MMEngine would run as a program
 on resume. Configs of runs use :class:`mmcare.engine.SafeLoadingHook` instead.
 """
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mmcare.models import CARE
-from mmcare.weights.reading import load_weights
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import load_weights, read_whole
+from mmcare.weights.whole import CheckpointError, check_whole
 
 PARTS = ('backbone', 'neck', 'model')
 RANDOM_GAMMA = 0.1  # the initial 1e-6 would hide wrong blocks when files are compared
@@ -237,8 +237,13 @@ def _load(network: Network, checkpoint: str | os.PathLike) -> None:
     state = load_weights(checkpoint)
     if any(key.split('.')[-1] == 'folded' for key in state):
         fold(network)
+    model, backbone = network.model, network.backbone
+    if model is backbone:
+        model.load_state_dict(read_whole(model, checkpoint), strict=False)
+        return
+    prefix = next(name for name, module in model.named_modules() if module is backbone)
+    check_whole(backbone, state, f'{prefix}.', checkpoint)
     try:
-        # CARE takes its own part of a checkpoint, whole or not at all, whatever strict says.
-        network.model.load_state_dict(state, strict=network.part != 'backbone')
+        model.load_state_dict(state)
     except RuntimeError as error:
         raise CheckpointError(f'{checkpoint} does not fit. {error}') from error

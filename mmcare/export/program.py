@@ -34,6 +34,14 @@ def _sum(x: Tensor, dim: list[int], keepdim: bool = False, dtype: Any = None) ->
     return x.mean(dim, keepdim, dtype=dtype) * float(prod(x.shape[one] for one in dim))
 
 
+def _pad(x: Tensor, pad: list[int], mode: str = 'constant', value: float | None = None) -> Tensor:
+    if max(pad) > 0 or any(pad[::2]):
+        return NotImplemented  # leaves it as it is
+    for dim, side in zip((-1, -2), pad[1::2], strict=False):
+        x = x.narrow(dim, 0, x.shape[dim] + side) if side else x
+    return x
+
+
 def _conv2d(
     x: Tensor,
     weight: Tensor,
@@ -76,8 +84,9 @@ def _conv2d(
 
 
 Table = Mapping[Any, Callable[..., Any]]
-# A crop that takes everything becomes an alias, which is of no use to any runtime.
-COREML: Table = {aten.alias.default: lambda x: x}
+# At one size: pads that do nothing go, and crops, which CARE writes as negative pads, are slices.
+FIXED: Table = {aten.pad.default: _pad, aten.contiguous.default: lambda x, **_: x}
+COREML: Table = {aten.alias.default: lambda x: x}  # left by full-size slices
 COREAI: Table = {**COREML, aten.elu.default: _elu}  # coreai-torch 0.4.3 has no ELU
 # ExecuTorch 1.5.1 gives XNNPACK neither ELU nor sum, and no operators with several outputs.
 XNNPACK: Table = {
@@ -90,27 +99,27 @@ XNNPACK: Table = {
 
 
 def export_program(
-    network: torch.nn.Module, channels: int, shape: tuple[int, int], dynamic: bool = False
+    network: torch.nn.Module, channels: int, shape: tuple[int, int], step: int = 0
 ) -> ExportedProgram:
-    """Export a network of images (1, C, H, W) as it is: nothing is rewritten.
+    """Export a network of images (1, C, H, W) as it is; only what does nothing is left out.
 
     Args:
         network: Fold it first; otherwise its norms are exported as operators.
         channels: Of the images.
         shape: Height and width.
-        dynamic: Height and width are free, in multiples of 32 up to 4096.
+        step: Height and width are free, in multiples of this, up to 4096. 1: from 33 on, since
+            torch.export takes sizes of 1, here of the last map, for fixed ones.
     """
-    dynamic_shapes = None
-    if dynamic:
-        # A side of one block would be taken for a fixed one: torch.export specialises sizes of 1.
-        shape = max(shape[0], 2 * TOTAL_STRIDE), max(shape[1], 2 * TOTAL_STRIDE)
-        height, width = (
-            TOTAL_STRIDE * Dim(name, min=1, max=LARGEST_SIDE // TOTAL_STRIDE)
-            for name in ('height_in_blocks', 'width_in_blocks')
-        )
-        dynamic_shapes = ({2: height, 3: width},)
-    image = torch.zeros(1, channels, *shape)
-    return torch.export.export(network, (image,), dynamic_shapes=dynamic_shapes)
+    if not step:
+        program = torch.export.export(network, (torch.zeros(1, channels, *shape),))
+        return program.run_decompositions(dict(FIXED))
+    least = TOTAL_STRIDE + 1 if step == 1 else 1
+    height, width = (
+        step * Dim(name, min=least, max=LARGEST_SIDE // step)
+        for name in ('height_in_steps', 'width_in_steps')
+    )
+    image = torch.zeros(1, channels, *(max(side, 2 * TOTAL_STRIDE) for side in shape))
+    return torch.export.export(network, (image,), dynamic_shapes=({2: height, 3: width},))
 
 
 def count_convolutions(program: ExportedProgram) -> list[list[Any]]:

@@ -1,5 +1,7 @@
 """Checks of arguments that would otherwise give a silent wrong result."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,13 +4,18 @@ A batch norm in evaluation mode is an affine map of each channel, so norm and co
 are one convolution with other weights.
 """
 
-from typing import TypeGuard
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from mmcv.cnn import build_norm_layer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeGuard
 
 
 class LayerNorm2d(nn.LayerNorm):

@@ -1,5 +1,7 @@
 """Paints textured shapes on textured grounds; every choice comes from the generator it is given."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import cv2
@@ -173,7 +175,7 @@ def paint_objects(
         mask = cover > 127
         visible = [*(other & ~mask for other in masks), mask]
         wanted = [*areas, cv2.contourArea(outline.astype(np.float32))]
-        if any(part.sum() < VISIBLE * area for part, area in zip(visible, wanted, strict=True)):
+        if any(part.sum() < VISIBLE * area for part, area in zip(visible, wanted)):
             continue
         areas, masks = wanted, visible
         rim = cv2.dilate(mask.astype(np.uint8), np.ones((5, 5), np.uint8)) > mask

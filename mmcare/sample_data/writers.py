@@ -1,5 +1,7 @@
 """Small data sets in the folder layouts of COCO 2017, ADE20K and ImageNet, drawn from a seed."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,7 +100,7 @@ def make_coco(
     from mmdet.datasets import CocoDataset
 
     ids = sorted(set(range(1, 91)) - set(COCO_GAPS))
-    names = dict(zip(CocoDataset.METAINFO['classes'], ids, strict=True))
+    names = dict(zip(CocoDataset.METAINFO['classes'], ids))
     categories = [dict(id=number, name=name) for name, number in names.items()]
     contrast = (15.0, 35.0)
     image_id = annotation_id = 0
@@ -114,10 +116,10 @@ def make_coco(
                 sizes = (12, min(80, size / 2))
                 picture = painter.draw_ground(rng, size, size, contrast)
                 visible = painter.paint_objects(rng, picture, shapes, sizes, SMALL_TILT, contrast)
-                for name, mask in zip(shown, visible, strict=True):
+                for name, mask in zip(shown, visible):
                     annotation_id += 1
                     numbers = dict(id=annotation_id, image_id=image_id, category_id=names[name])
-                    annotations.append(numbers | describe_mask(mask))
+                    annotations.append({**numbers, **describe_mask(mask)})
                 _write(root / split / str(image['file_name']), picture)
                 images.append(image)
             content = dict(images=images, annotations=annotations, categories=categories)
@@ -156,7 +158,7 @@ def make_ade20k(
                 # In front, so that no scene lacks pixels of "other".
                 shapes.append('blob')
                 masks = painter.paint_objects(rng, picture, shapes, sizes, 0.4, (0, 30))
-                for shape, mask in zip(shapes, masks, strict=True):
+                for shape, mask in zip(shapes, masks):
                     labels[mask] = ADE20K_SHAPES.get(shape, 0)
                 name = f'{prefix}_{index + 1:08d}'
                 _write(root / 'images' / split / f'{name}.jpg', picture)

@@ -3,6 +3,8 @@
 Only tools/convert_checkpoint.py and tools/reparameterize_model.py import this module.
 """
 
+from __future__ import annotations
+
 import os
 from collections import OrderedDict
 from pathlib import Path
@@ -15,14 +17,14 @@ from mmcare.files import check_writable_file
 from mmcare.models import CARE
 from mmcare.models.heads import TwoHeads
 from mmcare.version import __version__
-from mmcare.weights.published import (
-    BACKBONE,
+from mmcare.weights.names import (
     BACKBONE_PARTS,
     HEADS,
     as_classifier,
     find_published,
     from_published,
     name_arch,
+    of_backbone,
     to_published,
 )
 from mmcare.weights.reading import (
@@ -31,7 +33,7 @@ from mmcare.weights.reading import (
     read_checkpoint,
     write_checkpoint,
 )
-from mmcare.weights.whole import CheckpointError, mark
+from mmcare.weights.whole import CheckpointError, check_whole
 
 
 def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike) -> str:
@@ -47,7 +49,7 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
 
     Raises:
         FileNotFoundError: If there is no source.
-        CheckpointError: If the source cannot be read or does not hold a whole CARE backbone.
+        CheckpointError: If the source cannot be read or does not contain a whole CARE backbone.
         IsADirectoryError, NotADirectoryError, PermissionError: If nothing can be written there.
     """
     check_writable_file(Path(destination))
@@ -57,14 +59,15 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
         state = from_published(published)
         converted, direction = as_classifier(state), 'as the checkpoint of an MM classifier'
     else:
-        state = {k.removeprefix(BACKBONE): v for k, v in load_weights(source).items()}
-        state = {k: v for k, v in state.items() if k.startswith((*BACKBONE_PARTS, *HEADS))}
+        given = load_weights(source)
+        state = {k: v for k, v in of_backbone(given).items() if k.startswith(BACKBONE_PARTS)}
+        state.update((k, v) for k, v in given.items() if k.startswith(HEADS))
         converted = to_published({k: v for k, v in state.items() if not k.startswith('out_norms.')})
         direction = 'in the published format'
     arch = name_arch(state, CARE.arch_zoo)
     if arch is None:
-        raise CheckpointError(f'{source} does not hold the backbone of an s0, s1 or s2')
-    CARE(arch).load_state_dict(mark(state, str(source)), strict=False)  # whole, or it raises
+        raise CheckpointError(f'{source} does not contain the backbone of an s0, s1 or s2')
+    check_whole(CARE(arch), state, '', source)
     meta = dict(mmcare_version=__version__, source=Path(source).name, arch=arch)
     write_checkpoint(dict(meta=meta, state_dict=OrderedDict(converted)), destination)
     return f'Wrote {destination} {direction}: CARE({arch!r}) of {source}.'
@@ -96,12 +99,16 @@ def fold_checkpoint(
     check_writable_file(Path(destination))
     cfg = Config.fromfile(config)
     source = load_from_mmcare(checkpoint, 'cpu')
+    weights = source.get('state_dict', source)
     init_default_scope(cfg.get('default_scope') or 'mmengine')
     if cfg.get('data_preprocessor'):
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     model = MODELS.build(cfg.model).eval()
-    load_state_dict(model, source.get('state_dict', source), strict=True)
-    folded = [name for name, one in model.named_modules() if isinstance(one, CARE | TwoHeads)]
+    for name, module in model.named_modules():
+        if isinstance(module, CARE):
+            check_whole(module, weights, f'{name}.', checkpoint)
+    load_state_dict(model, weights, strict=True)
+    folded = [name for name, one in model.named_modules() if isinstance(one, (CARE, TwoHeads))]
     for name in folded:
         model.get_submodule(name).switch_to_deploy()
     if not folded:

@@ -11,7 +11,7 @@ from toy_configs import toy_config
 
 from mmcare.models import CARE
 from mmcare.weights.convert import convert_checkpoint, fold_checkpoint
-from mmcare.weights.published import as_classifier
+from mmcare.weights.names import as_classifier
 from mmcare.weights.reading import read_checkpoint
 from mmcare.weights.whole import CheckpointError
 
@@ -47,7 +47,7 @@ def test_refuses(tmp_path, kind):
     backbone.switch_to_deploy()
     state = {'conv1.weight': torch.rand(3)} if kind == 'resnet' else backbone.state_dict()
     torch.save(dict(state_dict=as_classifier(state)), tmp_path / 'source.pth')
-    with pytest.raises(CheckpointError, match=r'source\.pth does not (hold the backbone|fit)'):
+    with pytest.raises(CheckpointError, match=r'source\.pth does not (contain the backbone|fit)'):
         convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'out.pth')
     assert not (tmp_path / 'out.pth').exists()
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from mmcare.models import CARE
-from mmcare.weights.published import to_published
+from mmcare.weights.names import to_published
 from mmcare.weights.reading import write_checkpoint
 from mmcare.weights.whole import CheckpointError
 

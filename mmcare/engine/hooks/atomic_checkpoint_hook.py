@@ -1,5 +1,7 @@
 """Checkpoints that survive a kill at any moment, and that ``torch.load`` reads anywhere."""
 
+from __future__ import annotations
+
 import logging
 import re
 import shutil
@@ -162,10 +164,10 @@ class _AtomicBackend(LocalBackend):
 
 def _plain(value: Any) -> Any:
     """Replace NumPy's values and subclasses of dict with plain ones."""
-    if isinstance(value, np.generic | np.ndarray):
+    if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if isinstance(value, dict):
         return {_plain(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return (list if isinstance(value, list) else tuple)(map(_plain, value))
     return value

@@ -1,10 +1,12 @@
 """Validate data before training."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ from mmengine.dataset import BaseDataset
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.runner import BaseLoop, Runner
-from PIL import ExifTags, Image
+from PIL import Image
 from torch import nn
 
 from mmcare.registry import HOOKS
+
+ORIENTATION = 0x0112  # of EXIF
 
 
 @HOOKS.register_module()
@@ -68,7 +72,7 @@ class DataCheckHook(Hook):
             return
         last, shift = len(metainfo['classes']) - 1, int(metainfo['reduce_zero_label'])
         samples = data_batch['data_samples']
-        for sample in samples[0] if isinstance(samples[0], list | tuple) else samples:  # views
+        for sample in samples[0] if isinstance(samples[0], (list, tuple)) else samples:  # views
             labels = sample.gt_sem_seg.data if 'gt_sem_seg' in sample else torch.zeros(1)
             beyond = set(labels[(labels > last) & (labels != 255)].tolist())
             if beyond:
@@ -106,7 +110,7 @@ def _check_evaluator(mode: str, dataset: BaseDataset, runner: Runner) -> Iterato
     if dataset is not getattr(runner, f'{mode}_dataloader').dataset:  # one of several
         return
     metrics = getattr(runner, f'_{mode}_evaluator', None)  # training has none
-    for metric in metrics if isinstance(metrics, list | tuple) else [metrics]:
+    for metric in metrics if isinstance(metrics, (list, tuple)) else [metrics]:
         file = metric.get('ann_file') if isinstance(metric, dict) else None
         if file and os.path.realpath(file) != os.path.realpath(dataset.ann_file):
             yield f"{mode}_evaluator.ann_file={file!r} is not the dataset's, {dataset.ann_file!r}"
@@ -129,7 +133,7 @@ def _check_categories(mode: str, dataset: BaseDataset) -> Iterator[str]:
     listed: dict[int, str] = {}
     for found in re.finditer(r'"categories"\s*:\s*(?=\[\s*\{)', text):
         entries = json.JSONDecoder().raw_decode(text, found.end())[0]
-        listed |= {one['id']: one['name'] for one in entries if one.keys() >= {'id', 'name'}}
+        listed.update((o['id'], o['name']) for o in entries if o.keys() >= {'id', 'name'})
     names, classes = [listed.get(one) for one in dataset.cat_ids], [*dataset.metainfo['classes']]
     # Classes that come last may be missing in training; an evaluation of them would raise.
     if not names or names != classes[: len(names) if mode == 'train' else None]:
@@ -140,7 +144,7 @@ def _check_categories(mode: str, dataset: BaseDataset) -> Iterator[str]:
 
 
 def _check_files(mode: str, dataset: BaseDataset) -> Iterator[str]:
-    @cache
+    @lru_cache(maxsize=None)
     def list_files(folder: str) -> set[str]:  # much faster than to ask for each file
         entries = os.scandir(folder) if os.path.isdir(folder) else ()
         return {entry.name for entry in entries if entry.is_file()}
@@ -183,7 +187,7 @@ def _size_as_loaded(path: str, loader: Any) -> tuple[int, int] | None:
     """Return width and height after the loader has turned the image, None if they are unknown."""
     try:
         with Image.open(path) as image:
-            turned = image.getexif().get(ExifTags.Base.Orientation, 1) > 4
+            turned = image.getexif().get(ORIENTATION, 1) > 4
             turned &= loader.color_type in ('color', 'grayscale')
             return image.size[::-1] if turned else image.size
     except Exception:  # a format that Pillow does not read, or no loader of mmcv's

@@ -1,5 +1,7 @@
 """A resumed run goes on as an uninterrupted one would have."""
 
+from __future__ import annotations
+
 import logging
 from collections import deque
 from functools import partial
@@ -15,6 +17,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, find_latest_checkpoint, set_random_seed
 
 from mmcare.registry import HOOKS
+from mmcare.weights.names import without_wrapper
 from mmcare.weights.whole import CheckpointError
 
 
@@ -59,7 +62,7 @@ class ExactResumeHook(Hook):
         if not runner._resume or not isinstance(runner._train_loop, BaseLoop):
             return
         state = checkpoint.get('state_dict', checkpoint)
-        given = {k.removeprefix('module.'): getattr(v, 'shape', ()) for k, v in state.items()}
+        given = {k: getattr(v, 'shape', ()) for k, v in without_wrapper(state).items()}
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         wanted = {k: getattr(v, 'shape', ()) for k, v in model.state_dict().items()}
         unfit = [key for key in wanted if given.get(key) != wanted[key]]

@@ -9,28 +9,31 @@ A stage carries one tensor, the state. Its channels are [memory | global | near 
 of width d', then three groups of d / 3, which together are the features X of width d.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_activation_layer
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
-from mmengine.model.weight_init import PretrainedInit
+from mmengine.model.weight_init import PretrainedInit, update_init_info
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from mmcare.compatibility import autocast_off
 from mmcare.models.arguments import NUM_STAGES, check, resolve_arch
 from mmcare.models.folding import build_norm, check_foldable, fold, is_fixed
 from mmcare.models.recompute import recompute
 from mmcare.registry import MODELS
-from mmcare.weights.published import WHERE_TO_GET_WEIGHTS, advise, select_backbone
-from mmcare.weights.reading import safe_loader
-from mmcare.weights.whole import WholeFromFiles
+from mmcare.weights.reading import read_whole
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 STEM_STRIDE = 4
 TOTAL_STRIDE = STEM_STRIDE * 2 ** (NUM_STAGES - 1)
@@ -96,15 +99,7 @@ class LinearAttention(nn.Module):
 
 def in_float32(x: Tensor) -> Tensor:
     """Convert float16 and bfloat16 to float32; leave wider types alone."""
-    return x.float() if x.dtype.itemsize < 4 else x
-
-
-def autocast_off(x: Tensor) -> nullcontext | torch.autocast:
-    """Suspend autocast where it is on; elsewhere leave the graph alone (some devices have none)."""
-    device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return nullcontext()
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 class StripConv(nn.Module):
@@ -251,6 +246,27 @@ class CAREBlock(nn.Module):
         return state + self.drop_path(self.gamma[:, None, None] * update)
 
 
+def missing(side: int) -> int:
+    """Return how many pixels a side lacks to a multiple of 32."""
+    # ONNX rounds quotients of negative numbers up, so that -side % 32 would be wrong there.
+    return (side + TOTAL_STRIDE - 1) // TOTAL_STRIDE * TOTAL_STRIDE - side
+
+
+def crop(x: Tensor, images: Tensor, stride: int, weight: Tensor) -> Tensor:
+    """Crop a map to ceil(H / stride) x ceil(W / stride), and lay it out as images or weight are.
+
+    mmcv's operators silently misread views, and maps that a layer norm leaves channels-last.
+    """
+    height, width = images.shape[2:]
+    # A negative padding is a copy, and its size needs no comparison, which tracers would record.
+    x = F.pad(x, (0, -(missing(width) // stride), 0, -(missing(height) // stride)))
+    last = any(
+        each.is_contiguous(memory_format=torch.channels_last) and not each.is_contiguous()
+        for each in (images, weight)
+    )
+    return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
 class Stem(nn.Module):
     """4x4 convolution of stride 4, then a norm."""
 
@@ -297,7 +313,7 @@ class Stage(nn.Module):
 
 @MODELS.register_module()
 @MMENGINE_MODELS.register_module()
-class CARE(WholeFromFiles, BaseModule):
+class CARE(BaseModule):
     """CARE backbone: one state [memory | features] goes through four stages.
 
     An image of any size is zero-padded once, right and bottom, to a multiple of 32, and each map is
@@ -339,7 +355,6 @@ class CARE(WholeFromFiles, BaseModule):
         [(1, 32, 25, 56), (1, 64, 13, 28), (1, 128, 7, 14), (1, 1024, 4, 7)]
     """
 
-    OPTIONAL = ('out_norms.',)
     # A further arch also needs a config for ImageNet: configs/imagenet/care_NAME_in1k.py.
     arch_zoo: ClassVar[dict[str, dict[str, tuple]]] = {
         's0': dict(
@@ -418,7 +433,7 @@ class CARE(WholeFromFiles, BaseModule):
         )
         self.out_norms = nn.ModuleDict()
         if out_norm_cfg is not None:
-            for index, channels in zip(self.out_indices, self.out_channels, strict=True):
+            for index, channels in zip(self.out_indices, self.out_channels):
                 self.out_norms[str(index)] = build_norm(out_norm_cfg, channels)
         self._freeze()  # now, since distributed wrappers ask once which parameters train
         if deploy:
@@ -451,7 +466,7 @@ class CARE(WholeFromFiles, BaseModule):
                 rate,
                 None if end else self.layer_scale_init_value,
             )
-            for rate, end in zip(drop_path_rates, ends, strict=True)
+            for rate, end in zip(drop_path_rates, ends)
         ]
         return Stage(downsample, blocks, recompute=self.with_cp is True)
 
@@ -486,23 +501,15 @@ class CARE(WholeFromFiles, BaseModule):
         Returns:
             For each of ``out_indices`` the output of that stage's last block, cropped,
             (B, C, ceil(H / stride), ceil(W / stride)) with C of :attr:`out_channels`.
-
-        Raises:
-            ValueError: If there is no batch dimension, or a dimension is 0.
         """
-        check('the shape of the images', x.shape, '(B, C, H, W)', x.dim() == 4 and 0 not in x.shape)
         height, width = x.shape[2:]
-        right, bottom = -width % TOTAL_STRIDE, -height % TOTAL_STRIDE
-        padded = bool(right or bottom)
-        state = self.stem(F.pad(x, (0, right, 0, bottom)) if padded else x)
+        state = self.stem(F.pad(x, (0, missing(width), 0, missing(height))))
         outputs = []
         for index, stage in enumerate(self.stages):
             state = stage(state)
             if index in self.out_indices:
                 output = self.out_norms[str(index)](state) if self.out_norms else state
-                stride = STEM_STRIDE * 2**index
-                crop = ..., slice(-(-height // stride)), slice(-(-width // stride))
-                outputs.append(output[crop] if padded else output)
+                outputs.append(crop(output, x, STEM_STRIDE * 2**index, self.stem.conv.weight))
         return tuple(outputs)
 
     def train(self, mode: bool = True) -> Self:
@@ -543,7 +550,7 @@ class CARE(WholeFromFiles, BaseModule):
         convs = {
             name: 'expand' if isinstance(module, Interaction) else 'conv'
             for name, module in self.named_modules()
-            if isinstance(module, Stem | Downsampling | Interaction) and is_fixed(module.norm)
+            if isinstance(module, (Stem, Downsampling, Interaction)) and is_fixed(module.norm)
         }
         for name, conv in convs.items():
             for part in (f'{name}.norm', f'{name}.{conv}'):
@@ -566,27 +573,29 @@ class CARE(WholeFromFiles, BaseModule):
         """
         depths = self.arch['depths'][: len(self.stages)]
         last = sum(depths) + 1
-        part, *rest = param_name.removeprefix(prefix).split('.')
-        if part == 'stages' and param_name.startswith(prefix):
+        if not param_name.startswith(prefix):
+            return last, last + 1
+        part, *rest = param_name[len(prefix) :].split('.')
+        if part == 'stages':
             block = int(rest[2]) if rest[1] == 'blocks' else 0
             return sum(depths[: int(rest[0])]) + block + 1, last + 1
-        return 0 if part == 'stem' and param_name.startswith(prefix) else last, last + 1
+        return 0 if part == 'stem' else last, last + 1
 
     def init_weights(self) -> None:
-        """Initialise as ``init_cfg`` says; a file is loaded whole, without running code from it."""
-        given: Any = self.init_cfg
-        for cfg in given if isinstance(given, list) else [given]:
-            if cfg['type'] in ('Pretrained', PretrainedInit):
-                self.file = str(cfg['checkpoint'])
-        try:
-            with safe_loader(weights_only=True):
-                super().init_weights()
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f'{error}\n{WHERE_TO_GET_WEIGHTS}') from error
-        finally:
-            self.file = None
+        """Initialize as ``init_cfg`` says; a file is loaded whole, without running code from it.
 
-    def prepare_file(self, state_dict: dict[str, Any], prefix: str) -> str:
-        """Leave what this network takes of a file's weights, see :class:`WholeFromFiles`."""
-        given = select_backbone(state_dict, prefix, len(self.stages), self.out_norms)
-        return advise(given, prefix, self.deploy, self.arch_zoo)
+        Raises:
+            FileNotFoundError: If there is no such file; the message says where weights are.
+            CheckpointError: If it cannot be read, or does not fill the network.
+        """
+        given: Any = self.init_cfg
+        cfgs = given if isinstance(given, list) else [given]
+        files = [cfg for cfg in cfgs if cfg['type'] in ('Pretrained', PretrainedInit)]
+        states = [] if self.is_init else [read_whole(self, **cfg) for cfg in files]
+        self.init_cfg = [cfg for cfg in cfgs if cfg not in files]
+        super().init_weights()
+        self.init_cfg = given
+        for state in states:
+            self.load_state_dict(state, strict=False)
+            if hasattr(self, '_params_init_info'):  # of the model around it, for the log
+                update_init_info(self, f'Loaded from {[cfg["checkpoint"] for cfg in files]}')

@@ -1,5 +1,7 @@
 """Names of weights: those of the published files, and ours."""
 
+from __future__ import annotations
+
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -92,14 +94,27 @@ def whole_classifier(state: Mapping[str, Value]) -> dict[str, Value]:
 
 def without_wrapper(state: Mapping[Any, Value]) -> dict[str, Value]:
     """Remove the ``module.`` that distributed wrappers put in front of keys."""
-    return {str(key).removeprefix('module.'): value for key, value in state.items()}
+    return {re.sub(r'^module\.', '', str(key)): value for key, value in state.items()}
+
+
+def of_backbone(state: Mapping[str, Value], prefix: str | None = None) -> dict[str, Value]:
+    """Return the weights of a backbone by its own names, which it may have already.
+
+    Args:
+        state: Of a model, or of a backbone alone.
+        prefix: Name of the backbone in the model. None: ``'backbone.'``, if it is not alone.
+    """
+    if prefix is None and any(key.startswith(BACKBONE_PARTS) for key in state):
+        return dict(state)
+    prefix = BACKBONE if prefix is None else prefix.rstrip('.') + '.'
+    return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
 
 
 def find_published(checkpoint: Mapping[Any, Any]) -> dict[str, Any] | None:
     """Find the weights of a published file.
 
     Args:
-        checkpoint: What a file holds: a timm training checkpoint, or a state dict by itself.
+        checkpoint: Content of a file: a timm training checkpoint, or a state dict by itself.
 
     Returns:
         The weights under their published names, or None if these are not there.
@@ -109,68 +124,6 @@ def find_published(checkpoint: Mapping[Any, Any]) -> dict[str, Any] | None:
     return state if is_published(state) else None
 
 
-def select_backbone(
-    state_dict: dict[str, Any], prefix: str, stages: int, norms: Any
-) -> dict[str, Any]:
-    """Leave what a backbone takes of a file's weights, in place.
-
-    A backbone that is the whole model takes those under ``backbone.``. Stages that are not built,
-    their output norms and other parts of a model are removed.
-
-    Args:
-        state_dict: Weights; keys that do not begin with ``prefix`` are left alone.
-        prefix: Name of the backbone in the model, such as ``'backbone.'``.
-        stages: Number of stages that are built.
-        norms: Names of the output norms.
-
-    Returns:
-        The backbone's weights by its own names.
-    """
-    given = {k[len(prefix) :]: state_dict.pop(k) for k in list(state_dict) if k.startswith(prefix)}
-    if not prefix and not any(name.startswith(BACKBONE_PARTS) for name in given):
-        given = {k.removeprefix(BACKBONE): v for k, v in given.items() if k.startswith(BACKBONE)}
-    taken = {}
-    for name, value in given.items():
-        part, number, *_ = [*name.split('.'), '']
-        spare = part == 'stages' and number in map(str, range(stages, 4))
-        spare |= part == 'out_norms' and number not in norms
-        if name.startswith(BACKBONE_PARTS) and not spare:
-            taken[name] = state_dict[prefix + name] = value
-    return taken
-
-
-def advise(
-    state: Mapping[str, Any], prefix: str, deploy: bool, archs: Mapping[str, Mapping[str, Any]]
-) -> str:
-    """Say what a backbone's weights look like and what to do if they do not fit, in lines.
-
-    Args:
-        state: Of :func:`select_backbone`.
-        prefix: Name of the backbone in the model.
-        deploy: Whether the backbone is folded.
-        archs: Values of the known archs by name.
-    """
-    lines = []
-    if not state:
-        lines.append(
-            f'No key of a CARE begins with {prefix!r}. Weights of a backbone alone go in through '
-            'init_cfg=dict(type="Pretrained", checkpoint=FILE) of the backbone; a classifier takes '
-            "published files with mmcare.SafeLoadingHook or 'mmcare.engine.safe_loading'."
-        )
-    elif deploy != ('folded' in state):
-        lines.append(
-            'The model is folded (deploy=True), the weights are not: fold them first '
-            '(tools/reparameterize_model.py), or leave deploy out.'
-            if deploy
-            else 'The weights are folded (tools/reparameterize_model.py), the model is not: build '
-            'it with deploy=True to evaluate, or load the weights from before folding to train.'
-        )
-    arch = name_arch(state, archs)
-    if arch is not None:
-        lines.append(f'They have the blocks and channels of arch={arch!r}.')
-    return ''.join(f'\n  {line}' for line in lines)
-
-
 def name_arch(state: Mapping[str, Any], archs: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Name the arch with the blocks and channels of a backbone's weights, in each stage."""
     firsts = ['stem.conv.weight', *(f'stages.{i}.downsample.conv.weight' for i in (1, 2, 3))]
@@ -178,7 +131,7 @@ def name_arch(state: Mapping[str, Any], archs: Mapping[str, Mapping[str, Any]]) 
     blocks = {match.groups() for key in state if (match := re.match(BLOCK, key))}
     depths = Counter(int(stage) for stage, _ in blocks)
     for name, arch in archs.items():
-        own = zip(arch['memory_widths'], arch['widths'], strict=True)
+        own = zip(arch['memory_widths'], arch['widths'])
         if depths == dict(enumerate(arch['depths'])) and widths == [(sum(pair),) for pair in own]:
             return name
     return None

@@ -1,0 +1,115 @@
+"""A module like ``pickle`` that knows only the names of checkpoints, for ``torch.load``.
+
+``torch.load(weights_only=True)`` can be misled before PyTorch 2.6 (CVE-2025-32434), and refuses
+training files of MM and timm, which also hold NumPy values, namespaces and log buffers.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from _compat_pickle import IMPORT_MAPPING
+from collections import Counter, OrderedDict
+from typing import IO, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import _utils
+
+
+class Foreign:
+    """Take the place of a class or function that a file names, and do nothing."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args = args
+        self.state: Any = None
+
+
+def _scalar(dtype: Any, data: bytes) -> Any:
+    """Take the place of NumPy's ``scalar``: numbers become Python's."""
+    code = dtype.args[0]
+    if not re.fullmatch('[biufc][1-9][0-9]?', code):
+        return Foreign()
+    return np.frombuffer(data, np.dtype(code).newbyteorder(dtype.state[1]), 1)[0].item()
+
+
+# Also in place of classes of the same name that the program has allowed.
+STAND_INS: dict[str, Any] = {
+    'builtins.getattr': Foreign,
+    'argparse.Namespace': Foreign,
+    'mmengine.logging.history_buffer.HistoryBuffer': Foreign,
+    'numpy.ndarray': Foreign,
+    'numpy.dtype': Foreign,
+    **{f'numpy.{core}.multiarray._reconstruct': Foreign for core in ('core', '_core')},
+    **{f'numpy.{core}.multiarray.scalar': _scalar for core in ('core', '_core')},
+}
+REBUILT = ('meta_tensor_no_storage', 'parameter', 'qtensor', 'sparse_tensor', 'tensor', 'tensor_v2')
+KNOWN: dict[str, Any] = {
+    '_codecs.encode': lambda text, _: text.encode('latin1'),  # bytes
+    'builtins.bytes': lambda *_: b'',  # empty ones
+    'builtins.complex': complex,
+    'builtins.set': set,
+    'collections.Counter': Counter,
+    'collections.OrderedDict': OrderedDict,
+    'torch.Size': torch.Size,
+    'torch.device': torch.device,
+    'torch.serialization._get_layout': torch.serialization._get_layout,
+    **{f'torch._utils._rebuild_{kind}': getattr(_utils, f'_rebuild_{kind}') for kind in REBUILT},
+    # Without the attributes of tensors, which could hide their methods.
+    'torch._utils._rebuild_parameter_with_state': lambda *of: _utils._rebuild_parameter(*of[:3]),
+    'torch._tensor._rebuild_from_type_v2': lambda function, kind, args, state: function(*args),
+    **dict.fromkeys(('torch.Tensor', 'torch.nn.parameter.Parameter'), Foreign),  # as `kind`
+}
+CONSTANTS = torch.dtype, torch.layout, torch.memory_format, torch.qscheme
+
+
+class Unpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
+    """Resolve the names above, and those of classes that the program has allowed."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what takes the place of a class or function; raise for unknown names."""
+        full = f'{IMPORT_MAPPING.get(module, module)}.{name}'  # torch.save writes Python 2's names
+        for known in (STAND_INS, allowed(), KNOWN):
+            if full in known:
+                return known[full]
+        if module == 'torch' and isinstance(getattr(torch, name, None), CONSTANTS):
+            return getattr(torch, name)
+        raise pickle.UnpicklingError(f'{full} is not allowed')
+
+    def load_build(self) -> None:
+        """Set the state of an object, if its type is one of a few."""
+        state, target = self.stack.pop(), self.stack[-1]
+        if isinstance(target, Foreign):
+            target.state = state
+        elif type(target) is OrderedDict:  # other attributes could hide its methods
+            metadata = state.get('_metadata')
+            if isinstance(metadata, dict):  # other entries could change how PyTorch loads
+                vars(target)['_metadata'] = OrderedDict(
+                    (part, dict(version=values['version']))
+                    for part, values in metadata.items()
+                    if isinstance(values, dict) and type(values.get('version')) is int
+                )
+        elif type(target) in allowed().values():
+            self.stack.append(state)
+            super().load_build()
+        else:
+            raise pickle.UnpicklingError(f'a state of {type(target).__name__} is not allowed')
+
+    dispatch: ClassVar = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}  # type: ignore
+
+
+def load(file: IO[bytes], **options: Any) -> Any:
+    """Return the next object in a file, as ``pickle.load`` does."""
+    return Unpickler(file, **options).load()
+
+
+def allowed() -> dict[str, Any]:
+    """Return what the program has allowed, by name, without what opens connections."""
+    given = getattr(torch.serialization, 'get_safe_globals', list)()  # from PyTorch 2.4 on
+    pairs = (
+        each[::-1] if isinstance(each, tuple) else (f'{each.__module__}.{each.__qualname__}', each)
+        for each in given
+    )
+    return {name: each for name, each in pairs if not name.startswith('torch.distributed.')}
