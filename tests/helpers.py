@@ -14,12 +14,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 
 from mmcare.models import CARE
 from mmcare.weights.names import from_published
 
+IS_NEW = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 6)  # as exports need it
+newer = pytest.mark.skipif(not IS_NEW, reason='for PyTorch 2.6 and later')
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(__file__).parent / 'data'
 

@@ -11,6 +11,7 @@ from helpers import (
     DATA,
     THIN,
     load_published,
+    newer,
     published_forward,
     published_weights,
     reference_image,
@@ -99,7 +100,10 @@ def exact(s0):
         return s0(reference_image(800, 1344))
 
 
-@pytest.mark.parametrize(('dtype', 'share'), [(torch.float16, 0.01), (torch.bfloat16, 0.03)])
+@pytest.mark.parametrize(
+    ('dtype', 'share'),
+    [pytest.param(torch.float16, 0.01, marks=newer), (torch.bfloat16, 0.03)],
+)
 def test_low_precision_stays_in_range(s0, exact, dtype, share):
     """The released order of the attention's products overflows float16 on this image."""
     image, low = reference_image(800, 1344), deepcopy(s0)

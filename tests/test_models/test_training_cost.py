@@ -1,16 +1,10 @@
 """What saves memory and time in training: gradients, statistics, bytes kept, compilation."""
 
-import sys
-
 import pytest
 import torch
-from helpers import ROOT, THIN, thin_backbone
+from helpers import ROOT, THIN, newer, thin_backbone
 
 from mmcare.models import CARE
-
-sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
-
-from training import bytes_kept
 
 ARCH = {**THIN, 'depths': (1, 2, 1, 2)}
 WITH_CP = (False, True, 'activations')
@@ -47,15 +41,19 @@ def test_recomputation_keeps_gradients_and_statistics(options, autocast):
 
 
 def bytes_of_maps(size, **options):
+    from training import bytes_kept
+
     model = thin_backbone(drop_path_rate=0.1, **options).train()
     return bytes_kept(model, torch.rand(2, 3, size, size), 'float32')
 
 
-def test_what_is_kept_for_the_backward_pass():
+@newer
+def test_what_is_kept_for_the_backward_pass(monkeypatch):
     """By hand: the latent maps after activation and depth-wise convolution.
 
     Differences of two sizes leave out what does not grow with the image.
     """
+    monkeypatch.syspath_prepend(ROOT / 'benchmarks')  # where scripts find each other
     plain, again, cheap = (
         bytes_of_maps(128, with_cp=cp) - bytes_of_maps(64, with_cp=cp) for cp in WITH_CP
     )
@@ -83,6 +81,7 @@ def assert_compiles(build, image):
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
+@newer
 @pytest.mark.parametrize('with_cp', WITH_CP)
 def test_compiled(with_cp):
     build = lambda: thin_backbone(with_cp=with_cp, out_indices=(0, 2))  # noqa: E731

@@ -67,6 +67,7 @@ def test_fold_a_whole_model(tmp_path):
     file, trained, folded = (tmp_path / name for name in ('config.py', 'trained.pth', 'folded.pth'))
     config = toy_config('segmentation', tmp_path, tmp_path / 'run')
     config.dump(file)
+    pytest.importorskip('mmseg')
     init_default_scope('mmseg')
     model = MODELS.build(config.model).eval()
     model.backbone.load_state_dict(thin_backbone().state_dict())

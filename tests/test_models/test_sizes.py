@@ -1,0 +1,110 @@
+"""Every size and every tracer: maps as a user would compute them by hand, laid out for mmcv's ops.
+
+Each case was wrong or raised in 1.0.0rc3.
+"""
+
+import pytest
+import torch
+from helpers import newer, thin_backbone
+
+from mmcare.models import CARE
+
+SIZES = [(64, 96), (50, 70), (33, 100), (41, 64)]
+
+
+def image(height, width, batch=1):
+    generator = torch.Generator().manual_seed(height + width)
+    return torch.randn(batch, 3, height, width, generator=generator)
+
+
+def assert_equal(found, expected):
+    assert [each.shape for each in found] == [each.shape for each in expected]
+    torch.testing.assert_close(list(found), list(expected), rtol=1e-4, atol=1e-4)
+
+
+def onnx_program(model, example):
+    import onnxruntime
+
+    shapes = ({2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC},)
+    program = torch.onnx.export(
+        model, (example,), dynamo=True, dynamic_shapes=shapes, opset_version=20, verbose=False
+    )
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    (given,) = session.get_inputs()
+    return lambda x: map(torch.from_numpy, session.run(None, {given.name: x.numpy()}))
+
+
+def exported(model, example):
+    sides = [torch.export.Dim(name, min=33, max=4096) for name in ('height', 'width')]
+    shapes = ({2: sides[0], 3: sides[1]},)
+    return torch.export.export(model, (example,), dynamic_shapes=shapes).module()
+
+
+def compiled(model, _):
+    torch._dynamo.reset()
+    return torch.compile(model, backend='aot_eager', fullgraph=True)
+
+
+@pytest.mark.parametrize(
+    ('trace', 'first'),
+    [
+        (torch.jit.trace, SIZES[0]),
+        *(
+            pytest.param(trace, first, marks=newer)
+            for trace in (onnx_program, exported, compiled)
+            for first in SIZES[:2]
+        ),
+    ],
+)
+@torch.no_grad()
+def test_one_trace_for_every_size(trace, first):
+    model = thin_backbone()
+    traced = trace(model, image(*first))
+    for size in SIZES:
+        assert_equal(tuple(traced(image(*size))), model(image(*size)))
+
+
+ARGUMENTS = [{}, dict(out_norm_cfg=dict(type='LN')), dict(norm_cfg=dict(type='LN'))]
+
+
+@pytest.mark.parametrize('arguments', ARGUMENTS, ids=str)
+@pytest.mark.parametrize('size', SIZES[:2])
+@torch.no_grad()
+def test_layout(arguments, size):
+    """Contiguous, never a view; channels-last if the images or the weights are."""
+    model = thin_backbone(**arguments)
+    plain, last = image(*size, 2), image(*size, 2).to(memory_format=torch.channels_last)
+    for each in model(plain):
+        assert each.is_contiguous() and each._base is None
+        assert each.untyped_storage().nbytes() == 4 * each.numel()
+    weights = thin_backbone(**arguments).to(memory_format=torch.channels_last)
+    for network, images in ((model, last), (weights, plain)):
+        for each, expected in zip(network(images), model(plain), strict=True):
+            assert each.is_contiguous(memory_format=torch.channels_last)
+            torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('arguments', ARGUMENTS, ids=str)
+@pytest.mark.parametrize('neck', [False, True])
+@torch.no_grad()
+def test_operators_of_mmcv(arguments, neck):
+    """They take other strides for contiguous ones, and read other values."""
+    ops = pytest.importorskip('mmcv.ops')
+    maps = thin_backbone(**arguments)(image(40, 70))
+    if neck:
+        necks = pytest.importorskip('mmdet.models.necks')
+        maps = necks.FPN([each.shape[1] for each in maps], 16, 4)(maps)
+    rois = torch.tensor([[0.0, 1.0, 2.0, 30.0, 20.0]])
+    for each in maps[:2]:
+        copy = torch.empty(each.shape).copy_(each)
+        align = ops.RoIAlign(3, 0.25)
+        torch.testing.assert_close(align(each, rois), align(copy, rois))
+        for kind in (ops.DeformConv2dPack, ops.ModulatedDeformConv2dPack):
+            conv = kind(each.shape[1], 4, 3, padding=1)
+            torch.testing.assert_close(conv(each), conv(copy))
+
+
+def test_an_empty_batch():
+    """As a ResNet gives it: detectors of patches have images without patches."""
+    shapes = [tuple(each.shape) for each in CARE('s0').eval()(image(64, 64, 0))]
+    assert shapes == [(0, 32, 16, 16), (0, 64, 8, 8), (0, 128, 4, 4), (0, 1024, 2, 2)]
