@@ -43,9 +43,13 @@ def shipped_config(name: str) -> Path:
         FileNotFoundError: If mmcare runs from a folder that was never installed.
     """
     wanted = name.removeprefix('configs/').removesuffix('.py')
-    if wanted not in shipped_configs():
+    names = shipped_configs()
+    if wanted not in names:
+        # As files were renamed after 1.0.0rc2.
+        renamed = wanted.replace('/', f'/{Path(wanted).parent}_')
+        now = f'; it is now {renamed!r}' if renamed in names else ''
         raise ValueError(
-            f'no shipped config is named {name!r}; `python -m mmcare.shipped` lists all'
+            f'no shipped config is named {name!r}{now}; `python -m mmcare.shipped` lists all'
         )
     return (CONFIGS / f'{wanted}.py').resolve()
 

@@ -113,7 +113,8 @@ def test_recipe(name):
     if folder in ('imagenet', 'ablation'):
         assert 'init_cfg' not in backbone
     else:
-        file = f'checkpoints/{"_".join(stem.split("_")[:2])}_in1k.pth'
+        file = f'checkpoints/care_{backbone.arch}_in1k.pth'
+        assert f'care_{backbone.arch}_' in stem
         assert backbone.init_cfg == dict(type='Pretrained', checkpoint=file)
 
 
@@ -180,7 +181,9 @@ def test_index_lists_every_config_once():
     assert index.check(silent=True) == []
     assert [model.name for model in index.models] == [model['Name'] for model in LISTED.values()]
     assert sorted(LISTED) == WITH_RECIPE
-    assert all(model['Name'] == name.replace('/', '_') for name, model in LISTED.items())
+    for name, model in LISTED.items():
+        folder, _, stem = name.partition('/')
+        assert model['Name'] in (stem, f'{folder}_{stem}') and model['Name'].startswith(folder)
 
 
 def cells_of(name):
