@@ -45,8 +45,7 @@ def shipped_config(name: str) -> Path:
     wanted = name.removeprefix('configs/').removesuffix('.py')
     names = shipped_configs()
     if wanted not in names:
-        # As files were renamed after 1.0.0rc2.
-        renamed = wanted.replace('/', f'/{Path(wanted).parent}_')
+        renamed = wanted.replace('/', f'/{Path(wanted).parent}_')  # since 1.0.0rc3
         now = f'; it is now {renamed!r}' if renamed in names else ''
         raise ValueError(
             f'no shipped config is named {name!r}{now}; `python -m mmcare.shipped` lists all'
