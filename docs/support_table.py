@@ -1,4 +1,4 @@
-"""Writes the table of docs/deploy.md: what can be exported to which format, at 512x512."""
+"""Write the table of docs/deploy.md: what can be exported to which format, at 512x512."""
 
 import sys
 import tempfile

@@ -1,4 +1,4 @@
-"""Atomic writes."""
+"""Write files atomically."""
 
 import errno
 import os

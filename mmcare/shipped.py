@@ -1,4 +1,4 @@
-"""Paths of the configs that are installed with mmcare.
+"""Find the configs that are installed with mmcare.
 
 ``mim train mmdet`` looks names up among mmdet's own configs only, so give it a path::
 

@@ -109,7 +109,7 @@ def _check_num_classes(mode: str, dataset: BaseDataset, model: nn.Module) -> Ite
 
 
 def _check_evaluator(mode: str, dataset: BaseDataset, runner: Runner) -> Iterator[str]:
-    """A stale file in the evaluator would compare with the objects of other images."""
+    """Find a stale file in the evaluator, with the objects of other images."""
     if dataset is not getattr(runner, f'{mode}_dataloader').dataset:  # one of several
         return
     metrics = getattr(runner, f'_{mode}_evaluator', None)  # training has none
@@ -120,7 +120,7 @@ def _check_evaluator(mode: str, dataset: BaseDataset, runner: Runner) -> Iterato
 
 
 def _check_class_folders(dataset: Any, first: Any) -> Iterator[str]:
-    """Labels are indices into the sorted folders, so a missing folder shifts all later labels."""
+    """Find a missing class folder, which shifts all later labels: they index the sorted folders."""
     given, wanted = (getattr(one, 'folder_to_idx', None) for one in (dataset, first))
     if given and wanted and given != wanted:
         names = ', '.join(sorted(given.keys() ^ wanted.keys())[:3])
@@ -128,7 +128,7 @@ def _check_class_folders(dataset: Any, first: Any) -> Iterator[str]:
 
 
 def _check_categories(mode: str, dataset: BaseDataset) -> Iterator[str]:
-    """mmdet numbers categories in the order of the file, whatever the order of the classes."""
+    """Find classes in another order than the file's, in which mmdet numbers categories."""
     if not hasattr(dataset, 'cat_ids') or not os.path.isfile(dataset.ann_file):
         return
     # Their names alone: mmdet deletes what it has parsed, and to parse it again takes a minute.

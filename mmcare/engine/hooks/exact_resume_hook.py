@@ -1,4 +1,4 @@
-"""A resumed run goes on as an uninterrupted one would have."""
+"""Make resumed runs reproduce uninterrupted ones."""
 
 import logging
 from collections import deque
