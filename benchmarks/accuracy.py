@@ -1,6 +1,6 @@
-"""Accuracy of CARE and of timm's backbones, trained from scratch on three public data sets.
+"""Measure the accuracy of backbones that are trained from scratch on three public data sets.
 
-Given a set, it trains a backbone in the shipped config, going on from its last checkpoint, tests it
+Given a set, it trains a backbone in the shipped config, resuming from its last checkpoint, tests it
 once, and notes the log's scalars in benchmarks/results/accuracy. Without arguments it draws the
 curves of all these files and writes their tables into docs/results.md. Latencies are read from
 recordings of latency.py.

@@ -1,4 +1,4 @@
-"""Latency of CARE and its peers: from an image to four maps, in turn in one process.
+"""Measure the latency of CARE and its peers: from an image to four maps, in turn in one process.
 
 Engines are ONNX Runtime and XNNPACK (of ExecuTorch), this also with convolutions in int8, all on
 one thread of the CPU. Networks have random weights and are folded as far as each can be; peers are

@@ -1,4 +1,4 @@
-"""Shares of kinds of operators and of stages in the time of exported files, on one thread.
+"""Measure shares of operators and of stages in the time of exported files, on one thread.
 
 Times of operators are those that the engines record: ExecuTorch (ETDump, read by its Inspector) and
 ONNX Runtime (its profile), medians over the runs. Stages are found by counting convolutions, with

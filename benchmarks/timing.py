@@ -1,4 +1,4 @@
-"""Describes the machine that was measured on, and writes what was measured."""
+"""Describe the machine that was measured on, and write what was measured."""
 
 import os
 import platform

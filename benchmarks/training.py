@@ -1,4 +1,4 @@
-"""Time and memory of a training step of CARE and timm backbones, with options that save either.
+"""Measure time and memory of a training step of backbones, with options that save either.
 
 A step is a forward and a backward pass. All options run in turn in one process. On a CPU, memory is
 what the forward pass keeps for the backward pass: the bytes of all saved tensors, each storage
@@ -91,7 +91,7 @@ def bytes_kept(network: nn.Module, images: Tensor, precision: str) -> int:
 
 
 def bytes_allocated(step: Callable[[], object]) -> int:
-    """Peak of the GPU's memory during a step, over what was allocated before, in bytes."""
+    """Measure the peak of a GPU's memory in a step, over what was allocated before, in bytes."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     step()

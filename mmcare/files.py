@@ -1,4 +1,4 @@
-"""Atomic writes."""
+"""Write files atomically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths of the configs that are installed with mmcare.
+"""Find the configs that are installed with mmcare.
 
 ``mim train mmdet`` looks names up among mmdet's own configs only, so give it a path::
 
@@ -46,9 +46,12 @@ def shipped_config(name: str) -> Path:
         FileNotFoundError: If mmcare runs from a folder that was never installed.
     """
     wanted = re.sub(r'^configs/|\.py$', '', name)
-    if wanted not in shipped_configs():
+    names = shipped_configs()
+    if wanted not in names:
+        renamed = wanted.replace('/', f'/{Path(wanted).parent}_')  # since 1.0.0rc4
+        now = f'; it is now {renamed!r}' if renamed in names else ''
         raise ValueError(
-            f'no shipped config is named {name!r}; `python -m mmcare.shipped` lists all'
+            f'no shipped config is named {name!r}{now}; `python -m mmcare.shipped` lists all'
         )
     return (CONFIGS / f'{wanted}.py').resolve()
 

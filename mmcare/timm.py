@@ -1,4 +1,4 @@
-"""CARE by name in timm: ``import mmcare.timm``, then ``timm.create_model('care_s1')``.
+"""Register CARE in timm: ``import mmcare.timm``, then ``timm.create_model('care_s1')``.
 
 Weights have the names of an mmpretrain classifier (``backbone.*``, ``head.*``); published ones are
 renamed. timm reads the files, and takes EMA weights from those that have them.

@@ -21,6 +21,14 @@ def test_names_and_paths():
     done = run(sys.executable, '-m', 'mmcare.shipped', 'no/such_config', check=False)
     assert (done.returncode, done.stdout) == (2, '')
     assert "no shipped config is named 'no/such_config'" in done.stderr
+    with pytest.raises(ValueError, match="it is now 'rtmdet/rtmdet_care_s1_coco'"):
+        shipped.shipped_config('rtmdet/care_s1_coco')
+
+
+def test_file_names_are_unique():
+    """Trainings write to the folder ``work_dirs/NAME``, and exported files have the name."""
+    names = [path.name for path in shipped.CONFIGS.rglob('*.py')]
+    assert sorted(names) == sorted(set(names))
 
 
 def test_where_nothing_can_be_written(tmp_path):

@@ -13,8 +13,8 @@ CONFIGS = dict(
     segmentation='fpn/care_s0_ade20k',
     classification='imagenet/care_s0_in1k',
     distillation='imagenet/care_s0_distill_in1k',
-    retinanet='retinanet/care_s0_coco',
-    rtmdet='rtmdet/care_s0_coco',
+    retinanet='retinanet/retinanet_care_s0_coco',
+    rtmdet='rtmdet/rtmdet_care_s0_coco',
 )
 
 

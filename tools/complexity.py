@@ -1,4 +1,4 @@
-"""Parameters and multiply-adds of CARE networks, by stage and by part.
+"""Count parameters and multiply-adds of CARE networks, by stage and by part.
 
 Counted by mmengine.analysis for one image, in evaluation mode: a multiply-add of a convolution, a
 linear layer or a matrix product is one, batch norm 2 an element, layer norm 5. Tables are printed,

@@ -18,7 +18,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('source', metavar='SRC', help='checkpoint to read; .safetensors too')
+    parser.add_argument('source', metavar='SRC', help='checkpoint to read, also .safetensors')
     parser.add_argument(
         'destination',
         metavar='DST',

@@ -7,13 +7,16 @@ report is written next to the files (.json, .txt): size, operators by type, devi
 """
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from mmcare.export import export_backbone, load_source
 from mmcare.export.coreml import COMPRESSIONS, PRECISIONS, TARGETS
 from mmcare.export.export import FORMATS, INPUTS, format_report
 from mmcare.export.onnx import OPSET
+from mmcare.files import check_writable, moved_into_place
 
 
 def parse_args() -> argparse.Namespace:
@@ -72,20 +75,28 @@ def main() -> None:
     """Export, and print the report."""
     arguments = parse_args()
     try:
-        report = export_backbone(
-            load_source(arguments.source, arguments.checkpoint, arguments.part),
-            arguments.out_dir,
-            shape=tuple(arguments.shape),
-            formats=tuple(arguments.format),
-            precision=arguments.precision,
-            target=arguments.target,
-            input_kind=arguments.input,
-            compress=arguments.compress,
-            dynamic=arguments.dynamic,
-            int8=arguments.quantize == 'int8',
-            calibration=arguments.calibration,
-            images=arguments.images,
-        )
+        check_writable(arguments.out_dir)
+        with TemporaryDirectory() as folder:  # so that all files are written, or none
+            report = export_backbone(
+                load_source(arguments.source, arguments.checkpoint, arguments.part),
+                folder,
+                shape=tuple(arguments.shape),
+                formats=tuple(arguments.format),
+                precision=arguments.precision,
+                target=arguments.target,
+                input_kind=arguments.input,
+                compress=arguments.compress,
+                dynamic=arguments.dynamic,
+                int8=arguments.quantize == 'int8',
+                calibration=arguments.calibration,
+                images=arguments.images,
+            )
+            for path in Path(folder).iterdir():
+                with moved_into_place(arguments.out_dir / path.name) as temporary:
+                    shutil.move(path, temporary)
+    except KeyboardInterrupt:
+        print('stopped: nothing is written', file=sys.stderr)
+        sys.exit(130)
     # RuntimeError: CheckpointError and ExportError; LookupError: names that no registry has.
     except (ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         print(f'error: {" ".join(str(error).split())}', file=sys.stderr)

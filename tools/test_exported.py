@@ -110,6 +110,9 @@ def main() -> None:
         if arguments.out:
             check_writable_file(arguments.out)
         table = measure(arguments)
+    except KeyboardInterrupt:
+        print('stopped: nothing is written', file=sys.stderr)
+        sys.exit(130)
     # RuntimeError: CheckpointError, and what PyTorch says of sizes that a network cannot take.
     except (ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         print(f'error: {" ".join(str(error).split())}', file=sys.stderr)

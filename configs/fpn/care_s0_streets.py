@@ -2,7 +2,7 @@
 _base_ = ['./care_s0_ade20k.py', '../_base_/from_scratch.py']
 
 data_root = 'data/streets/CamVid'
-ignored = 11  # pixels without a class have the label after the last class: named in five places
+ignored = 11  # void label; set it in five places
 crop_size = (256, 320)
 metainfo = dict(
     classes=(

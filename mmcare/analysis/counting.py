@@ -1,4 +1,4 @@
-"""Parameters and multiply-adds of CARE networks by stage and part, counted by mmengine.analysis.
+"""Count parameters and multiply-adds of CARE networks by stage and part, by mmengine.analysis.
 
 As in fvcore, a multiply-add of a convolution, a linear layer or a matrix product is one, batch norm
 2 an element, layer norm 5. Activations, shortcuts and layer scale are not counted.
@@ -102,7 +102,7 @@ def count_macs(module: nn.Module, *inputs: Tensor) -> Counter[str]:
 
 
 def _place(path: str) -> tuple[str, str]:
-    """Stage and part of a module or parameter."""
+    """Find stage and part of a module or parameter."""
     part = re.search('|'.join(PARTS), path)
     stage = re.search(r'(?:stages|out_norms)\.(\d)', path)
     number = int(stage[1]) + 1 if stage else 1 if 'stem' in path else None

@@ -75,5 +75,5 @@ def delta_limit(d: Number, kernels: Sequence[Number], heads: int = 1) -> Number:
 
 
 def _mean_square(kernels: Sequence[Number]) -> Number:
-    """k^2 of Eq. 9, or (k1^2 + k2^2) / 2 of Eq. 17."""
+    """Compute k^2 of Eq. 9, or (k1^2 + k2^2) / 2 of Eq. 17."""
     return sum(kernel**2 for kernel in kernels) * Fraction(1, len(kernels))

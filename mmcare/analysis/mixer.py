@@ -1,4 +1,4 @@
-"""The paper's complexity model next to the published networks."""
+"""Compare the paper's complexity model with the published networks."""
 
 from collections.abc import Sequence
 

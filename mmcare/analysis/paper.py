@@ -1,4 +1,4 @@
-"""The costs in the paper's Tables 2 to 5 next to those counted for the shipped configs."""
+"""Compare costs in the paper's Tables 2 to 5 with those counted for the shipped configs."""
 
 import pandas as pd
 

@@ -1,4 +1,4 @@
-"""Training with a teacher, as the released script and DeiT do it.
+"""Train with a teacher, as the released script and DeiT do it.
 
 Touvron et al., "Training data-efficient image transformers & distillation through attention",
 ICML 2021, https://arxiv.org/abs/2012.12877.
@@ -23,7 +23,7 @@ from mmcare.weights.reading import load_weights
 
 
 class _Shared(list):
-    """Holds a module that is not a child of its owner, and that copies of the owner share."""
+    """Hold a module that is not a child of its owner, and that copies of the owner share."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
         return self

@@ -47,7 +47,9 @@ def fit_config(config: Config, shape: tuple[int, int]) -> None:
     size = shape[1], shape[0]
     loader, model = config.test_dataloader, config.model
     loader.batch_size = 1
-    steps = {step.type.rpartition('.')[2]: step for step in loader.dataset.pipeline}
+    steps = {}
+    for step in loader.dataset.pipeline:  # types are names, or classes
+        steps[getattr(step.type, '__name__', step.type).rpartition('.')[2]] = step
     if 'Resize' in steps:
         steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
     if 'Pad' in steps:

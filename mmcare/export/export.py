@@ -116,7 +116,7 @@ def export_backbone(
         'neck': [f'neck{index + 1}' for index in range(len(outputs))],
         'model': name_outputs(network.model, outputs) if part == 'model' else [],
     }[part]
-    pictures = []
+    pictures, unread = [], ''
     try:
         if int8:
             pictures = read_pictures(source, shape, calibration + HELD_BACK, images)
@@ -130,6 +130,7 @@ def export_backbone(
                 f'no pictures to calibrate with: {error}; give a config with training data, or a '
                 'folder of pictures with --images'
             ) from error
+        unread = ' '.join(f'{type(error).__name__}: {error}'.split())
     trials = trial_images(network.in_channels, shape)
     trials |= {f'picture{i + 1}': picture for i, picture in enumerate(pictures[-HELD_BACK:])}
     folded = deepcopy(network)
@@ -150,6 +151,8 @@ def export_backbone(
         mmcare_version=__version__,
         torch_version=str(torch.__version__),  # plain, for YAML
     )
+    if unread and source.config is not None:
+        report['pictures'] = f'none compared: {unread}'
     if part == 'model' and (decode := describe_decoding(network.model)):
         report['decode'] = decode
     separate_convolutions(folded)

@@ -1,4 +1,4 @@
-"""Paints textured shapes on textured grounds; every choice comes from the generator it is given."""
+"""Paint textured shapes on textured grounds; every choice comes from the generator it is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small data sets in the folder layouts of COCO 2017, ADE20K and ImageNet, drawn from a seed."""
+"""Write small data sets in the layouts of COCO 2017, ADE20K and ImageNet, drawn from a seed."""
 
 from __future__ import annotations
 

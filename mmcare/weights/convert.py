@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
+import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import load_state_dict
@@ -73,12 +75,14 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
     return f'Wrote {destination} {direction}: CARE({arch!r}) of {source}.'
 
 
+@torch.no_grad()
 def fold_checkpoint(
     config: str | os.PathLike, checkpoint: str | os.PathLike, destination: str | os.PathLike
 ) -> str:
     """Fold the checkpoint of a whole model: a detector, a segmentor or a classifier.
 
-    Every CARE and every pair of its classification heads is folded.
+    Every CARE and every pair of its classification heads is folded, and compared before and after:
+    on noise, for a CARE as large as test images.
 
     Args:
         config: Config of the model, not folded; its toolbox must be installed.
@@ -92,7 +96,7 @@ def fold_checkpoint(
     Raises:
         FileNotFoundError: If config or checkpoint does not exist.
         CheckpointError: If the checkpoint cannot be read, is folded already, or does not fill a
-            CARE; RuntimeError: if it does not fill the rest of the model.
+            CARE; RuntimeError: if it does not fill the rest of the model, or if outputs change.
         ValueError: If there is nothing to fold.
         IsADirectoryError, NotADirectoryError, PermissionError: If nothing can be written there.
     """
@@ -108,9 +112,22 @@ def fold_checkpoint(
         if isinstance(module, CARE):
             check_whole(module, weights, f'{name}.', checkpoint)
     load_state_dict(model, weights, strict=True)
-    folded = [name for name, one in model.named_modules() if isinstance(one, (CARE, TwoHeads))]
+    kinds = CARE, TwoHeads
+    folded = [k for k, one in model.named_modules() if isinstance(one, kinds) and not one.deploy]
+    noise = torch.Generator().manual_seed(0)
     for name in folded:
-        model.get_submodule(name).switch_to_deploy()
+        part: Any = model.get_submodule(name)
+        if isinstance(part, CARE):
+            shape = 1, part.stem.conv.in_channels, *find_test_size(cfg)
+            given: Any = torch.randn(shape, generator=noise)
+        else:
+            given = (torch.randn(1, part.cls_head.fc.in_features, generator=noise),)
+        before = part(given)
+        part.switch_to_deploy()
+        # To 1e-4 of the largest value of each output; NaN is never equal.
+        same = map(lambda x, y: (x - y).abs().max() <= 1e-4 * x.abs().max(), before, part(given))
+        if not all(same):
+            raise RuntimeError(f'folding changes outputs of {name}; {destination} is not written')
     if not folded:
         raise ValueError(f'nothing in the model of {config} can be folded')
     meta = dict(source.get('meta') or {}) if 'state_dict' in source else {}
@@ -121,3 +138,11 @@ def fold_checkpoint(
         f'Folded {", ".join(folded)} of {checkpoint}. Wrote {destination}; a config takes it with\n'
         f'    --cfg-options {options}'
     )
+
+
+def find_test_size(config: Config) -> tuple[int, int]:
+    """Find height and width of test images in a config; 512 x 512 where it names no size."""
+    size: Any = 512  # or width and height
+    for step in (config.get('test_dataloader') or {}).get('dataset', {}).get('pipeline', []):
+        size = step.get('crop_size') or step.get('scale') or size
+    return (size, size) if isinstance(size, int) else (size[1], size[0])

@@ -233,7 +233,7 @@ def test_teacher_is_no_part_of_the_student(teacher_file, form):
     losses = model.train_step(batch(), optim_wrapper)
     assert {'loss', 'loss_cls', 'loss_distill'} <= losses.keys()
     assert not torch.equal(before, model.head.distill_head.fc.weight)
-    assert_equal(model.teacher.state_dict(), state)  # running statistics, too
+    assert_equal(model.teacher.state_dict(), state)  # also running statistics
     assert not any(parameter.requires_grad for parameter in model.teacher.parameters())
     averaged = ExponentialMovingAverage(model)
     assert copy.deepcopy(model).teacher is averaged.module.teacher is model.teacher

@@ -270,6 +270,14 @@ def test_named_before_training_or_passed(data, case):
     unchecked.call_hook('before_run')
 
 
+def test_classes_of_a_prompt_are_a_warning(data, capfd):
+    """As mmdet's MM-Grounding-DINO has them, 256 for the 1203 of LVIS."""
+    runner = build('coco', data, classes=2)
+    runner.model.language_model = nn.Identity()
+    runner.train()
+    assert runner.iter == 1 and 'model.head.num_classes=2' in ''.join(capfd.readouterr())
+
+
 @pytest.mark.parametrize(
     ('wrap', 'evaluated'),  # datasets in a wrapper may be evaluated with one file for all
     [(dict, 'val'), (wrap_twice, 'other')],

@@ -57,7 +57,7 @@ def trained(tmp_path_factory):
     ['detection', 'segmentation', *(pytest.param(t, marks=pytest.mark.slow) for t in ONE_STAGE)],
 )
 def test_train_resume_and_test(trained, tmp_path, task):
-    """A resumed run ends with the same weights, across a switch of pipelines too."""
+    """A resumed run ends with the same weights, also across a switch of pipelines."""
     data, last = trained(task) / 'data', trained(task) / 'run' / LAST.get(task, 'epoch_2.pth')
     first, parts = last.with_stem(last.stem.replace('2', '1')), tmp_path / 'parts'
     parts.mkdir()

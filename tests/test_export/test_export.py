@@ -5,6 +5,7 @@ import platform
 import runpy
 import sys
 from copy import deepcopy
+from unittest.mock import Mock
 
 import mmcv
 import numpy as np
@@ -308,6 +309,7 @@ def failing(tmp_path, monkeypatch, capsys):
         ('s7', "'s7' is neither one of s0, s1, s2 nor a config"),
         ('gone.py', 'gone.py'),
         ('s0 gone.pth', 'gone.pth'),
+        ('s0 resnet.pth', 'resnet.pth holds no CARE: give a checkpoint'),
         ('s0 --with-neck', 'is a backbone without neck or head: give a config'),
         ('none.py', 'it holds 0'),
         ('s9.py', "'s9'"),
@@ -326,6 +328,7 @@ def test_bad_arguments(failing, tmp_path, monkeypatch, arguments, words):
         ('four', "type='CARE', in_channels=4"),
     ):
         (tmp_path / f'{name}.py').write_text(f'model = dict(backbone=dict({backbone}))')
+    torch.save({'backbone.conv1.weight': torch.zeros(1)}, tmp_path / 'resnet.pth')
     for folder in ('empty', 'cut', 'few'):
         (tmp_path / folder).mkdir()
     (tmp_path / 'cut/cut.png').write_bytes(b'no picture')
@@ -357,8 +360,16 @@ def test_the_tool(tmp_path, monkeypatch, capsys):
     options = ['--shape', '64', '64', '--format', 'onnx', '--out-dir']
     command = [TOOL, tmp_path / 'thin.py', *options, tmp_path / 'out']
     monkeypatch.setattr(sys, 'argv', [str(part) for part in command])
+    with monkeypatch.context() as patched:
+        patched.setattr('mmcare.export.export.format_report', Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_path(str(TOOL), run_name='__main__')
+    assert stop.value.code == 130 and not (tmp_path / 'out').exists()
+    assert capsys.readouterr().err.endswith('stopped: nothing is written\n')
     runpy.run_path(str(TOOL), run_name='__main__')
-    assert 'file: thin_64x64.onnx' in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert 'file: thin_64x64.onnx' in printed
+    assert "pictures: 'none compared: ValueError: the config has no mean" in printed
     assert (tmp_path / 'out' / 'thin_64x64.onnx').exists()
 
 

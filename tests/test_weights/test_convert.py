@@ -5,12 +5,13 @@ import sys
 import pytest
 import torch
 from helpers import ROOT, THIN, run, thin_backbone
+from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from test_loading import published_state, random_backbone
 from toy_configs import toy_config
 
 from mmcare.models import CARE
-from mmcare.weights.convert import convert_checkpoint, fold_checkpoint
+from mmcare.weights.convert import convert_checkpoint, find_test_size, fold_checkpoint
 from mmcare.weights.names import as_classifier
 from mmcare.weights.reading import read_checkpoint
 from mmcare.weights.whole import CheckpointError
@@ -63,7 +64,20 @@ def test_tools_say_what_is_wrong_in_one_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_fold_a_whole_model(tmp_path):
+@pytest.mark.parametrize(
+    ('name', 'size'),
+    [
+        ('imagenet/care_s0_in1k', (224, 224)),
+        ('mask_rcnn/care_s0_coco', (800, 1333)),
+        ('mask_rcnn/care_s0_nuclei', (512, 512)),  # which are tested as they are
+        ('_base_/default_runtime', (512, 512)),
+    ],
+)
+def test_size_of_noise(name, size):
+    assert find_test_size(Config.fromfile(ROOT / f'configs/{name}.py')) == size
+
+
+def test_fold_a_whole_model(tmp_path, monkeypatch):
     file, trained, folded = (tmp_path / name for name in ('config.py', 'trained.pth', 'folded.pth'))
     config = toy_config('segmentation', tmp_path, tmp_path / 'run')
     config.dump(file)
@@ -85,6 +99,9 @@ def test_fold_a_whole_model(tmp_path):
         expected, found = model(image), other(image)
     assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
 
+    monkeypatch.setattr(CARE, 'switch_to_deploy', lambda self: self.stem.norm.reset_parameters())
+    with pytest.raises(RuntimeError, match='changes outputs of backbone'):
+        fold_checkpoint(file, trained, tmp_path / 'out.pth')
     state['backbone.stem.norm.running_var'].fill_(float('nan'))
     torch.save(dict(state_dict=state), trained)
     with pytest.raises(CheckpointError, match='not finite'):

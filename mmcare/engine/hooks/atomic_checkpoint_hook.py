@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill at any moment, and that ``torch.load`` reads anywhere."""
+"""Write checkpoints that survive a kill at any moment, and that ``torch.load`` reads anywhere."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ KEPT, OUTDATED = 'keep_ckpt_ids', 'outdated_ckpts'  # of the message hub; the fi
 
 @HOOKS.register_module()
 class AtomicCheckpointHook(CheckpointHook):
-    """MMEngine's ``CheckpointHook``, safe against a kill or a power cut at any moment.
+    """Write checkpoints that survive a kill or a power cut at any moment.
 
-    Arguments and file names are those of ``CheckpointHook``. A checkpoint is written under another
-    name, brought to the disk and renamed; only then are old ones deleted. This holds for local
-    disks. Other backends write as MMEngine does.
+    Arguments and file names are those of MMEngine's ``CheckpointHook``. A checkpoint is written
+    under another name, brought to the disk and renamed; only then are old ones deleted. This holds
+    for local disks. Other backends write as MMEngine does.
 
     With ``resume=True`` and no ``load_from`` the run resumes from the checkpoint that MMEngine's
     file ``last_checkpoint`` names or, with a warning, from the newest whole one if that one is
@@ -104,7 +104,7 @@ class AtomicCheckpointHook(CheckpointHook):
                 checkpoint[key] = _plain(value)
 
     def _pattern(self) -> str:
-        """The regular expression of the names of checkpoints."""
+        """Return the regular expression of the names of checkpoints."""
         return '[0-9]+'.join(map(re.escape, re.split(r'\{[^}]*\}', self.filename_tmpl)))
 
     def _find(self, path: str | None) -> str | None:
@@ -145,7 +145,7 @@ class AtomicCheckpointHook(CheckpointHook):
 
 
 class _AtomicBackend(LocalBackend):
-    """MMEngine's backend for local disks: writes are atomic, and removals wait for the next."""
+    """Write to local disks atomically, and remove files after the next write."""
 
     def __init__(self, outdated: list[str]) -> None:
         self.outdated = outdated

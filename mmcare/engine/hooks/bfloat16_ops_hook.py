@@ -1,4 +1,4 @@
-"""Detectors under bfloat16 autocast: mmcv's compiled ops get float32."""
+"""Run mmcv's compiled operators in float32 under bfloat16 autocast."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Networks whose convolutions compute in channels-last memory."""
+"""Run convolutions in channels-last memory."""
 
 from typing import Any
 

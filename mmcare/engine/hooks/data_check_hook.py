@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import torch
 from mmengine.dataset import BaseDataset
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
+from mmengine.logging import print_log
 from mmengine.runner import BaseLoop, Runner
 from PIL import Image
 from torch import nn
@@ -26,13 +28,13 @@ ORIENTATION = 0x0112  # of EXIF
 
 @HOOKS.register_module()
 class DataCheckHook(Hook):
-    """Check what the toolboxes take on trust.
+    """Validate what the toolboxes assume.
 
     Before a run: images and label maps exist; label maps in PNG are undamaged, as large as their
     images and read as stored; COCO's categories are in the order of the classes; the evaluator's
     ``ann_file`` is that of its dataloader; all splits have the same class folders; the model has
-    enough classes. Before each iteration: mmseg's labels are among the classes, or ignored. Remote
-    data (``backend_args``, ``://``) are not checked.
+    enough classes (with a ``language_model``: or a warning). Before each iteration: mmseg's labels
+    are among the classes, or ignored. Remote data (``backend_args``, ``://``) are not checked.
 
     Args:
         enabled: False (``default_hooks.data_check.enabled=False``) switches the checks off.
@@ -97,16 +99,21 @@ def _check_num_classes(mode: str, dataset: BaseDataset, model: nn.Module) -> Ite
     number = len(dataset.metainfo.get('classes') or ())
     if any(hasattr(module, 'num_stuff_classes') for module in model.modules()):
         return  # panoptic models count things and stuff apart
+    named = any(hasattr(module, 'language_model') for module in model.modules())
     for name, module in model.named_modules():
         found = getattr(module, 'num_classes', None)
         # Proposals are class-agnostic, and STDC has a head for borders.
         other = 'backbone' in name or 'rpn' in name or hasattr(module, 'boundary_threshold')
         if isinstance(found, int) and found < number and not other:
-            yield f'the {mode} dataset has {number} classes, but model.{name}.num_classes={found}'
+            fault = f'the {mode} dataset has {number} classes, but model.{name}.num_classes={found}'
+            if named:  # classes are words of a prompt, which can be split
+                print_log(fault, logger='current', level=logging.WARNING)
+            else:
+                yield fault
 
 
 def _check_evaluator(mode: str, dataset: BaseDataset, runner: Runner) -> Iterator[str]:
-    """A stale file in the evaluator would compare with the objects of other images."""
+    """Find a stale file in the evaluator, with the objects of other images."""
     if dataset is not getattr(runner, f'{mode}_dataloader').dataset:  # one of several
         return
     metrics = getattr(runner, f'_{mode}_evaluator', None)  # training has none
@@ -117,7 +124,7 @@ def _check_evaluator(mode: str, dataset: BaseDataset, runner: Runner) -> Iterato
 
 
 def _check_class_folders(dataset: Any, first: Any) -> Iterator[str]:
-    """Labels are indices into the sorted folders, so a missing folder shifts all later labels."""
+    """Find a missing class folder, which shifts all later labels: they index the sorted folders."""
     given, wanted = (getattr(one, 'folder_to_idx', None) for one in (dataset, first))
     if given and wanted and given != wanted:
         names = ', '.join(sorted(given.keys() ^ wanted.keys())[:3])
@@ -125,7 +132,7 @@ def _check_class_folders(dataset: Any, first: Any) -> Iterator[str]:
 
 
 def _check_categories(mode: str, dataset: BaseDataset) -> Iterator[str]:
-    """mmdet numbers categories in the order of the file, whatever the order of the classes."""
+    """Find classes in another order than the file's, in which mmdet numbers categories."""
     if not hasattr(dataset, 'cat_ids') or not os.path.isfile(dataset.ann_file):
         return
     # Their names alone: mmdet deletes what it has parsed, and to parse it again takes a minute.

@@ -1,4 +1,4 @@
-"""A resumed run goes on as an uninterrupted one would have."""
+"""Make resumed runs reproduce uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class ExactResumeHook(Hook):
     seeds; MMEngine's are the same in every epoch.
 
     The hook acts on training only. Checkpoints written within an epoch or between accumulated
-    gradients cannot be resumed exactly. On GPUs set ``randomness.deterministic=True`` as well.
+    gradients cannot be resumed exactly. On GPUs set ``randomness.deterministic=True`` as well, but
+    not for segmentors: PyTorch raises, see docs/crashes.md.
 
     Raises:
         ValueError: If an epoch-based run has persistent workers.
