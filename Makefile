@@ -94,9 +94,9 @@ bench: $(READY) ## measure latency next to the peers, into work_dirs/latency
 	$(BIN)/python benchmarks/latency.py
 
 # On the CPU anywhere, so that the outcome does not depend on the machine.
-test test-onedl test-reach test-slow: export CUDA_VISIBLE_DEVICES := -1
+test test-onedl test-reach test-slow test-torch2.0 test-torch2.1: export CUDA_VISIBLE_DEVICES := -1
 # One thread for each of the processes, which share no fixtures but those of a file.
-test test-onedl: export OMP_NUM_THREADS := 1
+test test-onedl test-torch2.0 test-torch2.1: export OMP_NUM_THREADS := 1
 PYTEST_FAST = $(BIN)/python -m pytest tests README.md docs -m 'not slow' --numprocesses auto --dist loadfile
 
 test: $(READY) ## run the tests without the slow ones, and the code blocks of the pages
@@ -105,12 +105,23 @@ test: $(READY) ## run the tests without the slow ones, and the code blocks of th
 test-onedl: $(ONEDL_READY) ## the same on the maintained forks of the MM family, in .venv-onedl
 	$(PYTEST_FAST)
 
+test-torch2.1: $(OLD_READY) ## all tests but those of exports, with PyTorch 2.1 as most users have it
+	$(BIN)/python -m pytest tests -m 'not slow' --numprocesses auto --dist loadfile
+
+test-torch2.0: $(OLDEST_READY) ## the tests of models, weights and hooks with the oldest versions
+	$(BIN)/python -m pytest tests/test_models tests/test_weights tests/test_engine tests/test_flows.py \
+		-m 'not slow' --numprocesses auto --dist loadfile
+
 test-slow: $(READY) ## run the slow tests
 	$(BIN)/python -m pytest tests -m slow
+
+# What runs with Python 3.8; exports and analysis need more.
+CORE := mmcare/*.py $(addprefix mmcare/,classification engine models sample_data weights) setup.py
 
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/vermin --quiet --no-tips --violations --exclude str.decode -t=3.8- $(CORE)
 
 typecheck: $(READY) ## check type annotations
 	$(BIN)/python -m mypy

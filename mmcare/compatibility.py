@@ -6,6 +6,7 @@ MMCV that was chosen or compiled with care.
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from importlib import import_module
 from types import ModuleType
@@ -42,6 +43,16 @@ def check_versions(*names: str) -> None:
         found = _import(name, f'mmcare needs {name}{versions}: {command}').__version__
         if not SpecifierSet(versions).contains(found, prereleases=True):
             raise ImportError(f'mmcare needs {name}{versions}, found {found}: {command}')
+
+
+def check_export() -> None:
+    """Raise an ImportError where Python or PyTorch are too old for exports."""
+    found = f'{sys.version_info[0]}.{sys.version_info[1]}'
+    if sys.version_info < (3, 11) or not SpecifierSet('>=2.6').contains(torch.__version__, True):
+        raise ImportError(
+            f'exports need Python>=3.11 and torch>=2.6, found Python {found} and torch '
+            f'{torch.__version__}'
+        )
 
 
 def require(name: str, purpose: str, extra: str = 'export') -> ModuleType:
@@ -81,6 +92,11 @@ def autocast_off(x: Tensor) -> ContextManager[Any]:
     else:
         on = device == 'cuda' and torch.is_autocast_enabled()
     return torch.autocast(device, enabled=False) if on else nullcontext()
+
+
+def fused_on_cpu() -> bool:
+    """Whether AdamW takes ``fused=True`` on CPUs: from PyTorch 2.4 on."""
+    return SpecifierSet('>=2.4').contains(torch.__version__, prereleases=True)
 
 
 def is_compiling() -> bool:

@@ -4,16 +4,16 @@ import copy
 
 import pytest
 import torch
-from helpers import THIN, thin_backbone
+from helpers import THIN, newer, thin_backbone
 from torch import nn
 from torch.ao import quantization
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils import weight_norm as old_weight_norm
-from torch.nn.utils.parametrizations import weight_norm
 
 from mmcare.models import CARE
 
+weight_norm = getattr(parametrizations, 'weight_norm', old_weight_norm)  # new in PyTorch 2.1
 IMAGE = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 
 
@@ -67,6 +67,7 @@ def test_a_model_loads_its_own_state_dict(change):
     torch.testing.assert_close(dict(model.state_dict()), dict(saved), rtol=0, atol=0)
 
 
+@newer
 def test_fully_sharded(tmp_path):
     from torch.distributed import destroy_process_group, init_process_group
     from torch.distributed.fsdp import fully_shard

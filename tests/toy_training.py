@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import matplotlib.backends.backend_agg  # noqa: F401 (this and mmcv.ops save time in each fork)
-import mmcv.ops  # noqa: F401
 import mmengine.runner.runner as mmengine_runner
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import mmcare.engine.safe_loading  # noqa: F401
+
+with suppress(ImportError):  # mmcv-lite has none
+    import mmcv.ops  # noqa: F401
 
 mmengine_runner.collect_env = dict  # which starts compilers to ask for their versions
 EPOCHS, ITERATIONS, KEPT = 4, 4, 2  # iterations in each epoch; checkpoints to keep

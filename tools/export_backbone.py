@@ -12,7 +12,11 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mmcare.export import export_backbone, load_source
+try:
+    from mmcare.export import export_backbone, load_source
+except ImportError as error:  # an older Python or PyTorch
+    print(f'error: {error}', file=sys.stderr)
+    sys.exit(2)
 from mmcare.export.coreml import COMPRESSIONS, PRECISIONS, TARGETS
 from mmcare.export.export import FORMATS, INPUTS, format_report
 from mmcare.export.onnx import OPSET

@@ -14,11 +14,15 @@ from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
+try:
+    from mmcare.export.evaluate import fit_config, pad_images, replaced_part
+except ImportError as error:  # an older Python or PyTorch
+    print(f'error: {error}', file=sys.stderr)
+    sys.exit(2)
 import pandas as pd
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
-from mmcare.export.evaluate import fit_config, pad_images, replaced_part
 from mmcare.export.load import Network
 from mmcare.export.runtime import measure_in_turn, open_exported
 from mmcare.files import check_writable_file, moved_into_place, size_of

@@ -14,4 +14,4 @@ care_from_scratch = dict(
     drop_path_rate=0.0,
 )
 # The second moment forgets the first steps within a short run.
-adamw_from_scratch = dict(lr=1e-3, betas=(0.9, 0.98), fused=True)
+adamw_from_scratch = dict(lr=1e-3, betas=(0.9, 0.98))

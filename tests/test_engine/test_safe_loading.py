@@ -15,7 +15,6 @@ from mmengine.runner import CheckpointLoader, Runner
 from mmengine.runner.checkpoint import load_from_local
 from toy_configs import make_data, toy_config
 
-from mmcare.export import export_backbone, load_source
 from mmcare.weights.whole import CheckpointError
 
 # Of the three toolboxes; the third has another test in test_classification.
@@ -72,6 +71,8 @@ def test_train_resume_and_test(trained, tmp_path, task):
     assert not torch.equal(*changed)
     assert Runner.from_cfg(toy_config(task, data, tmp_path / 'test', load_from=str(last))).test()
     if task in ONE_STAGE:
+        from mmcare.export import export_backbone, load_source
+
         source = load_source(trained(task) / 'config.py', last, 'model')
         report = export_backbone(source, tmp_path, (64, 64), ('onnx',))
         assert report['decode']['strides'][:3] == [8, 16, 32]
