@@ -1,4 +1,4 @@
-"""Weights of a file fill a backbone, or an error is raised."""
+"""Weights of a file fill a network, or an error is raised."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from mmcare.weights.names import BACKBONE_PARTS, name_arch
 
+SHAPE = 'of another shape'
 COUNTERS = ('num_batches_tracked', '_extra_state')
 
 
@@ -16,48 +17,57 @@ class CheckpointError(RuntimeError):
     """A checkpoint file that is damaged, refused, or does not fit."""
 
 
-def check_whole(backbone: Any, state: Mapping[str, Any], prefix: str, file: Any) -> dict[str, Any]:
-    """Return what a CARE takes of a file's weights, or raise unless they fill it.
+def check_whole(network: Any, state: Mapping[str, Any], prefix: str, file: Any) -> dict[str, Any]:
+    """Return what a network takes of a file's weights, or raise unless they fill it.
 
     MM toolboxes load with ``strict=False``: what is missing would stay random.
 
     Args:
-        backbone: A :class:`mmcare.models.CARE`; nothing is loaded.
+        network: A :class:`mmcare.models.CARE`, or its two heads, whose number of classes may be
+            another than the file's; nothing is loaded.
         state: Weights of a model by name.
-        prefix: Name of the backbone in the model, such as ``'backbone.'``.
+        prefix: Name of the network in the model, such as ``'backbone.'``.
         file: Where they come from, for the message.
 
     Returns:
-        Weights by the backbone's own names, without those of stages that are not built. Those of
+        Weights by the network's own names, without those of stages that are not built. Those of
         output norms may be missing.
 
     Raises:
         CheckpointError: If a weight is missing, left over, of another shape, not a tensor of
             floating point, or not finite.
     """
-    given = {}
+    given, is_backbone = {}, hasattr(network, 'arch_zoo')
     for key, value in state.items():
         name = key[len(prefix) :]
-        part, number, *_ = [*name.split('.'), '']
-        spare = part == 'stages' and number in map(str, range(len(backbone.stages), 4))
-        spare |= part == 'out_norms' and number not in backbone.out_norms
-        if key.startswith(prefix) and name.startswith(BACKBONE_PARTS) and not spare:
+        if key.startswith(prefix) and not (is_backbone and _is_left_out(network, name)):
             given[name] = value
-    wanted = backbone.state_dict()
+    wanted = network.state_dict()
     needed = [name for name in wanted if not name.startswith('out_norms.')]
     faults = {'missing': [n for n in needed if n not in given and not n.endswith(COUNTERS)]}
     for name, value in given.items():
         fault = '' if name.endswith(COUNTERS) else _find_fault(value, wanted.get(name))
-        if fault:
+        if fault and (is_backbone or fault != SHAPE):
             faults.setdefault(fault, []).append(name)
-    lines = [f'{file} does not fit the {type(backbone).__name__} (prefix {prefix!r}).']
+    lines = [f'{file} does not fit the {type(network).__name__} (prefix {prefix!r}).']
     for fault, names in faults.items():
         if names:
             more = f' and {len(names) - 3} more' if len(names) > 3 else ''
             lines.append(f'{fault}: {", ".join(prefix + name for name in names[:3])}{more}')
     if len(lines) > 1:
-        raise CheckpointError('\n  '.join(lines + _advise(backbone, given, prefix)))
+        lines += _advise(network, given, prefix) if is_backbone else []
+        raise CheckpointError('\n  '.join(lines))
     return given
+
+
+def _is_left_out(backbone: Any, name: str) -> bool:
+    """Whether a name is that of another part of a model, or of a stage that is not built."""
+    part, number, *_ = [*name.split('.'), '']
+    if part == 'stages':
+        return number in map(str, range(len(backbone.stages), 4))
+    return not name.startswith(BACKBONE_PARTS) or (
+        part == 'out_norms' and number not in backbone.out_norms
+    )
 
 
 def _find_fault(value: Any, wanted: torch.Tensor | None) -> str:
@@ -67,7 +77,7 @@ def _find_fault(value: Any, wanted: torch.Tensor | None) -> str:
     if not plain or not value.is_floating_point():
         return 'not tensors of floating point'
     if value.shape != wanted.shape:
-        return 'of another shape'
+        return SHAPE
     return '' if value.to(wanted.dtype).isfinite().all() else 'not finite'
 
 

@@ -19,7 +19,7 @@ from mmpretrain.structures import DataSample
 
 from mmcare.classification import CAREClsHead
 from mmcare.weights.reading import load_weights
-from mmcare.weights.whole import CheckpointError, mark
+from mmcare.weights.whole import CheckpointError, check_whole
 
 CHANNELS, CLASSES = 128, 3  # 128 is the width of THIN's last map
 POOLING = dict(type='GlobalAveragePooling')
@@ -141,17 +141,18 @@ def drop(part):
     ],
 )
 def test_files_that_do_not_fit_the_heads(source, change, words):
-    """Whatever ``strict`` says: the MM loaders pass False."""
+    """SafeLoadingHook checks them, too."""
     state = source.state_dict()
     change(state)
     with pytest.raises(CheckpointError, match=words):
-        load_state_dict(classifier(), mark(state, 'file.pth'), strict=False)
+        check_whole(classifier().head, state, 'head.', 'file.pth')
 
 
 def test_file_with_another_number_of_classes(source, capsys):
     """As in mmpretrain: classifiers are skipped with a warning, everything else is loaded."""
     model, state = classifier(classes=7), source.state_dict()
-    load_state_dict(model, mark(state, 'file.pth'), strict=False)
+    check_whole(model.head, state, 'head.', 'file.pth')
+    load_state_dict(model, state, strict=False)
     given = {key: value for key, value in model.state_dict().items() if '.fc.' not in key}
     assert_equal(given, {key: state[key] for key in given})
     assert len(state) - len(given) == 4 == capsys.readouterr().out.count('size mismatch')

@@ -9,6 +9,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.runner import find_latest_checkpoint
 
 from mmcare.models import CARE
+from mmcare.models.heads import TwoHeads
 from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
 from mmcare.weights.reading import safe_loader
@@ -19,8 +20,8 @@ from mmcare.weights.whole import check_whole
 class SafeLoadingHook(Hook):
     """Read ``load_from`` and the checkpoint to resume from by :mod:`mmcare.weights.reading`.
 
-    Published CARE files load into classifiers, and a CARE anywhere in the model is loaded whole or
-    raises. MMEngine's own loader is back when the checkpoint is loaded, and if loading fails.
+    Published CARE files load into classifiers. A CARE anywhere in the model is loaded whole or
+    raises; so are its two heads. MMEngine's own loader is back afterwards, even if loading fails.
     ``FlexibleRunner`` loads before any hook runs: import :mod:`mmcare.engine.safe_loading` there.
 
     Raises:
@@ -46,5 +47,5 @@ class SafeLoadingHook(Hook):
         states = [checkpoint.get('state_dict', checkpoint)]
         states += [checkpoint['ema_state_dict']] if 'ema_state_dict' in checkpoint else []
         for name, module in model.named_modules():
-            for state in states if isinstance(module, CARE) else ():
+            for state in states if isinstance(module, (CARE, TwoHeads)) else ():
                 check_whole(module, without_wrapper(state), f'{name}.' if name else '', file)
