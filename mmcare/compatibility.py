@@ -12,6 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, ContextManager
 
+import mmengine
 import torch
 from packaging.specifiers import SpecifierSet
 from torch import Tensor
@@ -97,6 +98,11 @@ def autocast_off(x: Tensor) -> ContextManager[Any]:
 def fused_on_cpu() -> bool:
     """Whether AdamW takes ``fused=True`` on CPUs: from PyTorch 2.4 on."""
     return SpecifierSet('>=2.4').contains(torch.__version__, prereleases=True)
+
+
+def skips_batches() -> bool:
+    """Whether resumed loops over iterations load earlier batches again: from MMEngine 0.10.3 on."""
+    return SpecifierSet('>=0.10.3').contains(mmengine.__version__, prereleases=True)
 
 
 def is_compiling() -> bool:

@@ -12,6 +12,8 @@ from mmengine.runner import Runner
 from PIL import ExifTags, Image
 from torch import nn
 
+pytest.importorskip('mmdet')
+
 CLASSES = ('ant', 'bee', 'cat')
 SIZE = (8, 6)
 

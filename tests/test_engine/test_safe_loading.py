@@ -17,6 +17,7 @@ from toy_configs import make_data, toy_config
 
 from mmcare.weights.whole import CheckpointError
 
+pytest.importorskip('mmdet')
 # Of the three toolboxes; the third has another test in test_classification.
 LAST = dict(detection='epoch_2.pth', segmentation='iter_2.pth', classification='epoch_2.pth')
 ONE_STAGE = ('retinanet', 'rtmdet')

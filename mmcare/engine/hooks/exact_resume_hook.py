@@ -16,6 +16,7 @@ from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, find_latest_checkpoint, set_random_seed
 
+from mmcare.compatibility import skips_batches
 from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
 from mmcare.weights.whole import CheckpointError
@@ -95,6 +96,9 @@ class ExactResumeHook(Hook):
         if getattr(loader.worker_init_fn, 'func', None) is worker_init_fn:
             seed = runner.seed + runner.epoch * loader.num_workers * get_world_size()
             loader.worker_init_fn = partial(loader.worker_init_fn, seed=seed)
+        iterator = getattr(runner.train_loop, 'dataloader_iterator', None)
+        if iterator is not None and not skips_batches():
+            deque(islice(iterator, runner.iter), maxlen=0)
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Seed the generators for the iteration."""
