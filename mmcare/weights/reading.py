@@ -200,7 +200,7 @@ def _download(address: str) -> Path:
 
 def _read_archive(path: Path, map_location: Any) -> tuple[Any, bool]:
     """Return the object in a file of ``torch.save``, and whether its checksums were verified."""
-    verified = False
+    verified, records = False, None
     with path.open('rb') as file:
         is_archive = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC  # as torch.load decides
     if is_archive:
@@ -210,8 +210,8 @@ def _read_archive(path: Path, map_location: Any) -> tuple[Any, bool]:
             damaged = archive.testzip() if verified else None
         if damaged:
             raise CheckpointError(f'the checksum of {damaged} is wrong')
-        # As torch.load asks; it would give the file to torch.jit.load.
-        if 'constants.pkl' in torch._C.PyTorchFileReader(str(path)).get_all_records():
+        records = torch._C.PyTorchFileReader(str(path))
+        if 'constants.pkl' in records.get_all_records():  # torch.load would give it to torch.jit
             raise CheckpointError('it is a TorchScript archive')
     elif tarfile.is_tarfile(path):  # torch.load would unpack it
         raise CheckpointError('it is a tar archive, of PyTorch 0.1')
@@ -219,7 +219,7 @@ def _read_archive(path: Path, map_location: Any) -> tuple[Any, bool]:
         raise CheckpointError(
             'unset TORCH_FORCE_WEIGHTS_ONLY_LOAD, which refuses the stricter reader of mmcare'
         )
-    reader: Any = unpickling
+    reader = unpickling.pickle_module(records)
     content = torch.load(path, map_location, reader, weights_only=False)
     allowed = {each for each in unpickling.allowed().values() if isinstance(each, type)}
     content = _without_foreign(content, {*_PLAIN, *allowed})

@@ -1,4 +1,4 @@
-"""A module like ``pickle`` that knows only the names of checkpoints, for ``torch.load``.
+"""Unpickling for ``torch.load`` that knows only the names of checkpoints.
 
 ``torch.load(weights_only=True)`` can be misled before PyTorch 2.6 (CVE-2025-32434), and refuses
 training files of MM and timm, which also hold NumPy values, namespaces and log buffers.
@@ -10,7 +10,8 @@ import pickle
 import re
 from _compat_pickle import IMPORT_MAPPING
 from collections import Counter, OrderedDict
-from typing import IO, Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -68,6 +69,18 @@ CONSTANTS = torch.dtype, torch.layout, torch.memory_format, torch.qscheme
 class Unpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
     """Resolve the names above, and those of classes that the program has allowed."""
 
+    records: Any = None  # PyTorch's reader of the archive
+
+    def load_binpersid(self) -> None:
+        """Compare a storage with its record: PyTorch before 2.10 reads as much as a file says."""
+        if self.records is not None:
+            _, kind, key, _, numel = self.stack[-1]
+            if len(self.records.get_record(f'data/{key}')) != numel * _utils._element_size(
+                kind.dtype
+            ):
+                raise pickle.UnpicklingError(f'storage {key} has another size than its record')
+        super().load_binpersid()
+
     def find_class(self, module: str, name: str) -> Any:
         """Return what takes the place of a class or function; raise for unknown names."""
         full = f'{IMPORT_MAPPING.get(module, module)}.{name}'  # torch.save writes Python 2's names
@@ -97,12 +110,22 @@ class Unpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
         else:
             raise pickle.UnpicklingError(f'a state of {type(target).__name__} is not allowed')
 
-    dispatch: ClassVar = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}  # type: ignore
+    dispatch: ClassVar = {
+        **pickle._Unpickler.dispatch,  # type: ignore[attr-defined]
+        pickle.BINPERSID[0]: load_binpersid,
+        pickle.BUILD[0]: load_build,
+    }
 
 
-def load(file: IO[bytes], **options: Any) -> Any:
-    """Return the next object in a file, as ``pickle.load`` does."""
-    return Unpickler(file, **options).load()
+def pickle_module(records: Any) -> Any:
+    """Return what ``torch.load`` takes in place of ``pickle``.
+
+    Args:
+        records: ``torch._C.PyTorchFileReader`` of the file; None for a file of the old format.
+    """
+    kind = type('Unpickler', (Unpickler,), dict(records=records))
+    load = lambda file, **options: kind(file, **options).load()  # noqa: E731
+    return SimpleNamespace(__name__=__name__, Unpickler=kind, load=load)
 
 
 def allowed() -> dict[str, Any]:

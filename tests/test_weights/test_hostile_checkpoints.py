@@ -2,6 +2,8 @@
 
 import functools
 import pickle
+import tarfile
+import zipfile
 from argparse import Namespace
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +32,7 @@ has_list = pytest.mark.skipif(not HAS_LIST, reason='this PyTorch has no list of 
 
 
 def save(content, folder, **options):
+    folder.mkdir(exist_ok=True)
     torch.save(content, folder / 'file.pth', **options)
     return folder / 'file.pth'
 
@@ -111,6 +114,31 @@ def test_attributes_are_dropped_everywhere(tmp_path):
     found, tensors = loaded['deep'][0]
     assert found == dict(log_scalars={}) and not vars(found)
     assert not vars(tensors['a']) and not tensors['a']._backward_hooks
+
+
+def test_storages_are_as_large_as_their_records(tmp_path):
+    """PyTorch before 2.10 reads whatever lies behind them in memory."""
+    file = save(dict(a=torch.zeros(1000)), tmp_path)
+    with zipfile.ZipFile(file) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, 'w') as archive:
+        for name, content in records.items():
+            forged = content.replace(b'M\xe8\x03', b'J' + (10**8).to_bytes(4, 'little'))
+            archive.writestr(name, forged if name.endswith('data.pkl') else content)
+    with pytest.raises(CheckpointError, match='another size than its record'):
+        read_checkpoint(file)
+
+
+def test_other_archives_are_refused(tmp_path, state):
+    """torch.load gives TorchScript to torch.jit.load, and unpacks tar archives."""
+    file = tmp_path / 'file.pth'
+    torch.jit.script(nn.Linear(1, 1)).save(file)
+    with pytest.raises(CheckpointError, match='TorchScript'):
+        read_checkpoint(file)
+    with tarfile.open(file, 'w') as archive:
+        archive.add(save(state, tmp_path / 'inner'), 'storages')
+    with pytest.raises(CheckpointError, match='tar archive'):
+        read_checkpoint(file)
 
 
 class Allowed:
