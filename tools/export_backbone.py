@@ -65,7 +65,10 @@ def parse_args() -> argparse.Namespace:
     add('--input', choices=INPUTS, default='image', help=help_input)
     help_compress = "compress Core ML's weights; palettising needs scikit-learn"
     add('--compress', choices=COMPRESSIONS, help=help_compress)
-    help_dynamic = f'ONNX (opset {OPSET}) for any height and width that 32 divides, up to 4096'
+    help_dynamic = (
+        f'ONNX (opset {OPSET}) for any height and width up to 4096; beyond a backbone, those that '
+        '32 divides'
+    )
     add('--dynamic', action='store_true', help=help_dynamic)
     help_quantize = 'ExecuTorch with convolutions in int8, calibrated with pictures'
     add('--quantize', choices=('int8',), help=help_quantize)

@@ -64,7 +64,7 @@ def export_backbone(
         input_kind: Of Core ML: ``'image'``, normalised inside, or ``'tensor'``, normalised.
             The other formats always take a normalised tensor.
         compress: Compression of Core ML's weights, one of ``COMPRESSIONS``.
-        dynamic: ONNX with free height and width, multiples of 32.
+        dynamic: ONNX with free height and width; multiples of 32, except for a backbone.
         int8: Quantize; for ExecuTorch only.
         calibration: Pictures to quantize with, at most.
         images: Folder of these; None: the config's training data.
@@ -102,8 +102,9 @@ def export_backbone(
     if compress and compress.startswith('palettize'):
         require('sklearn', f'compression by {compress}, through scikit-learn,')
     outputs = network(torch.zeros(1, network.in_channels, *shape))
-    if any(side % TOTAL_STRIDE for side in shape) and (
-        dynamic or (part != 'backbone' and outputs[0].dim() == 4)
+    step = 1 if part == 'backbone' else TOTAL_STRIDE  # of free sides
+    if part != 'backbone' and any(side % TOTAL_STRIDE for side in shape) and (
+        dynamic or outputs[0].dim() == 4
     ):
         raise ValueError(
             'height and width must be multiples of 32 where they are free and where maps of '
@@ -189,8 +190,8 @@ def export_backbone(
         program = export_program(folded, network.in_channels, shape)
     # What can be run is compared with the network as its users know it, not as it is exported.
     if 'onnx' in formats:
-        free = export_program(folded, network.in_channels, shape, True) if dynamic else program
-        report['onnx'] = write_onnx(free, paths['onnx'], names, network, trials, dynamic)
+        free = export_program(folded, network.in_channels, shape, step) if dynamic else program
+        report['onnx'] = write_onnx(free, paths['onnx'], names, network, trials, step * dynamic)
     if 'executorch' in formats:
         report['executorch'] = write_executorch(
             program,

@@ -23,7 +23,7 @@ def write_onnx(
     names: Sequence[str],
     reference: nn.Module,
     images: Mapping[str, Tensor],
-    dynamic: bool = False,
+    step: int = 0,
 ) -> dict[str, Any]:
     """Write an ONNX file, once ONNX Runtime has agreed with PyTorch.
 
@@ -34,7 +34,7 @@ def write_onnx(
         names: Of the outputs.
         reference: What the file should compute.
         images: To compare both with; see :func:`mmcare.export.verify.verify`.
-        dynamic: Height and width are free; an image of another size is also tried.
+        step: Height and width are free, in multiples of this; another size is also tried.
 
     Returns:
         Entries of the report: opset, operators by type, convolutions by stage, deviations.
@@ -57,15 +57,15 @@ def write_onnx(
         converted.save(temporary, external_data=False)
         model = onnx.load(temporary)
         onnx.checker.check_model(model)
-        if dynamic:
-            other = height + TOTAL_STRIDE, max(width - TOTAL_STRIDE, TOTAL_STRIDE)
+        if step:
+            other = height + step, max(width - step, TOTAL_STRIDE)
             another = trial_images(channels, other)['random']
             images = {**images, 'random, another size': another}
         deviations = verify(temporary, reference, images, 'ONNX Runtime')
     operators = Counter(node.op_type for node in model.graph.node if node.op_type != 'Constant')
     return dict(
         opset=OPSET,
-        height_and_width='multiples of 32' if dynamic else [height, width],
+        height_and_width=('any' if step == 1 else f'multiples of {step}') if step else [height, width],
         operators=dict(operators.most_common()),
         convolutions=count_convolutions(program),
         deviations=deviations,
