@@ -103,8 +103,10 @@ def export_backbone(
         require('sklearn', f'compression by {compress}, through scikit-learn,')
     outputs = network(torch.zeros(1, network.in_channels, *shape))
     step = 1 if part == 'backbone' else TOTAL_STRIDE  # of free sides
-    if part != 'backbone' and any(side % TOTAL_STRIDE for side in shape) and (
-        dynamic or outputs[0].dim() == 4
+    if (
+        part != 'backbone'
+        and any(side % TOTAL_STRIDE for side in shape)
+        and (dynamic or outputs[0].dim() == 4)
     ):
         raise ValueError(
             'height and width must be multiples of 32 where they are free and where maps of '

@@ -65,7 +65,9 @@ def write_onnx(
     operators = Counter(node.op_type for node in model.graph.node if node.op_type != 'Constant')
     return dict(
         opset=OPSET,
-        height_and_width=('any' if step == 1 else f'multiples of {step}') if step else [height, width],
+        height_and_width=('any' if step == 1 else f'multiples of {step}')
+        if step
+        else [height, width],
         operators=dict(operators.most_common()),
         convolutions=count_convolutions(program),
         deviations=deviations,

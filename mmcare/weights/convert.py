@@ -19,16 +19,7 @@ from mmcare.files import check_writable_file
 from mmcare.models import CARE
 from mmcare.models.heads import TwoHeads
 from mmcare.version import __version__
-from mmcare.weights.names import (
-    BACKBONE_PARTS,
-    HEADS,
-    as_classifier,
-    find_published,
-    from_published,
-    name_arch,
-    of_backbone,
-    to_published,
-)
+from mmcare.weights import names
 from mmcare.weights.reading import (
     load_from_mmcare,
     load_weights,
@@ -50,23 +41,19 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
         A sentence that says what was written.
 
     Raises:
-        FileNotFoundError: If there is no source.
         CheckpointError: If the source cannot be read or does not contain a whole CARE backbone.
-        IsADirectoryError, NotADirectoryError, PermissionError: If nothing can be written there.
+        OSError: If there is no source, or nothing can be written there.
     """
     check_writable_file(Path(destination))
-    checkpoint = read_checkpoint(source)
-    published = find_published(checkpoint) if isinstance(checkpoint, dict) else None
-    if published is not None:
-        state = from_published(published)
-        converted, direction = as_classifier(state), 'as the checkpoint of an MM classifier'
-    else:
-        given = load_weights(source)
-        state = {k: v for k, v in of_backbone(given).items() if k.startswith(BACKBONE_PARTS)}
-        state.update((k, v) for k, v in given.items() if k.startswith(HEADS))
-        converted = to_published({k: v for k, v in state.items() if not k.startswith('out_norms.')})
-        direction = 'in the published format'
-    arch = name_arch(state, CARE.arch_zoo)
+    converted = load_weights(source)  # under the names of a classifier
+    state = names.of_backbone(converted)
+    state = {k: v for k, v in state.items() if k.startswith(names.BACKBONE_PARTS)}
+    direction = 'as the checkpoint of an MM classifier'
+    if names.find_published(read_checkpoint(source)) is None:
+        heads = {k: v for k, v in converted.items() if k.startswith(names.HEADS)}
+        kept = {k: v for k, v in state.items() if not k.startswith('out_norms.')}
+        converted, direction = names.to_published({**kept, **heads}), 'in the published format'
+    arch = names.name_arch(state, CARE.arch_zoo)
     if arch is None:
         raise CheckpointError(f'{source} does not contain the backbone of an s0, s1 or s2')
     check_whole(CARE(arch), state, '', source)
@@ -94,11 +81,10 @@ def fold_checkpoint(
         A sentence that says what was folded and how to use it.
 
     Raises:
-        FileNotFoundError: If config or checkpoint does not exist.
         CheckpointError: If the checkpoint cannot be read, is folded already, or does not fill a
             CARE; RuntimeError: if it does not fill the rest of the model, or if outputs change.
         ValueError: If there is nothing to fold.
-        IsADirectoryError, NotADirectoryError, PermissionError: If nothing can be written there.
+        OSError: If config or checkpoint does not exist, or nothing can be written there.
     """
     check_writable_file(Path(destination))
     cfg = Config.fromfile(config)

@@ -100,9 +100,7 @@ def without_wrapper(state: Mapping[Any, Value]) -> dict[str, Value]:
 def of_backbone(state: Mapping[str, Value], prefix: str | None = None) -> dict[str, Value]:
     """Return the weights of a backbone by its own names, which it may have already.
 
-    Args:
-        state: Of a model, or of a backbone alone.
-        prefix: Name of the backbone in the model. None: ``'backbone.'``, if it is not alone.
+    ``prefix`` is its name in the model. None: ``'backbone.'``, if it is not alone.
     """
     if prefix is None and any(key.startswith(BACKBONE_PARTS) for key in state):
         return dict(state)
@@ -111,14 +109,7 @@ def of_backbone(state: Mapping[str, Value], prefix: str | None = None) -> dict[s
 
 
 def find_published(checkpoint: Mapping[Any, Any]) -> dict[str, Any] | None:
-    """Find the weights of a published file.
-
-    Args:
-        checkpoint: Content of a file: a timm training checkpoint, or a state dict by itself.
-
-    Returns:
-        The weights under their published names, or None if these are not there.
-    """
+    """Find published weights in a timm training checkpoint or a state dict; None without any."""
     state = checkpoint.get('state_dict', checkpoint)
     state = without_wrapper(state) if isinstance(state, Mapping) else {}
     return state if is_published(state) else None

@@ -47,14 +47,8 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
     Python's. EMA weights of timm replace the others. Checksums of the zip container, which
     ``torch.load`` ignores, are verified; a file without checksums is named in a warning. Classes
     that the program has allowed stay allowed, except those that are removed, and those for
-    distributed tensors (some open connections).
-
-    Args:
-        filename: ``.safetensors``, or any other ending for a file of ``torch.save``.
-        map_location: As in ``torch.load``.
-
-    Returns:
-        The object in the file; for ``.safetensors`` a dict with ``state_dict`` and ``meta``.
+    distributed tensors (some open connections). The content of ``.safetensors`` becomes a dict with
+    ``state_dict`` and ``meta``.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -92,14 +86,8 @@ def load_from_mmcare(filename: str | os.PathLike, map_location: Any = None) -> A
     Everything else is passed on as it is, except ``meta.config``, which MMEngine would run as a
     program on resume.
 
-    Args:
-        filename: A path, or an address with ``http://`` or ``https://``.
-        map_location: As in ``torch.load``.
-
     Raises:
-        FileNotFoundError: If there is no such file.
-        OSError: If it cannot be downloaded.
-        CheckpointError: As by :func:`read_checkpoint`.
+        OSError: If it cannot be downloaded; further errors as by :func:`read_checkpoint`.
     """
     name = os.path.expanduser(os.fspath(filename))
     is_remote = name.startswith(PREFIXES[1:])
@@ -115,11 +103,7 @@ def load_from_mmcare(filename: str | os.PathLike, map_location: Any = None) -> A
 
 
 def load_weights(filename: str | os.PathLike) -> dict[str, Any]:
-    """Return the state dict of :func:`load_from_mmcare`, on the CPU, without prefixes of wrappers.
-
-    Raises:
-        FileNotFoundError, OSError, CheckpointError: As by :func:`load_from_mmcare`.
-    """
+    """Return the weights of :func:`load_from_mmcare`, on the CPU, without prefixes of wrappers."""
     checkpoint = load_from_mmcare(filename, 'cpu')
     state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else None
     if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
@@ -130,16 +114,9 @@ def load_weights(filename: str | os.PathLike) -> dict[str, Any]:
 def read_whole(
     backbone: nn.Module, checkpoint: str | os.PathLike, prefix: str | None = None, **_: Any
 ) -> dict[str, Any]:
-    """Return the weights in a file for a CARE, see :func:`check_whole`; nothing is loaded.
+    """Return what a CARE takes of a file, see :func:`check_whole`; nothing is loaded.
 
-    Args:
-        backbone: The CARE.
-        checkpoint: A file as by :func:`load_from_mmcare`.
-        prefix: Name of the backbone in the file's model, by default ``'backbone.'`` or none.
-
-    Raises:
-        FileNotFoundError: The message says where weights are.
-        OSError, CheckpointError: As by the functions above.
+    ``prefix`` is the backbone's name in the file's model, by default ``'backbone.'`` or none.
     """
     try:
         state = of_backbone(load_weights(checkpoint), prefix)
@@ -180,10 +157,7 @@ def write_checkpoint(checkpoint: dict[str, Any], filename: str | os.PathLike) ->
 
 
 def _download(address: str) -> Path:
-    """Download a file once a machine, and return where ``torch.hub`` keeps it.
-
-    In a distributed run all processes must call this. One that fails raises everywhere.
-    """
+    """Download a file once a machine; all processes call this, and raise if one fails."""
     file = Path(torch.hub.get_dir(), 'checkpoints', Path(urlparse(address).path).name)
     fault = ''
     if not file.is_file() and os.environ.get('LOCAL_RANK', '0') == '0':
@@ -216,9 +190,7 @@ def _read_archive(path: Path, map_location: Any) -> tuple[Any, bool]:
     elif tarfile.is_tarfile(path):  # torch.load would unpack it
         raise CheckpointError('it is a tar archive, of PyTorch 0.1')
     if os.environ.get('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '0').lower() in ('1', 'y', 'yes', 'true'):
-        raise CheckpointError(
-            'unset TORCH_FORCE_WEIGHTS_ONLY_LOAD, which refuses the stricter reader of mmcare'
-        )
+        raise CheckpointError('unset TORCH_FORCE_WEIGHTS_ONLY_LOAD: mmcare reads more strictly')
     reader = unpickling.pickle_module(records)
     content = torch.load(path, map_location, reader, weights_only=False)
     allowed = {each for each in unpickling.allowed().values() if isinstance(each, type)}
@@ -260,11 +232,9 @@ _REMOVED = object()
 
 
 def _without_foreign(value: Any, allowed: set[type]) -> Any:
-    """Copy dicts and lists without entries of other types than those that are allowed.
+    """Copy dicts without entries of other types than those that are allowed.
 
-    Returns:
-        The copy; ``_REMOVED`` for another type, and for a list or tuple with one in it. Tensors are
-        changed in place: they lose their hooks.
+    Other types, and lists and tuples with one, become ``_REMOVED``. Tensors lose their hooks.
     """
     if isinstance(value, dict):
         copy: dict = {}
