@@ -11,8 +11,5 @@ from mmengine.registry import Registry
 MODELS = Registry('model', parent=MMENGINE_MODELS, scope='mmcare', locations=['mmcare.models'])
 HOOKS = Registry('hook', parent=MMENGINE_HOOKS, scope='mmcare', locations=['mmcare.engine'])
 TRANSFORMS = Registry(
-    'transform',
-    parent=MMENGINE_TRANSFORMS,
-    scope='mmcare',
-    locations=['mmcare.export.evaluate'],
+    'transform', parent=MMENGINE_TRANSFORMS, scope='mmcare', locations=['mmcare.export.evaluate']
 )
