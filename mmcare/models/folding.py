@@ -71,8 +71,8 @@ def fold(conv: nn.Conv2d, norm: _BatchNorm, norm_first: bool) -> nn.Module:
 def check_foldable(name: str, module: nn.Module) -> None:
     """Raise a RuntimeError unless a module computes what its weights say, and nothing else.
 
-    Hooks do more (pruning, offloading), parametrizations (weight norm, adapters), and other methods
-    ``forward`` (fake quantization).
+    Folding would lose hooks (pruning, offloading), parametrizations (weight norm, adapters) and
+    another ``forward`` (fake quantization).
     """
     kinds = nn.Conv2d, nn.Linear, nn.LayerNorm, _BatchNorm, nn.SyncBatchNorm
     plain = type(module).forward in [each.forward for each in kinds]

@@ -46,8 +46,7 @@ class TwoHeads(nn.Module):
     def switch_to_deploy(self) -> None:
         """Fold both heads into one that computes the mean of their logits, for evaluation only.
 
-        After the normalisation, which they share, W = mean(W_i diag(scale_i)) and
-        b = mean(W_i shift_i + b_i).
+        They share the normalisation: W = mean(W_i diag(scale_i)), b = mean(W_i shift_i + b_i).
 
         Raises:
             RuntimeError: If a layer has hooks, parametrizations or another forward.
@@ -56,13 +55,11 @@ class TwoHeads(nn.Module):
             return
         for name in ('cls_head.norm', 'cls_head.fc', 'distill_head.norm', 'distill_head.fc'):
             check_foldable(name, self.get_submodule(name))
-        weights, biases = [], []
-        for head in (self.cls_head, self.distill_head):
-            weight = head.fc.weight.double()
-            weights.append(weight * head.norm.weight)
-            biases.append(weight @ head.norm.bias.double() + head.fc.bias)
+        heads = [(head.fc, head.norm) for head in (self.cls_head, self.distill_head)]
+        weights = [fc.weight.double() * norm.weight for fc, norm in heads]
+        biases = [fc.weight.double() @ norm.bias.double() + fc.bias for fc, norm in heads]
         self.folded_head = self.cls_head
-        self.folded_head.norm = nn.LayerNorm(weight.shape[1], NORM_EPS, False)
+        self.folded_head.norm = nn.LayerNorm(self.cls_head.fc.in_features, NORM_EPS, False)
         self.folded_head.fc.weight.copy_(torch.stack(weights).mean(0))
         self.folded_head.fc.bias.copy_(torch.stack(biases).mean(0))
         del self.cls_head, self.distill_head
