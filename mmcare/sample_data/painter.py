@@ -1,6 +1,7 @@
 """Paints textured shapes on textured grounds; every choice comes from the generator it is given.
 
-Lengths are in pixels, angles in radians, colours from 0 to 255. Pictures are float32 (H, W, 3).
+Lengths are in pixels, angles in radians, colours from 0 to 255. Points are (x, y), from the top
+left corner of the image. Pictures are float32 (H, W, 3).
 """
 
 from __future__ import annotations
@@ -16,11 +17,7 @@ RIM_CONTRAST = 90  # least distance of an object's colour from the ground around
 
 
 def draw_pattern(
-    rng: np.random.Generator,
-    name: str,
-    height: int,
-    width: int,
-    angles: tuple[float, float] = (0, np.pi),
+    rng: np.random.Generator, name: str, height: int, width: int, angles: Sequence = (0, np.pi)
 ) -> np.ndarray:
     """Draw one of ``PATTERNS`` as a float32 array (height, width) of values from 0 to 1.
 
@@ -72,18 +69,16 @@ def colour(pattern: np.ndarray, colours: np.ndarray) -> np.ndarray:
     return colours[0] + pattern[..., None] * (colours[1] - colours[0])
 
 
-def draw_ground(
-    rng: np.random.Generator, height: int, width: int, contrast: tuple[float, float]
-) -> np.ndarray:
-    """Draw a picture of any pattern in any two colours."""
-    pattern = draw_pattern(rng, rng.choice(PATTERNS), height, width)
+def draw_ground(rng: np.random.Generator, size: int, contrast: tuple[float, float]) -> np.ndarray:
+    """Draw a square picture of any pattern in any two colours."""
+    pattern = draw_pattern(rng, rng.choice(PATTERNS), size, size)
     return colour(pattern, draw_colours(rng, contrast))
 
 
 def draw_outline(
     rng: np.random.Generator, shape: str, size: float, centre: np.ndarray, tilt: float
 ) -> np.ndarray:
-    """Draw the outline of a shape with random proportions and a random rotation.
+    """Draw the outline of a shape with random proportions and rotation: corners (N, 2).
 
     Args:
         rng: Source of both.
@@ -92,9 +87,6 @@ def draw_outline(
         size: Longer side of the upright box around the rotated shape.
         centre: Centre (x, y) of that box.
         tilt: Largest rotation to either side.
-
-    Returns:
-        Corners (N, 2) as (x, y); (0, 0) is the top left corner of the image.
     """
     angles = np.linspace(0, 2 * np.pi, 10 if shape == 'star' else 72, endpoint=False)
     radii = np.ones(len(angles))

@@ -107,7 +107,7 @@ def make_coco(
                 shown = rng.choice(list(COCO_SHAPES), rng.integers(2, 6, endpoint=True))
                 shapes = [COCO_SHAPES[name] for name in shown]
                 sizes = (12, min(80, size / 2))
-                picture = painter.draw_ground(rng, size, size, contrast)
+                picture = painter.draw_ground(rng, size, contrast)
                 visible = painter.paint_objects(rng, picture, shapes, sizes, SMALL_TILT, contrast)
                 for name, mask in zip(shown, visible):
                     annotation_id += 1
@@ -196,7 +196,7 @@ def make_imagenet(
                 rng = np.random.default_rng([seed, stream, index])
                 folder = list(IMAGENET_CLASSES)[index % len(IMAGENET_CLASSES)]
                 label, shape = IMAGENET_CLASSES[folder]
-                picture = painter.draw_ground(rng, size, size, contrast)
+                picture = painter.draw_ground(rng, size, contrast)
                 sizes = (0.35 * size, 0.7 * size)
                 painter.paint_objects(rng, picture, [shape], sizes, np.pi, contrast)
                 prefix = folder if split == 'train' else 'ILSVRC2012_val'
