@@ -28,15 +28,12 @@ def check_writable_file(path: Path) -> None:
 
 @contextmanager
 def moved_into_place(path: Path) -> Iterator[Path]:
-    """Give a temporary name to write to, and rename it to ``path`` if the block succeeds.
+    """Yield a temporary path with the same name, and rename it to ``path`` if the block succeeds.
 
-    A file replaces a file, a directory a directory. Files are on the disk before they are renamed,
-    and the rename before the block ends, so that neither a kill nor a power cut leaves half a file
-    under ``path``. A killed process can leave a directory ``.<name>.<random>.tmp``, in which a
+    A file replaces a file, a directory a directory. Files are synced before they are renamed, and
+    the rename before the block ends, so that neither a kill nor a power cut leaves half a file. A
+    killed process can leave a directory ``.<name>.<random>.tmp`` next to ``path``, in which a
     replaced directory may be found.
-
-    Yields:
-        A path with the name of ``path``, in a temporary directory next to it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     directory = mkdtemp(prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent)

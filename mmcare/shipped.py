@@ -17,15 +17,11 @@ CONFIGS = Path(__file__).resolve().parent / '.mim' / 'configs'
 
 
 def shipped_configs() -> list[str]:
-    """List the names of all shipped configs, such as ``'mask_rcnn/care_s1_coco'``.
-
-    Raises:
-        FileNotFoundError: If mmcare runs from a folder that was never installed.
-    """
+    """List the names of all shipped configs, such as ``'mask_rcnn/care_s1_coco'``."""
     if not CONFIGS.is_dir():
         raise FileNotFoundError(
-            f'{CONFIGS} does not exist. The configs are put there when mmcare is installed: '
-            'run `pip install -e .` in the checkout'
+            f'{CONFIGS} does not exist: installing mmcare puts the configs there '
+            '(`pip install -e .` in the checkout)'
         )
     paths = (path.relative_to(CONFIGS).with_suffix('') for path in CONFIGS.glob('*/*.py'))
     return sorted(path.as_posix() for path in paths if path.parts[0] != '_base_')
@@ -35,11 +31,10 @@ def shipped_config(name: str) -> Path:
     """Find a shipped config, in editable, wheel and sdist installs alike.
 
     Args:
-        name: ``'mask_rcnn/care_s1_coco'``; a leading ``configs/`` and the suffix ``.py`` are
-            allowed.
+        name: ``'mask_rcnn/care_s1_coco'``, or ``'configs/mask_rcnn/care_s1_coco.py'``.
 
     Returns:
-        The absolute path of the config; in an editable install that of the checkout's file.
+        The absolute path; in an editable install that of the checkout's file.
 
     Raises:
         ValueError: If no shipped config has this name.

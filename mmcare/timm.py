@@ -30,9 +30,8 @@ timm.models.register_notrace_function(pool)
 # Mean, std, crop and interpolation of the released evaluation are timm's defaults.
 CFG = dict(pool_size=(7, 7), first_conv='backbone.stem.conv', license='mit')
 CFG['classifier'] = 'head.cls_head.fc', 'head.distill_head.fc'
-default_cfgs = timm.models.generate_default_cfgs(
-    {f'care_{arch}.dist_in1k': CFG for arch in CARE.arch_zoo}
-)
+cfgs = {f'care_{arch}.dist_in1k': CFG for arch in CARE.arch_zoo}
+default_cfgs = timm.models.generate_default_cfgs(cfgs)
 
 
 class CAREClassifier(nn.Module):
@@ -124,10 +123,7 @@ class CAREClassifier(nn.Module):
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
     ) -> Any:
-        """Return the last map and a list of those of ``indices``, or the list alone, as in timm.
-
-        ``norm`` changes nothing, since there is no norm after the last stage.
-        """
+        """Return the last map and a list of those of ``indices``, or the list alone, as in timm."""
         assert output_fmt == 'NCHW', 'maps are (B, C, H, W)'
         taken, last = feature_take_indices(len(self.backbone.stages), indices)
         maps = (_first_stages(self.backbone, last + 1) if stop_early else self.backbone)(x)
@@ -160,29 +156,29 @@ def _first_stages(backbone: CARE, number: int) -> CARE:
     return part
 
 
-def _whole(state: Mapping[str, Any], model: CAREClassifier) -> dict[str, Any]:
+def _whole(state: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """Return the weights of a file that timm is about to load without ``strict``."""
     state, stem = whole_classifier(state), 'backbone.stem.conv.weight'
-    checked, file = dict(state), model.pretrained_cfg.get('file')
+    checked = dict(state)
     if stem in state:  # as timm does next
         checked[stem] = timm.models.adapt_input_conv(model.in_chans, state[stem])
-    check_whole(model.backbone, checked, 'backbone.', file)
+    check_whole(model.backbone, checked, 'backbone.', model.pretrained_cfg.get('file'))
     return state
 
 
 def _entrypoint(arch: str) -> Callable[..., nn.Module]:
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         """Build a CARE for ``timm.create_model``."""
+        name = create.__name__
         given = kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay')
-        source = timm.models.resolve_pretrained_cfg(create.__name__, *given)
+        source = timm.models.resolve_pretrained_cfg(name, *given)
         if pretrained and not (source.has_weights or source.state_dict):
             raise RuntimeError(
                 f'No hub has weights of CARE. {ADDRESSES} Give a file as checkpoint_path=FILE; for '
                 'features_only, other classes or channels: pretrained_cfg_overlay=dict(file=FILE).'
             )
-        kwargs['pretrained_filter_fn'] = _whole
-        kwargs.update(arch=arch, feature_cfg=dict(out_indices=(0, 1, 2, 3), feature_cls='getter'))
-        name = create.__name__
+        kwargs.update(arch=arch, pretrained_filter_fn=_whole)
+        kwargs['feature_cfg'] = dict(out_indices=(0, 1, 2, 3), feature_cls='getter')
         return timm.models.build_model_with_cfg(CAREClassifier, name, pretrained, **kwargs)
 
     create.__name__ = f'care_{arch}'

@@ -1,4 +1,4 @@
-"""Count parameters and multiply-adds of CARE networks by stage and part, by mmengine.analysis.
+"""Count parameters and multiply-adds by stage and part, by mmengine.analysis and in the paper.
 
 As in fvcore, a multiply-add of a convolution, a linear layer or a matrix product is one, batch norm
 2 an element, layer norm 5. Activations, shortcuts and layer scale are not counted.
@@ -34,15 +34,36 @@ PARTS = {
     'head': 'head',
 }
 
+# Table, shipped config, side of the image; the paper's GMACs and millions of parameters as printed.
+PAPER_ROWS = (
+    (2, 'imagenet/care_s0_in1k', 512, '3.8', ''),
+    (2, 'imagenet/care_s1_in1k', 512, '5.4', ''),
+    (2, 'imagenet/care_s2_in1k', 512, '10.1', ''),
+    (3, 'ablation/care_s2_symmetric_in1k', 224, '2.0', '19.7'),
+    (3, 'ablation/care_s2_stacked_in1k', 224, '2.1', '20.9'),
+    (3, 'ablation/care_s2_global_only_in1k', 224, '2.0', '20.7'),
+    (3, 'imagenet/care_s2_in1k', 224, '1.9', '19.5'),
+    (4, 'ablation/care_s0_no_inter1_in1k', 224, '0.5', '5.5'),
+    (4, 'ablation/care_s0_no_inter2_in1k', 224, '0.3', '2.7'),
+    (4, 'ablation/care_s0_no_memory_in1k', 224, '0.5', '5.4'),
+    (4, 'imagenet/care_s0_in1k', 224, '0.7', '7.3'),
+    (5, 'imagenet/care_s0_in1k', 224, '0.72', '7.34'),
+    (5, 'ablation/care_s0_no_early_conv_in1k', 224, '0.72', '7.34'),
+    (5, 'ablation/care_s0_no_multi_scale_in1k', 224, '0.71', '7.32'),
+    (5, 'imagenet/care_s1_in1k', 224, '1.03', '9.60'),
+    (5, 'ablation/care_s1_no_early_conv_in1k', 224, '1.03', '9.60'),
+    (5, 'ablation/care_s1_no_multi_scale_in1k', 224, '1.02', '9.57'),
+    (5, 'imagenet/care_s2_in1k', 224, '1.93', '19.48'),
+    (5, 'ablation/care_s2_no_early_conv_in1k', 224, '1.93', '19.48'),
+    (5, 'ablation/care_s2_no_multi_scale_in1k', 224, '1.92', '19.43'),
+)
+
 
 def build_network(source: str | Path, head: bool = True) -> nn.Module:
-    """Build the CARE backbone of an arch or a config, and the neck and head of a classifier.
-
-    Weights are not read. Of detectors and segmentors only the backbone is built.
+    """Build the backbone of a config, with random weights; of classifiers also neck and head.
 
     Args:
-        source: An arch of :class:`mmcare.models.CARE` (with its heads as in ``configs/imagenet``),
-            or the path of a config.
+        source: Path of a config, or an arch: its config in ``configs/imagenet``.
         head: Whether to add neck and head, which need mmpretrain.
 
     Returns:
@@ -73,8 +94,7 @@ def count_complexity(network: nn.Module, shape: Sequence[int] = (224, 224)) -> p
         shape: Height and width of the image. CARE pads to multiples of 32, and padding counts.
 
     Returns:
-        Columns ``parameters`` and ``macs`` (for one image), index (stage, part). The stem belongs
-        to stage 1.
+        Columns ``parameters`` and ``macs`` (for one image), index (stage, part).
     """
     in_channels = network.get_parameter('backbone.stem.conv.weight').shape[1]
     macs = count_macs(network, torch.zeros(1, in_channels, *shape))
@@ -99,6 +119,27 @@ def count_macs(module: nn.Module, *inputs: Tensor) -> Counter[str]:
     analyzer.tracer_warnings('none')
     with torch.no_grad():
         return analyzer.by_module()
+
+
+def compare_with_paper() -> pd.DataFrame:
+    """Count the networks of the paper's Tables 2 to 5, both heads included.
+
+    Returns:
+        A row each: ``table``, ``config``, ``size``, the paper's ``GMACs`` and ``M``, what is
+        counted (``macs``, ``parameters``), and ``agree``: whether that rounds to the paper's.
+    """
+    rows = []
+    for row in PAPER_ROWS:
+        _, config, side, gmacs, millions = row
+        found = count_complexity(build_network(shipped_config(config)), (side, side)).sum()
+        agree = _rounds_to(found.macs / 1e9, gmacs) and _rounds_to(found.parameters / 1e6, millions)
+        rows.append((*row, found.macs, found.parameters, agree))
+    columns = ['table', 'config', 'size', 'GMACs', 'M', 'macs', 'parameters', 'agree']
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _rounds_to(value: float, printed: str) -> bool:
+    return not printed or f'{value:.{len(printed.partition(".")[2])}f}' == printed
 
 
 def _place(path: str) -> tuple[str, str]:

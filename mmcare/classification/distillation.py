@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ class DistillationClassifier(ImageClassifier):
                 teacher.init_weights()
             else:
                 state = load_weights(self.teacher_checkpoint)
-                teacher.load_state_dict(state.get('model', state))  # timm and DeiT write `model`
+                teacher.load_state_dict(state.get('model', state))  # DeiT writes `model`
             self._teacher.append(teacher.requires_grad_(False).eval())
         return self._teacher[0]
 
@@ -103,38 +104,20 @@ class DistillationClassifier(ImageClassifier):
         super().init_weights()
 
     def loss(self, inputs: Tensor, data_samples: list[DataSample]) -> dict[str, Any]:
-        """Compute the losses of a batch.
-
-        Args:
-            inputs: Normalised images (B, 3, H, W).
-            data_samples: With their labels.
-
-        Returns:
-            ``loss_cls`` and ``loss_distill``, whose sum is the loss, and accuracies in percent.
+        """Compute the losses of normalised images (B, 3, H, W), see :meth:`CAREClsHead.loss`.
 
         Raises:
             ValueError: If the teacher's logits have another shape than the head's.
         """
         with torch.no_grad():
             teacher_logits = self.teacher.to(inputs)(inputs)
-        cls_logits, distill_logits = self.head.head_logits(self.extract_feat(inputs))
-        shape, needed = tuple(teacher_logits.shape), tuple(distill_logits.shape)
-        check("the shape of the teacher's logits", shape, f"the head's {needed}", shape == needed)
-        label_loss = self.head.label_loss(cls_logits, data_samples)
-        return {
-            'loss_cls': (1 - self.alpha) * label_loss,
-            'loss_distill': self.alpha * self.distillation_loss(distill_logits, teacher_logits),
-            **self.head.accuracies((cls_logits + distill_logits) / 2, data_samples),
-        }
+        distill = partial(self._distillation_loss, teacher_logits)
+        return self.head.loss(self.extract_feat(inputs), data_samples, self.alpha, distill)
 
-    def distillation_loss(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """Compute the loss of the distillation head's logits (B, K) against the teacher's."""
+    def _distillation_loss(self, teacher_logits: Tensor, logits: Tensor) -> Tensor:
+        shape, needed = tuple(teacher_logits.shape), tuple(logits.shape)
+        check("the shape of the teacher's logits", shape, f"the head's {needed}", shape == needed)
         if self.distillation == 'hard':
             return F.cross_entropy(logits, teacher_logits.argmax(1))
-        divergence = F.kl_div(
-            F.log_softmax(logits / self.temperature, 1),
-            F.log_softmax(teacher_logits / self.temperature, 1),
-            reduction='batchmean',
-            log_target=True,
-        )
-        return self.temperature**2 * divergence
+        own, target = (F.log_softmax(z / self.temperature, 1) for z in (logits, teacher_logits))
+        return self.temperature**2 * F.kl_div(own, target, reduction='batchmean', log_target=True)

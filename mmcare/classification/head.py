@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mmpretrain.models.heads import ClsHead
@@ -17,8 +18,7 @@ class CAREClsHead(TwoHeads, ClsHead):
     """Class head and distillation head on globally pooled features.
 
     Each head is GELU, LayerNorm and a linear classifier. Predictions come from the mean of their
-    logits. In training both heads learn the labels. In a :class:`DistillationClassifier` the
-    distillation head learns from a teacher instead.
+    logits. Both learn the labels; in a :class:`DistillationClassifier` one learns from a teacher.
 
     Args:
         num_classes: Number of classes, K.
@@ -50,25 +50,30 @@ class CAREClsHead(TwoHeads, ClsHead):
         return TwoHeads.forward(self, self.pre_logits(feats))
 
     def loss(
-        self, feats: tuple[Tensor, ...], data_samples: list[DataSample], **kwargs: Any
+        self,
+        feats: tuple[Tensor, ...],
+        data_samples: list[DataSample],
+        alpha: float = 0.5,
+        distill: Callable[[Tensor], Tensor] | None = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
-        """Compute the losses of both heads against the labels, each with weight 1/2.
+        """Compute the losses of both heads, which add up, and accuracies in percent.
 
-        Returns:
-            ``loss_cls`` and ``loss_distill``, whose sum is the loss, and accuracies in percent.
+        Args:
+            feats: See :meth:`pre_logits`.
+            data_samples: With their labels.
+            alpha: Weight of the distillation head; the class head has the rest.
+            distill: Loss of the distillation head's logits (B, K); None: against the labels.
+            **kwargs: Arguments of the loss against the labels.
         """
-        cls_logits, distill_logits = self.head_logits(feats)
-        return {
-            'loss_cls': self.label_loss(cls_logits, data_samples, **kwargs) / 2,
-            'loss_distill': self.label_loss(distill_logits, data_samples, **kwargs) / 2,
-            **self.accuracies((cls_logits + distill_logits) / 2, data_samples),
-        }
 
-    def label_loss(self, logits: Tensor, data_samples: list[DataSample], **kwargs: Any) -> Tensor:
-        """Compute the mean loss of logits (B, K) against the labels."""
-        return ClsHead._get_loss(self, logits, data_samples, **kwargs)['loss']
+        def label_loss(logits: Tensor) -> Tensor:
+            return ClsHead._get_loss(self, logits, data_samples, **kwargs)['loss']
 
-    def accuracies(self, logits: Tensor, data_samples: list[DataSample]) -> dict[str, Any]:
-        """Compute the accuracies of logits (B, K) in percent; empty without ``cal_acc``."""
-        results = ClsHead._get_loss(self, logits, data_samples) if self.cal_acc else {}
-        return {name: value for name, value in results.items() if name != 'loss'}
+        logits, distilled = self.head_logits(feats)
+        mean = (logits + distilled) / 2
+        losses = ClsHead._get_loss(self, mean, data_samples) if self.cal_acc else {}
+        losses.pop('loss', None)  # only the accuracies are of the mean
+        losses['loss_cls'] = (1 - alpha) * label_loss(logits)
+        losses['loss_distill'] = alpha * (distill or label_loss)(distilled)
+        return losses

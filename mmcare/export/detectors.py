@@ -13,10 +13,6 @@ from torch import Tensor, nn
 def name_outputs(model: nn.Module, outputs: Sequence[Tensor]) -> list[str]:
     """Name the outputs of a whole model, in their order.
 
-    Args:
-        model: Of a toolbox.
-        outputs: Of a :class:`mmcare.export.load.Network` with ``part='model'``.
-
     Returns:
         ``['logits']`` for classifiers and segmentors. For one-stage detectors the kinds of maps as
         the head's loss calls them, with the number of the level: ``cls_score1``, ``cls_score2``,
@@ -62,9 +58,6 @@ def describe_decoding(model: nn.Module) -> dict[str, Any] | None:
     Maps are (1, priors * values, H, W): after a transposition to (H, W, priors * values) and a
     reshape to (-1, values) each row belongs to one prior.
 
-    Args:
-        model: Of a toolbox.
-
     Returns:
         None if the model has no such head, or one that decodes in its own way (GFL, YOLOX, ...).
         Otherwise plain values: ``strides`` of the levels, in pixels; ``prior_type`` and
@@ -75,12 +68,10 @@ def describe_decoding(model: nn.Module) -> dict[str, Any] | None:
         boxes hold distances in pixels to the left, top, right and bottom.
     """
     head: Any = getattr(model, 'bbox_head', None)
-    methods = ('predict_by_feat', '_predict_by_feat_single')
-    if not all(
-        getattr(getattr(head, name, None), '__qualname__', '').startswith('BaseDenseHead.')
-        for name in methods
-    ):
-        return None
+    for name in ('predict_by_feat', '_predict_by_feat_single'):
+        method = getattr(head, name, None)
+        if not getattr(method, '__qualname__', '').startswith('BaseDenseHead.'):
+            return None
     priors, coder = head.prior_generator, head.bbox_coder
     wanted = ('base_anchors', 'scales', 'ratios', 'base_sizes', 'center_offset', 'offset')
     defaults = {

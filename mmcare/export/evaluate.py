@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_structure, tree_unflatten
 
 from mmcare.export.load import PARTS, Network
 from mmcare.export.runtime import Exported
-from mmcare.export.verify import signal_to_noise, trial_images
+from mmcare.export.verify import signal_to_noise
 from mmcare.registry import TRANSFORMS
 
 SAME = 6.0  # dB on pictures: far below what int8 keeps, far above what other weights give
@@ -35,14 +35,10 @@ class ResizeToFit(Resize):
 
 
 def fit_config(config: Config, shape: tuple[int, int]) -> None:
-    """Let a config test single images, no larger than a size and not yet padded, in place.
+    """Let a config of a toolbox test single images, within a height and width, in place.
 
     ``Resize`` and ``Pad`` take the size. So does ``CenterCrop``, and the edge that ``ResizeEdge``
     makes before it changes in proportion to the longer side. Segmentors see the whole image.
-
-    Args:
-        config: Of mmdet, mmseg or mmpretrain.
-        shape: Height and width.
     """
     size = shape[1], shape[0]
     loader, model = config.test_dataloader, config.model
@@ -67,15 +63,12 @@ def fit_config(config: Config, shape: tuple[int, int]) -> None:
 
 
 def pad_images(model: Any, shape: tuple[int, int]) -> None:
-    """Let a model of a toolbox pad normalised images with zeros, to the right and below.
+    """Let a model of a toolbox pad normalised images to a height and width, right and below.
 
-    Args:
-        model: It raises a ValueError for images that are larger.
-        shape: Height and width.
+    For larger images it then raises a ValueError.
     """
 
     def pad(_: nn.Module, __: Any, data: dict[str, Any]) -> None:
-        """Pad what a preprocessor returns, in place."""
         height, width = data['inputs'].shape[2:]
         bottom, right = shape[0] - height, shape[1] - width
         if bottom < 0 or right < 0:
@@ -109,8 +102,7 @@ def replaced_part(model: Any, program: Exported, picture: Tensor | None = None) 
         ValueError: If the program is of another model.
     """
     device = next(model.parameters()).device
-    _, channels, height, width = program.input_shape
-    image = trial_images(channels, (height, width))['random'].to(device)
+    image = torch.zeros(program.input_shape, device=device)
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
         return tuple(torch.from_numpy(output).to(device) for output in program.run(images.cpu()))
@@ -121,13 +113,13 @@ def replaced_part(model: Any, program: Exported, picture: Tensor | None = None) 
             found[part] = _format(Network(model, part)(image))
         except ValueError as error:  # it has no such part
             found[part] = str(error)
-    if shapes not in found.values():
+    part = next((part for part in PARTS if found[part] == shapes), '')
+    if not part:
         parts = '; '.join(f'{part}: {text}' for part, text in found.items())
         raise ValueError(
             f'the file is of another model: its outputs are {shapes}, those of the '
             f"config's {type(model).__name__} {parts}"
         )
-    part = next(part for part in PARTS if found[part] == shapes)
     if picture is not None:
         expected = [output.cpu() for output in Network(model, part)(picture.to(device))]
         ratio = min(signal_to_noise([expected], [program.run(picture.cpu())]))

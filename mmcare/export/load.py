@@ -19,21 +19,15 @@ from mmcare.weights.reading import load_weights, read_whole
 from mmcare.weights.whole import CheckpointError, check_whole
 
 PARTS = ('backbone', 'neck', 'model')
-RANDOM_GAMMA = 0.1  # the initial 1e-6 would hide wrong blocks when files are compared
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """How images become the network's input: (pixel - mean) / std, channel by channel.
+    """How images become the network's input: (pixel - mean) / std, channel by channel."""
 
-    Attributes:
-        mean, std: Of pixels from 0 to 255, in the network's order of channels.
-        channels: That order, ``'RGB'`` or ``'BGR'``.
-    """
-
-    mean: tuple[float, ...]
+    mean: tuple[float, ...]  # of pixels from 0 to 255, in the network's order of channels
     std: tuple[float, ...]
-    channels: str
+    channels: str  # that order, 'RGB' or 'BGR'
 
 
 IMAGENET = Normalization((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), 'RGB')
@@ -48,10 +42,6 @@ class Network(nn.Module):
             ``extract_feat``. ``'model'``: the model as it computes with ``mode='tensor'``: a
             classifier, a segmentor or a one-stage detector.
 
-    Attributes:
-        backbone: The CARE in it.
-        in_channels: Of the images.
-
     Raises:
         ValueError: If the model does not hold exactly one CARE, or lacks the part.
     """
@@ -61,19 +51,17 @@ class Network(nn.Module):
     def __init__(self, model: nn.Module, part: str = 'backbone') -> None:
         super().__init__()
         cares = [module for module in model.modules() if isinstance(module, CARE)]
+        kind = type(model).__name__
         if len(cares) != 1:
-            raise ValueError(
-                f'the {type(model).__name__} must hold exactly one CARE to be exported, '
-                f'it holds {len(cares)}'
-            )
+            raise ValueError(f'the {kind} must hold exactly one CARE, it holds {len(cares)}')
         if part == 'neck' and not getattr(model, 'with_neck', False):
-            raise ValueError(f'the {type(model).__name__} has no neck: export its backbone alone')
-        detects = any(kind.__name__ == 'SingleStageDetector' for kind in type(model).__mro__)
+            raise ValueError(f'the {kind} has no neck: export its backbone alone')
+        detects = any(base.__name__ == 'SingleStageDetector' for base in type(model).__mro__)
         heads = ('head', 'decode_head', *['bbox_head'] * detects)
         if part == 'model' and not any(hasattr(model, head) for head in heads):
             raise ValueError(
                 'only classifiers, segmentors and one-stage detectors are exported whole, not a '
-                f'{type(model).__name__}: export its backbone, or backbone and neck (--with-neck)'
+                f'{kind}: export its backbone, or backbone and neck (--with-neck)'
             )
         self.model = cares[0] if part == 'backbone' else model
         self.part = part
@@ -90,31 +78,20 @@ class Network(nn.Module):
         return self.backbone.stem.conv.in_channels
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Map images (B, C, H, W) to stage maps, maps of the neck, logits, or all maps of a head.
-
-        Detectors give lists of maps, one map for each level; here these are one tuple.
-        """
+        """Map images (B, C, H, W) to maps of stages or neck, logits, or all maps of a head."""
         outputs = self.model.extract_feat(images) if self.part == 'neck' else self.model(images)
         return tuple(tree_leaves(outputs))
 
 
 @dataclass(frozen=True)
 class Source:
-    """A network to export.
+    """A network to export."""
 
-    Attributes:
-        name: For files: of the arch or the config.
-        weights: Name of the checkpoint, or ``'random'``.
-        network: Folded only if its weights are.
-        normalization: Of the config; ImageNet's for an arch; None if the config has none.
-        config: Where the data are described; None for an arch.
-    """
-
-    name: str
-    weights: str
-    network: Network
-    normalization: Normalization | None
-    config: Config | None = None
+    name: str  # for files: of the arch or the config
+    weights: str  # name of the checkpoint, or 'random'
+    network: Network  # folded only if its weights are
+    normalization: Normalization | None  # of the config; ImageNet's for an arch
+    config: Config | None = None  # where the data are described
 
     @property
     def arch(self) -> str:
@@ -133,9 +110,8 @@ def load_source(
     Args:
         source: ``'s0'``, ``'s1'``, ``'s2'``, or a config of a model with one CARE.
         checkpoint: A published file, or a checkpoint of the backbone (``part='backbone'``) or of
-            the whole model, folded or not. None: random weights, to look at sizes, operators and
-            speed.
-        part: One of ``PARTS``, see :class:`Network`. The last two need a config and its toolbox.
+            the whole model, folded or not. None: random weights.
+        part: See :class:`Network`. All but ``'backbone'`` need a config and its toolbox.
 
     Raises:
         FileNotFoundError: If config or checkpoint does not exist.
@@ -143,12 +119,11 @@ def load_source(
         ValueError: If the source is neither, or has not exactly one CARE, or lacks the part.
         ImportError: If something that the config imports is missing.
     """
-    source = os.fspath(source)
-    described: Mapping[str, Any]
-    normalization: Normalization | None
-    config = None
+    source, config = os.fspath(source), None
+    described: Mapping[str, Any] = dict(type=CARE, arch=source)
+    normalization: Normalization | None = IMAGENET
     if source in CARE.arch_zoo:
-        name, described, normalization = f'care_{source}', dict(type=CARE, arch=source), IMAGENET
+        name = f'care_{source}'
         if part != 'backbone':
             raise ValueError(f'{source!r} is a backbone without neck or head: give a config (.py)')
     elif Path(source).suffix == '.py':
@@ -159,14 +134,13 @@ def load_source(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = Network(MODELS.build(described), part)
-    if checkpoint is None:
-        for key, parameter in network.named_parameters():
-            if key.endswith('gamma'):
-                parameter.fill_(RANDOM_GAMMA)
-    else:
+    if checkpoint is not None:
         _load(network, checkpoint)
-    weights = 'random' if checkpoint is None else Path(checkpoint).name
-    return Source(name, weights, network, normalization, config)
+        return Source(name, Path(checkpoint).name, network, normalization, config)
+    for key, parameter in network.named_parameters():
+        if key.endswith('gamma'):
+            parameter.fill_(0.1)  # the initial 1e-6 would hide wrong blocks
+    return Source(name, 'random', network, normalization, config)
 
 
 def fold(module: nn.Module) -> None:
@@ -191,8 +165,7 @@ class MatrixPool(nn.AdaptiveAvgPool2d):
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, *output_size)."""
         if not hasattr(self, 'rows'):
-            size: Any = self.output_size
-            bins = (size, size) if isinstance(size, int) else size
+            bins = super().forward(x).shape[2:]
             rows, self.columns = (
                 F.adaptive_avg_pool1d(torch.eye(side), number)
                 for side, number in zip(x.shape[2:], bins, strict=True)
@@ -202,12 +175,7 @@ class MatrixPool(nn.AdaptiveAvgPool2d):
 
 
 def fix_pools(network: Network, shape: tuple[int, int]) -> None:
-    """Put :class:`MatrixPool` in place of adaptive pooling to several values, in place.
-
-    Args:
-        network: For images of one size from then on.
-        shape: Height and width of the images.
-    """
+    """Replace adaptive pooling to several values, in place, for images of height and width."""
     for module in network.modules():
         if type(module) is nn.AdaptiveAvgPool2d and module.output_size not in (1, (1, 1)):
             module.__class__ = MatrixPool

@@ -39,7 +39,6 @@ def read_pictures(
 
     Raises:
         ValueError: If there are none, or the config has no normalisation.
-        OSError, ImportError, LookupError: If the data or their toolbox are missing.
     """
     if source.normalization is None:
         raise ValueError('the config has no mean and std of images')

@@ -32,8 +32,7 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
         images: Pictures (1, C, H, W) that show the ranges of activations, normalised.
 
     Returns:
-        A program with quantize and dequantize operators. PyTorch computes it in float32, with the
-        values that int8 has.
+        A program with quantize and dequantize operators, which PyTorch computes in float32.
 
     Raises:
         ValueError: If there is no image, or nothing to quantize.
@@ -79,14 +78,9 @@ def check_quantized(
     quantized: nn.Module,
     images: Mapping[str, Tensor],
 ) -> dict[str, float]:
-    """Compare a quantized file with PyTorch on pictures: on noise it is far off.
+    """Compare a quantized file with the network in float32 and with the quantized program.
 
-    Args:
-        path: The file.
-        names: Of the outputs.
-        reference: The network in float32.
-        quantized: The quantized program in PyTorch.
-        images: By name; those whose names begin with ``picture`` are used.
+    Of the images those are used whose names begin with ``picture``: on noise int8 is far off.
 
     Returns:
         Signal to noise of the file, in dB, by output.

@@ -36,19 +36,10 @@ def trial_images(channels: int, shape: tuple[int, int]) -> dict[str, Tensor]:
 def verify(
     path: Path, reference: nn.Module, images: Mapping[str, Tensor], runtime: str
 ) -> dict[str, float]:
-    """Run a file, and compare its outputs with the network's.
-
-    Args:
-        path: What :func:`mmcare.export.runtime.open_exported` takes.
-        reference: What the file should compute.
-        images: See :func:`compare`; only those whose names begin as ``JUDGED`` says can fail.
-        runtime: Its name, for the message.
-
-    Returns:
-        The deviations by name.
+    """Run a file and return the deviations from the network by :func:`compare`.
 
     Raises:
-        ExportError: If the outputs differ.
+        ExportError: If the outputs differ on an image whose name begins as ``JUDGED`` says.
     """
     deviations = compare(reference, open_exported(path).run, images)
     for name, deviation in deviations.items():
@@ -66,12 +57,9 @@ def compare(
     run: Callable[[Tensor], list[np.ndarray]],
     images: Mapping[str, Tensor],
 ) -> dict[str, float]:
-    """Compute the largest deviation for each image, as a share of each output's maximum.
+    """Compute the largest deviation of ``run``, the exported file, from a network on each image.
 
-    Args:
-        network: Maps images to a tuple of outputs.
-        run: Runs the exported file on an image; returns as many outputs.
-        images: By name, each (1, C, H, W).
+    It is a share of each output's largest magnitude. Images are (1, C, H, W).
     """
     deviations = {}
     for name, image in images.items():
@@ -88,14 +76,9 @@ def compare(
 def signal_to_noise(
     expected: Sequence[Sequence[Tensor]], found: Sequence[Sequence[Tensor | np.ndarray]]
 ) -> list[float]:
-    """Compute the ratio of signal to noise of each output, over all images.
+    """Compute each output's 10 log10(sum of expected^2 / sum of (expected - found)^2), in dB.
 
-    Args:
-        expected: For each image the network's outputs.
-        found: For each image what is compared with them.
-
-    Returns:
-        10 log10(sum of expected^2 / sum of (expected - found)^2), in dB.
+    Both have the outputs of each image; sums are over all images.
     """
     ratios = []
     for outputs, others in zip(zip(*expected, strict=True), zip(*found, strict=True), strict=True):

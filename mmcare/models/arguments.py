@@ -18,11 +18,7 @@ def check(name: str, value: Any, allowed: str, good: bool) -> None:
 def resolve_arch(
     arch: str | Mapping[str, Sequence], arch_zoo: Mapping[str, Mapping[str, Sequence]]
 ) -> dict[str, tuple]:
-    """Return the arch of a CARE as a dict of tuples.
-
-    Raises:
-        ValueError: If the name is unknown, or the dict is malformed.
-    """
+    """Return the arch of a CARE as a dict of tuples, or raise a ValueError if it is malformed."""
     if isinstance(arch, str):
         check('arch', arch, f'one of {sorted(arch_zoo)} or a dict', arch in arch_zoo)
         arch = arch_zoo[arch]

@@ -1,8 +1,4 @@
-"""Norms, and folding a batch norm with fixed statistics into a convolution.
-
-A batch norm in evaluation mode is an affine map of each channel, so norm and convolution together
-are one convolution with other weights.
-"""
+"""Norms, and folding a batch norm in evaluation mode, which is affine, into a convolution."""
 
 from __future__ import annotations
 
@@ -44,7 +40,7 @@ def fold(conv: nn.Conv2d, norm: _BatchNorm, norm_first: bool) -> nn.Module:
 
     Args:
         conv: With a bias; without padding and groups if the norm comes first.
-        norm: Has fixed statistics, see :func:`is_fixed`.
+        norm: See :func:`is_fixed`.
         norm_first: ``conv(norm(x))``; otherwise ``norm(conv(x))``.
 
     Returns:
@@ -73,20 +69,15 @@ def fold(conv: nn.Conv2d, norm: _BatchNorm, norm_first: bool) -> nn.Module:
 
 
 def check_foldable(name: str, module: nn.Module) -> None:
-    """Raise unless a module computes what its weights say, and nothing else.
+    """Raise a RuntimeError unless a module computes what its weights say, and nothing else.
 
-    Raises:
-        RuntimeError: If it has hooks (pruning, offloading), parametrizations (weight norm,
-            adapters) or another ``forward`` (fake quantization). The message names it.
+    Folding would lose hooks (pruning, offloading), parametrizations (weight norm, adapters) and
+    another ``forward`` (fake quantization).
     """
-    plain = nn.Conv2d, nn.Linear, nn.LayerNorm, _BatchNorm, nn.SyncBatchNorm
-    if (
-        type(module).forward not in [each.forward for each in plain]
-        or 'forward' in vars(module)
-        or module._forward_hooks
-        or module._forward_pre_hooks
-        or is_parametrized(module)
-    ):
+    kinds = nn.Conv2d, nn.Linear, nn.LayerNorm, _BatchNorm, nn.SyncBatchNorm
+    plain = type(module).forward in [each.forward for each in kinds]
+    changed = 'forward' in vars(module) or module._forward_hooks or module._forward_pre_hooks
+    if not plain or changed or is_parametrized(module):
         raise RuntimeError(
             f'{name} ({type(module).__name__}) cannot be folded: it has hooks, parametrizations or '
             'another forward. Remove or merge them first.'

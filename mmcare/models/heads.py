@@ -27,13 +27,7 @@ class NormedLinear(nn.Module):
 
 
 class TwoHeads(nn.Module):
-    """Class head and distillation head on the features that :func:`pool` returns.
-
-    Args:
-        in_channels: Channels of the features, C.
-        num_classes: Number of classes, K.
-        **kwargs: Arguments of the next base class.
-    """
+    """Class head and distillation head; ``kwargs`` are arguments of the next base class."""
 
     def __init__(self, in_channels: int, num_classes: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -42,7 +36,7 @@ class TwoHeads(nn.Module):
         self.deploy = False
 
     def forward(self, features: Tensor, separate: bool = False) -> Any:
-        """Map features (B, C) to the mean of both heads' logits (B, K), or to both."""
+        """Map what :func:`pool` returns, (B, C), to the mean of both logits (B, K), or to both."""
         if self.deploy and not separate:
             return self.folded_head(features)
         logits, distilled = self.cls_head(features), self.distill_head(features)
@@ -52,8 +46,7 @@ class TwoHeads(nn.Module):
     def switch_to_deploy(self) -> None:
         """Fold both heads into one that computes the mean of their logits, for evaluation only.
 
-        Both normalise the same features in the same way. Scale, shift and classifier are affine,
-        and so is their mean: W = mean(W_i diag(scale_i)), b = mean(W_i shift_i + b_i).
+        They share the normalisation: W = mean(W_i diag(scale_i)), b = mean(W_i shift_i + b_i).
 
         Raises:
             RuntimeError: If a layer has hooks, parametrizations or another forward.
@@ -62,13 +55,11 @@ class TwoHeads(nn.Module):
             return
         for name in ('cls_head.norm', 'cls_head.fc', 'distill_head.norm', 'distill_head.fc'):
             check_foldable(name, self.get_submodule(name))
-        weights, biases = [], []
-        for head in (self.cls_head, self.distill_head):
-            weight = head.fc.weight.double()
-            weights.append(weight * head.norm.weight)
-            biases.append(weight @ head.norm.bias.double() + head.fc.bias)
+        heads = [(head.fc, head.norm) for head in (self.cls_head, self.distill_head)]
+        weights = [fc.weight.double() * norm.weight for fc, norm in heads]
+        biases = [fc.weight.double() @ norm.bias.double() + fc.bias for fc, norm in heads]
         self.folded_head = self.cls_head
-        self.folded_head.norm = nn.LayerNorm(weight.shape[1], NORM_EPS, False)
+        self.folded_head.norm = nn.LayerNorm(self.cls_head.fc.in_features, NORM_EPS, False)
         self.folded_head.fc.weight.copy_(torch.stack(weights).mean(0))
         self.folded_head.fc.bias.copy_(torch.stack(biases).mean(0))
         del self.cls_head, self.distill_head

@@ -1,4 +1,8 @@
-"""Paint textured shapes on textured grounds; every choice comes from the generator it is given."""
+"""Paint textured shapes on textured grounds; every choice comes from the generator it is given.
+
+Lengths are in pixels, angles in radians, colours from 0 to 255. Points are (x, y), from the top
+left corner of the image. Pictures are float32 (H, W, 3).
+"""
 
 from __future__ import annotations
 
@@ -7,32 +11,18 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
-ANY_ANGLE = (0.0, np.pi)
-# Share of an object that must stay visible, or it is placed elsewhere.
-VISIBLE = 0.75
-# Least distance of an object's colour from the ground around its rim, in grey levels.
-RIM_CONTRAST = 90
+PATTERNS = ('stripes', 'checks', 'dots', 'grain', 'clouds')
+VISIBLE = 0.75  # least share of an object that is not hidden; otherwise it is placed elsewhere
+RIM_CONTRAST = 90  # least distance of an object's colour from the ground around its rim
 
 
 def draw_pattern(
-    rng: np.random.Generator,
-    name: str,
-    height: int,
-    width: int,
-    angles: tuple[float, float] = ANY_ANGLE,
+    rng: np.random.Generator, name: str, height: int, width: int, angles: Sequence = (0, np.pi)
 ) -> np.ndarray:
-    """Draw one of five patterns.
+    """Draw one of ``PATTERNS`` as a float32 array (height, width) of values from 0 to 1.
 
-    Args:
-        rng: Source of period, direction and origin.
-        name: ``'stripes'``, ``'checks'``, ``'dots'``, ``'grain'`` (fine noise) or ``'clouds'``
-            (soft changes over tens of pixels).
-        height: Height of the pattern, in pixels.
-        width: Width of the pattern, in pixels.
-        angles: Range of the direction, in radians; grain and clouds have none.
-
-    Returns:
-        A float32 array (height, width) of values from 0 to 1.
+    Its direction is in the range ``angles``; grain (fine noise) and clouds (soft changes over tens
+    of pixels) have none.
     """
     if name == 'grain':
         noise = rng.standard_normal((height, width), dtype=np.float32)
@@ -58,22 +48,13 @@ def draw_pattern(
     return np.clip(wave, 0, 1).astype(np.float32)
 
 
-PATTERNS = ('stripes', 'checks', 'dots', 'grain', 'clouds')
-
-
 def draw_colours(
     rng: np.random.Generator, contrast: tuple[float, float], chroma: float | None = None
 ) -> np.ndarray:
-    """Draw the two colours of a texture.
+    """Draw two colours, float32 (2, 3); ``contrast`` is the range of their distance.
 
-    Args:
-        rng: Source of the colours.
-        contrast: Range of their distance, in grey levels.
-        chroma: How colourful they are around a middle grey, 0 for greys; by default they are drawn
-            from the whole colour space.
-
-    Returns:
-        Two colours, float32 (2, 3), from 0 to 255.
+    ``chroma`` is how colourful they are around a middle grey, 0 for greys; None: from the whole
+    colour space.
     """
     middle, direction = rng.uniform(30, 225, size=3), rng.standard_normal(3)
     if chroma is not None:
@@ -84,33 +65,28 @@ def draw_colours(
 
 
 def colour(pattern: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """Mix two colours (2, 3) as a pattern (H, W) says: a float32 picture (H, W, 3)."""
+    """Mix two colours (2, 3) as a pattern (H, W) says."""
     return colours[0] + pattern[..., None] * (colours[1] - colours[0])
 
 
-def draw_ground(
-    rng: np.random.Generator, height: int, width: int, contrast: tuple[float, float]
-) -> np.ndarray:
-    """Draw a float32 picture (height, width, 3) of any pattern in any two colours."""
-    pattern = draw_pattern(rng, rng.choice(PATTERNS), height, width)
+def draw_ground(rng: np.random.Generator, size: int, contrast: tuple[float, float]) -> np.ndarray:
+    """Draw a square picture of any pattern in any two colours."""
+    pattern = draw_pattern(rng, rng.choice(PATTERNS), size, size)
     return colour(pattern, draw_colours(rng, contrast))
 
 
 def draw_outline(
     rng: np.random.Generator, shape: str, size: float, centre: np.ndarray, tilt: float
 ) -> np.ndarray:
-    """Draw the outline of a shape with proportions and a rotation of its own.
+    """Draw the outline of a shape with random proportions and rotation: corners (N, 2).
 
     Args:
-        rng: Source of the rotation and of the proportions.
+        rng: Source of both.
         shape: ``'disc'``, ``'kite'``, ``'cross'`` (a Latin one), ``'star'`` (with five points) or
             ``'blob'`` (a smooth curve).
-        size: Longer side of the upright box around the rotated shape, in pixels.
-        centre: Centre (x, y) of that box, in pixels.
-        tilt: Largest rotation to either side, in radians.
-
-    Returns:
-        Corners (N, 2) as (x, y), in pixels; (0, 0) is the top left corner of the image.
+        size: Longer side of the upright box around the rotated shape.
+        centre: Centre (x, y) of that box.
+        tilt: Largest rotation to either side.
     """
     angles = np.linspace(0, 2 * np.pi, 10 if shape == 'star' else 72, endpoint=False)
     radii = np.ones(len(angles))
@@ -147,15 +123,9 @@ def paint_objects(
     """Paint shapes over a picture, in place, from back to front, with soft edges.
 
     Three quarters of each object stay visible, also at the border of the picture, and its colours
-    differ from the ground around its rim.
-
-    Args:
-        rng: Source of places, sizes, patterns and colours.
-        picture: Float32 picture (H, W, 3), of values from 0 to 255.
-        shapes: Shapes as in :func:`draw_outline`, from back to front.
-        sizes: Range of the objects' sizes, in pixels.
-        tilt: Largest rotation to either side, in radians.
-        contrast: Range of the distance of an object's two colours, in grey levels.
+    differ from the ground around its rim. ``sizes`` and ``contrast`` are ranges, of the objects'
+    sizes and of the distance of an object's two colours; for shapes and tilt see
+    :func:`draw_outline`.
 
     Returns:
         The visible part of each object, a boolean mask (H, W).
@@ -178,14 +148,10 @@ def paint_objects(
         if any(part.sum() < VISIBLE * area for part, area in zip(visible, wanted)):
             continue
         areas, masks = wanted, visible
-        rim = cv2.dilate(mask.astype(np.uint8), np.ones((5, 5), np.uint8)) > mask
+        rim = picture[cv2.dilate(mask.astype(np.uint8), np.ones((5, 5), np.uint8)) > mask]
         colours = draw_colours(rng, contrast)
-        while np.quantile(_distance(picture[rim], colours.mean(axis=0)), 0.1) < RIM_CONTRAST:
+        while np.quantile(np.linalg.norm(rim - colours.mean(axis=0), axis=1), 0.1) < RIM_CONTRAST:
             colours = draw_colours(rng, contrast)
         pattern = draw_pattern(rng, rng.choice(PATTERNS), height, width)
         picture += cover[..., None] / np.float32(255) * (colour(pattern, colours) - picture)
     return masks
-
-
-def _distance(colours: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return np.linalg.norm(colours - other, axis=-1)

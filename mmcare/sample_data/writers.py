@@ -12,10 +12,9 @@ import cv2
 import numpy as np
 
 from mmcare.files import moved_into_place
+from mmcare.models.arguments import check
+from mmcare.sample_data import painter
 
-from . import painter
-
-MIN_SIZE = 64
 SMALL_TILT = np.pi / 8  # things in photographs have an upright side
 
 COCO_SHAPES = {'airplane': 'cross', 'sports ball': 'disc', 'kite': 'kite'}
@@ -39,18 +38,12 @@ IMAGENET_CLASSES = {
 def _new_directory(directory: str | Path, size: int) -> Iterator[Path]:
     """Give an empty directory that becomes ``directory`` if the block succeeds."""
     directory = Path(directory).absolute()
-    if size < MIN_SIZE:
-        raise ValueError(f'size must be at least {MIN_SIZE}, got {size}')
+    check('size', size, 'at least 64', size >= 64)
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         raise FileExistsError(f'{directory} exists: remove it first, or give another directory')
     with moved_into_place(directory) as temporary:
         temporary.mkdir()
         yield temporary
-
-
-def _generators(seed: int, split: int, number: int) -> Iterator[np.random.Generator]:
-    """Give each image its own generator: a larger split begins with the images of a smaller."""
-    return (np.random.default_rng([seed, split, index]) for index in range(number))
 
 
 def _write(path: Path, picture: np.ndarray) -> None:
@@ -87,9 +80,8 @@ def make_coco(
     Args:
         directory: The directory to make, with ``{train,val}2017/*.jpg`` and
             ``annotations/instances_{train,val}2017.json``.
-        seed: Seed, at least 0. Equal seeds give equal files.
-        train: Number of training images.
-        val: Number of validation images.
+        seed: At least 0. Equal seeds give equal files.
+        train, val: Numbers of images.
         size: Height and width of the images, at least 64.
 
     Raises:
@@ -108,13 +100,14 @@ def make_coco(
         (root / 'annotations').mkdir()
         for stream, (split, number) in enumerate({'train2017': train, 'val2017': val}.items()):
             images, annotations = [], []
-            for rng in _generators(seed, stream, number):
+            for index in range(number):
+                rng = np.random.default_rng([seed, stream, index])
                 image_id += 1
                 image = dict(id=image_id, file_name=f'{image_id:012d}.jpg', height=size, width=size)
                 shown = rng.choice(list(COCO_SHAPES), rng.integers(2, 6, endpoint=True))
                 shapes = [COCO_SHAPES[name] for name in shown]
                 sizes = (12, min(80, size / 2))
-                picture = painter.draw_ground(rng, size, size, contrast)
+                picture = painter.draw_ground(rng, size, contrast)
                 visible = painter.paint_objects(rng, picture, shapes, sizes, SMALL_TILT, contrast)
                 for name, mask in zip(shown, visible):
                     annotation_id += 1
@@ -136,18 +129,14 @@ def make_ade20k(
     pixels of "other" (0), in the form of a blob. Every fourth validation image is not square, with
     odd sides.
 
-    Args:
-        directory: The directory to make, with ``images/{training,validation}/*.jpg`` and
-            ``annotations/{training,validation}/*.png``.
-        seed: Seed, at least 0. Errors are those of :func:`make_coco`.
-        train: Number of training images.
-        val: Number of validation images.
-        size: Height and width of the square images, at least 64.
+    It makes ``images/{training,validation}/*.jpg`` and ``annotations/{training,validation}/*.png``.
+    Arguments and errors are those of :func:`make_coco`.
     """
     with _new_directory(directory, size) as root:
         splits = (('training', 'ADE_train', train), ('validation', 'ADE_val', val))
         for stream, (split, prefix, number) in enumerate(splits):
-            for index, rng in enumerate(_generators(seed, stream, number)):
+            for index in range(number):
+                rng = np.random.default_rng([seed, stream, index])
                 sides = [size, size]
                 if split == 'validation' and index % 4 == 3:
                     halves = np.arange(size // 3, size // 2)
@@ -155,8 +144,7 @@ def make_ade20k(
                 picture, labels = _draw_regions(rng, *sides)
                 shapes = rng.choice(list(ADE20K_SHAPES), rng.integers(2, 4, endpoint=True)).tolist()
                 sizes = (0.2 * min(sides), 0.4 * min(sides))
-                # In front, so that no scene lacks pixels of "other".
-                shapes.append('blob')
+                shapes.append('blob')  # in front, so that no scene lacks pixels of "other"
                 masks = painter.paint_objects(rng, picture, shapes, sizes, 0.4, (0, 30))
                 for shape, mask in zip(shapes, masks):
                     labels[mask] = ADE20K_SHAPES.get(shape, 0)
@@ -170,7 +158,7 @@ def _draw_regions(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw two to four grounds with smooth borders, (H, W, 3), and their labels, (H, W).
 
-    Grounds are greyish, light and dark around the same middle grey: nothing but texture tells them.
+    Grounds are light and dark around one middle grey: nothing but texture tells them.
     """
     names = rng.permutation(list(ADE20K_GROUNDS))[: rng.integers(2, 4, endpoint=True)]
     fields = [
@@ -195,23 +183,20 @@ def make_imagenet(
     Each image shows one object on a textured ground: a kite, a starfish (a star), an airliner (a
     cross) or a baseball (a disc). Only the shape tells the class. Classes take turns.
 
-    Args:
-        directory: The directory to make, with ``{train,val}/<WordNet id>/*.JPEG`` and each image's
-            label among the 1000 in ``meta/{train,val}.txt``.
-        seed: Seed, at least 0. Errors are those of :func:`make_coco`.
-        train: Number of training images; below 4 some classes have none.
-        val: Number of validation images; below 4 some classes have none.
-        size: Height and width of the images, at least 64.
+    It makes ``{train,val}/<WordNet id>/*.JPEG``, with each image's label among the 1000 in
+    ``meta/{train,val}.txt``. Arguments and errors are those of :func:`make_coco`; fewer than 4
+    images leave classes empty.
     """
     contrast = (15.0, 50.0)
     with _new_directory(directory, size) as root:
         (root / 'meta').mkdir()
         for stream, (split, number) in enumerate({'train': train, 'val': val}.items()):
             lines = []
-            for index, rng in enumerate(_generators(seed, stream, number)):
+            for index in range(number):
+                rng = np.random.default_rng([seed, stream, index])
                 folder = list(IMAGENET_CLASSES)[index % len(IMAGENET_CLASSES)]
                 label, shape = IMAGENET_CLASSES[folder]
-                picture = painter.draw_ground(rng, size, size, contrast)
+                picture = painter.draw_ground(rng, size, contrast)
                 sizes = (0.35 * size, 0.7 * size)
                 painter.paint_objects(rng, picture, [shape], sizes, np.pi, contrast)
                 prefix = folder if split == 'train' else 'ILSVRC2012_val'

@@ -28,17 +28,17 @@ KEPT, OUTDATED = 'keep_ckpt_ids', 'outdated_ckpts'  # of the message hub; the fi
 class AtomicCheckpointHook(CheckpointHook):
     """Write checkpoints that survive a kill or a power cut at any moment.
 
-    Arguments and file names are those of MMEngine's ``CheckpointHook``. A checkpoint is written
-    under another name, brought to the disk and renamed; only then are old ones deleted. This holds
-    for local disks. Other backends write as MMEngine does.
+    Arguments and file names are those of MMEngine's ``CheckpointHook``. On local disks a checkpoint
+    is written under another name, synced and renamed; only then are old ones deleted. Other backends
+    write as MMEngine does.
 
     With ``resume=True`` and no ``load_from`` the run resumes from the checkpoint that MMEngine's
     file ``last_checkpoint`` names or, with a warning, from the newest whole one if that one is
     damaged or missing. A run that has not saved anything starts from its beginning. With
     ``save_best`` a resumed run repeats the validation that a kill may have interrupted.
 
-    Checkpoints hold tensors and plain values only: ``torch.load(file, weights_only=True)`` reads
-    them in a process without mmcare. Smoothed values of the log start again after a resume.
+    Checkpoints contain tensors and plain values only: ``torch.load(file, weights_only=True)`` reads
+    them. Smoothed values of the log start again after a resume.
 
     Raises:
         CheckpointError: If a run has saved something to resume from, and none of it is whole.

@@ -12,11 +12,10 @@ from mmcare.registry import HOOKS
 
 @HOOKS.register_module()
 class BFloat16OpsHook(Hook):
-    """Give RoI layers, losses and NMS float32 where autocast makes bfloat16.
+    """Give RoI layers, losses and NMS float32 where autocast makes bfloat16, which mmcv lacks.
 
-    mmcv's RoIAlign and NMS take float32 and float16, not bfloat16. Features are cast where they
-    enter a RoI extractor and predictions where they leave a head; convolutions and linear layers
-    stay in bfloat16. Without autocast, and in float16, nothing changes.
+    Features are cast where they enter a RoI extractor and predictions where they leave a head;
+    convolutions and linear layers stay in bfloat16.
     """
 
     def before_run(self, runner: Runner) -> None:
@@ -30,6 +29,4 @@ class BFloat16OpsHook(Hook):
 
 def _to_float32(value: Any) -> Any:
     """Cast the bfloat16 tensors in a nest of tuples and lists."""
-    return apply_to(
-        value, lambda x: getattr(x, 'dtype', None) == torch.bfloat16, lambda x: x.float()
-    )
+    return apply_to(value, lambda x: getattr(x, 'dtype', 0) == torch.bfloat16, torch.Tensor.float)

@@ -13,10 +13,9 @@ from mmcare.registry import HOOKS
 class ChannelsLastHook(Hook):
     """Lay the weights of a model out channels-last, before training, validation and test.
 
-    Activations become channels-last at the first convolution; inputs are not converted. Results
-    agree up to rounding. RoI extractors get contiguous maps: on CPUs mmcv's RoIAlign silently
-    misreads others. Checkpoints hold contiguous states of optimizers, so that runs with and
-    without the hook resume from each other: fused optimizers compute wrongly where layouts differ.
+    Results agree up to rounding. RoI extractors get contiguous maps: on CPUs mmcv's RoIAlign
+    silently misreads others. Checkpoints hold contiguous states of optimizers, so that runs with
+    and without the hook resume from each other: fused optimizers need layouts that agree.
     """
 
     def before_train(self, runner: Any) -> None:

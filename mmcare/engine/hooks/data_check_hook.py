@@ -23,8 +23,6 @@ from torch import nn
 
 from mmcare.registry import HOOKS
 
-ORIENTATION = 0x0112  # of EXIF
-
 
 @HOOKS.register_module()
 class DataCheckHook(Hook):
@@ -194,7 +192,7 @@ def _size_as_loaded(path: str, loader: Any) -> tuple[int, int] | None:
     """Return width and height after the loader has turned the image, None if they are unknown."""
     try:
         with Image.open(path) as image:
-            turned = image.getexif().get(ORIENTATION, 1) > 4
+            turned = image.getexif().get(0x0112, 1) > 4  # orientation
             turned &= loader.color_type in ('color', 'grayscale')
             return image.size[::-1] if turned else image.size
     except Exception:  # a format that Pillow does not read, or no loader of mmcv's

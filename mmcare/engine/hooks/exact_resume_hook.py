@@ -26,14 +26,11 @@ from mmcare.weights.whole import CheckpointError
 class ExactResumeHook(Hook):
     """Seed all random generators for each iteration, and resume from whole checkpoints only.
 
-    MMEngine does not save the states of generators: drop path, RoI sampling and augmentations of a
-    resumed run differ. With this hook the random numbers of an iteration depend on its number, the
-    rank and the run's seed. Worker processes of the training dataloader start each epoch with other
-    seeds; MMEngine's are the same in every epoch.
-
-    The hook acts on training only. Checkpoints written within an epoch or between accumulated
-    gradients cannot be resumed exactly. On GPUs set ``randomness.deterministic=True`` as well, but
-    not for segmentors: PyTorch raises, see docs/crashes.md.
+    MMEngine does not save the states of generators. With this hook the random numbers of a training
+    iteration depend on its number, the rank and the run's seed, and those of the dataloader's
+    workers also on the epoch. Checkpoints written within an epoch or between accumulated gradients
+    cannot be resumed exactly. On GPUs also set ``randomness.deterministic=True``, but not for
+    segmentors: PyTorch raises, see docs/crashes.md.
 
     Raises:
         ValueError: If an epoch-based run has persistent workers.
@@ -56,11 +53,11 @@ class ExactResumeHook(Hook):
         seed, workers = runner._randomness_cfg.get('seed'), runner.train_dataloader.num_workers
         if seed is None or not (by_epoch or workers):
             missing = 'randomness.seed' if seed is None else 'train_dataloader.num_workers'
-            text = f'A resumed run will not equal an uninterrupted one: set {missing}.'
+            text = f'A resumed run will not reproduce an uninterrupted one: set {missing}.'
             print_log(text, logger='current', level=logging.WARNING)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        """Check a checkpoint that a training resumes from."""
+        """Check the checkpoint that training resumes from."""
         if not runner._resume or not isinstance(runner._train_loop, BaseLoop):
             return
         state = checkpoint.get('state_dict', checkpoint)
@@ -84,7 +81,7 @@ class ExactResumeHook(Hook):
         )
 
     def before_train(self, runner: Any) -> None:
-        """Load batches again that were trained on, so that generators of workers move on."""
+        """Load batches again that were trained on, so that generators of workers advance."""
         iterator: Any = getattr(runner.train_loop, 'dataloader_iterator', None)
         if hasattr(iterator, 'skip_iter'):  # onedl-mmengine, which would skip them
             iterator.skip_iter = lambda number: deque(islice(iterator, number), maxlen=0)
