@@ -31,42 +31,24 @@ PACKAGES = {
 
 
 def check_versions(*names: str) -> None:
-    """Import packages, and check that their versions work with mmcare.
-
-    Args:
-        *names: Keys of ``PACKAGES``.
-
-    Raises:
-        ImportError: If one is missing or of another version; the message says what to install.
-    """
+    """Import packages of ``PACKAGES``, and raise an ImportError for a missing or unsuited one."""
     for name in names:
         versions, command = PACKAGES[name]
         found = _import(name, f'mmcare needs {name}{versions}: {command}').__version__
-        if not SpecifierSet(versions).contains(found, prereleases=True):
+        if not _suits(found, versions):
             raise ImportError(f'mmcare needs {name}{versions}, found {found}: {command}')
 
 
 def check_export() -> None:
     """Raise an ImportError where Python or PyTorch are too old for exports."""
-    found = f'{sys.version_info[0]}.{sys.version_info[1]}'
-    if sys.version_info < (3, 11) or not SpecifierSet('>=2.6').contains(torch.__version__, True):
-        raise ImportError(
-            f'exports need Python>=3.11 and torch>=2.6, found Python {found} and torch '
-            f'{torch.__version__}'
-        )
+    python, pytorch = sys.version.split()[0], torch.__version__
+    if sys.version_info < (3, 11) or not _suits(pytorch, '>=2.6'):
+        needed = 'exports need Python>=3.11 and torch>=2.6'
+        raise ImportError(f'{needed}, found Python {python} and torch {pytorch}')
 
 
 def require(name: str, purpose: str, extra: str = 'export') -> ModuleType:
-    """Import an optional package.
-
-    Args:
-        name: Of the module.
-        purpose: What needs it, for the message.
-        extra: The extra of mmcare that installs it.
-
-    Raises:
-        ImportError: If it is missing; the message says what installs it.
-    """
+    """Import an optional package, or raise an ImportError: what needs it, which extra has it."""
     clone = f'in a clone: pip install -e ".[{extra}]"'
     return _import(name, f'{purpose} needs {name}, of the extra mmcare[{extra}]; {clone}')
 
@@ -78,6 +60,10 @@ def _import(name: str, advice: str) -> ModuleType:
         if error.name != name.split('.')[0]:
             raise
         raise ImportError(f'{name} is not installed. {advice}') from error
+
+
+def _suits(version: str, specifier: str) -> bool:
+    return SpecifierSet(specifier).contains(version, prereleases=True)
 
 
 def autocast_off(x: Tensor) -> ContextManager[Any]:
@@ -97,12 +83,12 @@ def autocast_off(x: Tensor) -> ContextManager[Any]:
 
 def fused_on_cpu() -> bool:
     """Whether AdamW takes ``fused=True`` on CPUs: from PyTorch 2.4 on."""
-    return SpecifierSet('>=2.4').contains(torch.__version__, prereleases=True)
+    return _suits(torch.__version__, '>=2.4')
 
 
 def skips_batches() -> bool:
     """Whether resumed loops over iterations load earlier batches again: from MMEngine 0.10.3 on."""
-    return SpecifierSet('>=0.10.3').contains(mmengine.__version__, prereleases=True)
+    return _suits(mmengine.__version__, '>=0.10.3')
 
 
 def is_compiling() -> bool:

@@ -29,8 +29,8 @@ class AtomicCheckpointHook(CheckpointHook):
     """Write checkpoints that survive a kill or a power cut at any moment.
 
     Arguments and file names are those of MMEngine's ``CheckpointHook``. On local disks a checkpoint
-    is written under another name, synced and renamed; only then are old ones deleted. Other backends
-    write as MMEngine does.
+    is written under another name, synced and renamed; only then are old ones deleted. Other
+    backends write as MMEngine does.
 
     With ``resume=True`` and no ``load_from`` the run resumes from the checkpoint that MMEngine's
     file ``last_checkpoint`` names or, with a warning, from the newest whole one if that one is

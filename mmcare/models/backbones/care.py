@@ -78,9 +78,9 @@ class LinearAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, heads * C, H, W) to the same shape and dtype."""
-        query_key = self.query_key(x)
+        query_key, dtype = self.query_key(x), torch.promote_types(x.dtype, torch.float32)
         with autocast_off(x):
-            return self.attend(in_float32(query_key), in_float32(x)).reshape(x.shape).to(x.dtype)
+            return self.attend(query_key.to(dtype), x.to(dtype)).reshape(x.shape).to(x.dtype)
 
     def attend(self, query_key: Tensor, values: Tensor) -> Tensor:
         """Map (B, 2 * heads * C, H, W) and (B, heads * C, H, W) to (B * heads, C, H * W)."""
@@ -95,11 +95,6 @@ class LinearAttention(nn.Module):
     def split_heads(self, x: Tensor) -> Tensor:
         """Map (B, heads * C, H, W) to (B * heads, C, H * W)."""
         return x.reshape(-1, self.head_channels, x.shape[2] * x.shape[3])
-
-
-def in_float32(x: Tensor) -> Tensor:
-    """Convert float16 and bfloat16 to float32; leave wider types alone."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 class StripConv(nn.Module):
