@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mmcare.models import CARE
-from mmcare.weights.reading import load_weights, read_whole
+from mmcare.weights.names import of_backbone
+from mmcare.weights.reading import load_weights
 from mmcare.weights.whole import CheckpointError, check_whole
 
 PARTS = ('backbone', 'neck', 'model')
@@ -208,12 +209,10 @@ def _load(network: Network, checkpoint: str | os.PathLike) -> None:
     if any(key.split('.')[-1] == 'folded' for key in state):
         fold(network)
     model, backbone = network.model, network.backbone
-    if model is backbone:
-        model.load_state_dict(read_whole(model, checkpoint), strict=False)
-        return
-    prefix = next(name for name, module in model.named_modules() if module is backbone)
-    check_whole(backbone, state, f'{prefix}.', checkpoint)
+    name = next(name for name, module in model.named_modules() if module is backbone)
+    state = state if name else of_backbone(state)
+    taken = check_whole(backbone, state, f'{name}.' if name else '', checkpoint)
     try:
-        model.load_state_dict(state)
+        model.load_state_dict(state if name else taken)
     except RuntimeError as error:
         raise CheckpointError(f'{checkpoint} does not fit. {error}') from error

@@ -62,18 +62,13 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
         checkpoint, verified = read(path, map_location)
     except Exception as error:  # damage can raise anything
         reason = str(error).strip().partition('\n')[0]
+        text = 'it is damaged, or contains more than tensors, plain values and training states'
         raise CheckpointError(
-            f'{path} cannot be read as a checkpoint: it is damaged, not a checkpoint, or contains '
-            'objects other than tensors, plain values and what MM and timm training files contain. '
-            f'({type(error).__name__}: {reason})'
+            f'{path} cannot be read as a checkpoint: {text} ({type(error).__name__}: {reason})'
         ) from error
     if not verified:
-        print_log(
-            f'{path} has no checksums: damage would go unnoticed. torch.save and '
-            'tools/convert_checkpoint.py write files with checksums.',
-            logger='current',
-            level=logging.WARNING,
-        )
+        text = f'{path} has no checksums: damage would go unnoticed. torch.save writes some.'
+        print_log(text, logger='current', level=logging.WARNING)
     if isinstance(checkpoint, dict) and 'state_dict_ema' in checkpoint:  # as timm does
         checkpoint['state_dict'] = checkpoint.pop('state_dict_ema')
     return checkpoint

@@ -66,7 +66,10 @@ KNOWN: dict[str, Any] = {
 CONSTANTS = torch.dtype, torch.layout, torch.memory_format, torch.qscheme
 
 
-class Unpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
+Base: Any = pickle._Unpickler  # the one in Python
+
+
+class Unpickler(Base):
     """Resolve the names above, and those of classes that the program has allowed."""
 
     records: Any = None  # PyTorch's reader of the archive
@@ -110,11 +113,8 @@ class Unpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
         else:
             raise pickle.UnpicklingError(f'a state of {type(target).__name__} is not allowed')
 
-    dispatch: ClassVar = {
-        **pickle._Unpickler.dispatch,  # type: ignore[attr-defined]
-        pickle.BINPERSID[0]: load_binpersid,
-        pickle.BUILD[0]: load_build,
-    }
+    own: ClassVar = {pickle.BINPERSID[0]: load_binpersid, pickle.BUILD[0]: load_build}
+    dispatch: ClassVar = {**Base.dispatch, **own}
 
 
 def pickle_module(records: Any) -> Any:
@@ -130,7 +130,7 @@ def pickle_module(records: Any) -> Any:
 
 def allowed() -> dict[str, Any]:
     """Return what the program has allowed, by name, without what opens connections."""
-    given = getattr(torch.serialization, 'get_safe_globals', list)()  # from PyTorch 2.4 on
+    given: Any = getattr(torch.serialization, 'get_safe_globals', list)()  # from PyTorch 2.4 on
     pairs = (
         each[::-1] if isinstance(each, tuple) else (f'{each.__module__}.{each.__qualname__}', each)
         for each in given

@@ -32,13 +32,7 @@ class SafeLoadingHook(Hook):
 
     def before_run(self, runner: Any) -> None:
         """Wrap ``runner.load_or_resume``, which comes next in training, validation and test."""
-        load_or_resume = runner.load_or_resume
-
-        def load_safely() -> None:
-            with safe_loader():
-                load_or_resume()
-
-        runner.load_or_resume = load_safely
+        runner.load_or_resume = safe_loader()(runner.load_or_resume)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Check what MMEngine is about to load with ``strict=False``."""

@@ -60,13 +60,11 @@ class LinearAttention(nn.Module):
     Args:
         channels: Width of the input, a multiple of ``head_channels``.
         head_channels: Channels C of a head; heads are contiguous blocks of q, k and v alike.
-
-    Attributes:
-        eps: 1e-6 as released. Targets that compute in float16 only need :attr:`FLOAT16_EPS`.
     """
 
     SCALE = 1 / 16
-    FLOAT16_EPS = 2.0**-14 / SCALE**2  # when scaled, float16's smallest normal number
+    # For targets that compute in float16 only: when scaled, its smallest normal number.
+    FLOAT16_EPS = 2.0**-14 / SCALE**2
 
     def __init__(self, channels: int, head_channels: int) -> None:
         super().__init__()
@@ -98,11 +96,7 @@ class LinearAttention(nn.Module):
 
 
 class StripConv(nn.Module):
-    """Depth-wise 11x1 plus 1x11, in place of attention where maps are large (Section 3.5).
-
-    Args:
-        channels: Width of input and output.
-    """
+    """Depth-wise 11x1 plus 1x11, in place of attention where maps are large (Section 3.5)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -115,11 +109,7 @@ class StripConv(nn.Module):
 
 
 class LocalLearner(nn.Module):
-    """Local inductive bias at two scales, Eq. 14 to 16: depth-wise 3x3 and 7x7.
-
-    Args:
-        channels: Width of each of the two groups.
-    """
+    """Local inductive bias at two scales, Eq. 14 to 16: depth-wise 3x3 and 7x7, on a group each."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -208,8 +198,7 @@ class CAREBlock(nn.Module):
         drop_path_rate: Probability with which a sample skips the block in training.
         layer_scale: Initial value of gamma, one factor per channel. None: return the output of
             ``inter2``, without gamma, shortcut and drop path, as the last block of the published
-            networks does. (Their training script drops its whole map for a sample with the drop
-            path rate, which would give dense heads a map of zeros.)
+            networks does.
     """
 
     def __init__(
@@ -350,6 +339,7 @@ class CARE(BaseModule):
         [(1, 32, 25, 56), (1, 64, 13, 28), (1, 128, 7, 14), (1, 1024, 4, 7)]
     """
 
+    init_cfg: Any
     # A further arch also needs a config for ImageNet: configs/imagenet/care_NAME_in1k.py.
     arch_zoo: ClassVar[dict[str, dict[str, tuple]]] = {
         's0': dict(
@@ -488,14 +478,10 @@ class CARE(BaseModule):
         return Interaction(width, expansion, self.norm_cfg, self.act_cfg, recompute, project)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Compute the stage outputs of a batch of images.
+        """Map images (B, in_channels, H, W) of any size to the outputs of stages.
 
-        Args:
-            x: (B, in_channels, H, W), of any size.
-
-        Returns:
-            For each of ``out_indices`` the output of that stage's last block, cropped,
-            (B, C, ceil(H / stride), ceil(W / stride)) with C of :attr:`out_channels`.
+        These are (B, C, ceil(H / stride), ceil(W / stride)), with C of :attr:`out_channels`, for
+        each of ``out_indices``.
         """
         height, width = x.shape[2:]
         state = self.stem(F.pad(x, (0, missing(width), 0, missing(height))))
@@ -560,11 +546,8 @@ class CARE(BaseModule):
         """Return the depth of a parameter and the number of layers, for learning-rate decay.
 
         The stem is layer 0, each block a layer with the downsampling before it, and everything
-        else (output norms, necks, heads) the last layer.
-
-        Args:
-            param_name: Name of the parameter in the whole model.
-            prefix: Name of the backbone in the model, such as ``'backbone.'``.
+        else (output norms, necks, heads) the last layer. ``prefix`` is the backbone's name in the
+        model, such as ``'backbone.'``.
         """
         depths = self.arch['depths'][: len(self.stages)]
         last = sum(depths) + 1
@@ -577,11 +560,11 @@ class CARE(BaseModule):
         return 0 if part == 'stem' else last, last + 1
 
     def init_weights(self) -> None:
-        """Initialize as ``init_cfg`` says; a file is loaded whole, without running code from it.
+        """Initialize as ``init_cfg`` says.
 
         Raises:
             FileNotFoundError: If there is no such file; the message says where weights are.
-            CheckpointError: If it cannot be read, or does not fill the network.
+            CheckpointError: If it cannot be read without running code, or does not fill the CARE.
         """
         given: Any = self.init_cfg
         cfgs = given if isinstance(given, list) else [given]
