@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
 from mmcare.compatibility import require
-from mmcare.export.executorch import write_executorch
-from mmcare.export.onnx import write_onnx
-from mmcare.export.program import export_program
+from mmcare.export.export import write_file
+from mmcare.export.formats import FORMATS
+from mmcare.export.formats.base import Job
 from mmcare.export.runtime import measure_in_turn, open_exported
 from mmcare.export.verify import trial_images
 from mmcare.files import check_writable
@@ -40,7 +40,12 @@ from mmcare.models import CARE
 
 PURPOSE = 'the latency benchmark'
 STRIDES = [4, 8, 16, 32]
-ENGINES = ('onnxruntime', 'xnnpack', 'xnnpack-int8')
+# Format of the file, and whether it is quantized.
+ENGINES = {
+    'onnxruntime': ('onnx', False),
+    'xnnpack': ('executorch', False),
+    'xnnpack-int8': ('executorch', True),
+}
 BUSY = 0.9  # of a core: below it, something else was running
 Run = Callable[[], object]
 Recording = dict[str, Any]
@@ -99,23 +104,18 @@ def fold_norms(network: nn.Module) -> nn.Module:
 
 def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple[Run, int]:
     """Export a network, compare the file with PyTorch, and return a run and its delegates."""
-    shape = (image.shape[2], image.shape[3])
-    program, images = export_program(network, 3, shape), trial_images(3, shape)
+    images = trial_images(3, (image.shape[2], image.shape[3]))
+    images['picture'] = images['smooth']  # no pictures are at hand
     names = [f'stride{stride}' for stride in STRIDES]
+    kind, int8 = ENGINES[engine]
+    path = path.with_name(f'{path.name}_{engine}{FORMATS[kind].ending}')
+    job = Job(network, network, names, images, [images['smooth']] if int8 else None)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # several delegates are noted in the recording
-        if engine.startswith('xnnpack'):
-            path, calibration = path.with_name(f'{path.name}_{engine}.pte'), None
-            if engine == 'xnnpack-int8':  # no pictures are at hand
-                images['picture'], calibration = images['smooth'], [images['smooth']]
-            report = write_executorch(program, path, names, network, images, calibration)
-            delegates = report['delegates']
-        else:
-            path, delegates = path.with_suffix('.onnx'), 0
-            write_onnx(program, path, names, network, images)
+        report = write_file(FORMATS[kind], job, path)
     run = partial(open_exported(path).run, image)
     run()
-    return run, delegates
+    return run, report.get('delegates', 0)
 
 
 def measure(arguments: argparse.Namespace, directory: Path) -> Recording:

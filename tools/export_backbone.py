@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 
 from mmcare.export import export_backbone, load_source
-from mmcare.export.coreml import COMPRESSIONS, PRECISIONS, TARGETS
-from mmcare.export.export import FORMATS, INPUTS, format_report
-from mmcare.export.onnx import OPSET
+from mmcare.export.export import INPUTS, format_report
+from mmcare.export.formats import FORMATS
 
 
 def parse_args() -> argparse.Namespace:
@@ -47,24 +46,21 @@ def parse_args() -> argparse.Namespace:
     add('--format', nargs='+', choices=FORMATS, default=('coreml', 'onnx'), help=help_format)
     help_out = 'where the files go, replacing older ones; default: %(default)s'
     add('--out-dir', type=Path, default=Path('work_dirs/export'), metavar='DIR', help=help_out)
-    help_precision = 'of Core ML; default: float16'
-    add('--precision', choices=PRECISIONS, default='float16', help=help_precision)
-    help_target = 'oldest system that is to run the Core ML model; default: iOS16'
-    add('--target', choices=TARGETS, default='iOS16', help=help_target)
     help_input = (
-        "of Core ML: an image, with the config's normalisation inside, or a normalised tensor "
-        '(what the other formats always take); default: image'
+        'pixels from 0 to 255, normalised inside as the config says, or a normalised tensor; '
+        'default: image for Core ML, tensor for others'
     )
-    add('--input', choices=INPUTS, default='image', help=help_input)
-    help_compress = "compress Core ML's weights; palettising needs scikit-learn"
-    add('--compress', choices=COMPRESSIONS, help=help_compress)
-    help_dynamic = f'ONNX (opset {OPSET}) for any height and width that 32 divides, up to 4096'
+    add('--input', choices=INPUTS, help=help_input)
+    help_dynamic = 'ONNX for any height and width that 32 divides, up to 4096'
     add('--dynamic', action='store_true', help=help_dynamic)
     help_quantize = 'ExecuTorch with convolutions in int8, calibrated with pictures'
     add('--quantize', choices=('int8',), help=help_quantize)
     help_number = "pictures to calibrate with, of the config's training data; default: %(default)s"
     add('--calibration', type=int, default=64, metavar='N', help=help_number)
     add('--images', metavar='FOLDER', help='calibrate with its pictures instead')
+    for form in FORMATS.values():
+        for name, option in form.options.items():
+            add(f'--{name}', **option)
     return parser.parse_args()
 
 
@@ -77,14 +73,14 @@ def main() -> None:
             arguments.out_dir,
             shape=tuple(arguments.shape),
             formats=tuple(arguments.format),
-            precision=arguments.precision,
-            target=arguments.target,
             input_kind=arguments.input,
-            compress=arguments.compress,
             dynamic=arguments.dynamic,
             int8=arguments.quantize == 'int8',
             calibration=arguments.calibration,
             images=arguments.images,
+            **{
+                name: getattr(arguments, name) for form in FORMATS.values() for name in form.options
+            },
         )
     # RuntimeError: CheckpointError and ExportError; LookupError: names that no registry has.
     except (ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:

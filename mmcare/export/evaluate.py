@@ -12,8 +12,8 @@ from mmengine.config import Config
 from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
 
+from mmcare.export.formats.base import Exported
 from mmcare.export.load import PARTS, Network
-from mmcare.export.runtime import Exported
 from mmcare.export.verify import signal_to_noise, trial_images
 from mmcare.registry import TRANSFORMS
 

@@ -3,36 +3,24 @@
 import json
 import os
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
-from mmcare.compatibility import require
-from mmcare.export.coreai import write_coreai
-from mmcare.export.coreml import write_coreml
 from mmcare.export.detectors import describe_decoding, name_outputs, separate_convolutions
-from mmcare.export.executorch import write_executorch
+from mmcare.export.formats import FORMATS
+from mmcare.export.formats.base import Format, Job
 from mmcare.export.load import Source, fix_pools, fold
-from mmcare.export.ncnn import write_ncnn
-from mmcare.export.onnx import write_onnx
 from mmcare.export.pictures import read_pictures
-from mmcare.export.program import LARGEST_SIDE, export_program
-from mmcare.export.verify import trial_images
+from mmcare.export.program import LARGEST_SIDE
+from mmcare.export.verify import trial_images, verify
 from mmcare.files import check_writable, moved_into_place, size_of
 from mmcare.models.backbones.care import TOTAL_STRIDE
 from mmcare.version import __version__
 
-# With the packages that they need.
-FORMATS = {
-    'coreml': ('coremltools',),
-    'onnx': ('onnx', 'onnxscript', 'onnxruntime'),
-    'executorch': ('executorch',),
-    'coreai': ('coreai_torch',),
-    'ncnn': ('pnnx', 'ncnn'),
-}
-EXTRAS = dict(coreai='coreai', ncnn='ncnn')  # of mmcare, other than export
 HELD_BACK = 2  # pictures to compare on, not to calibrate with
 INPUTS = ('image', 'tensor')
 
@@ -43,14 +31,12 @@ def export_backbone(
     out_dir: str | os.PathLike,
     shape: tuple[int, int] = (512, 512),
     formats: tuple[str, ...] = ('coreml', 'onnx'),
-    precision: str = 'float16',
-    target: str = 'iOS16',
-    input_kind: str = 'image',
-    compress: str | None = None,
+    input_kind: str | None = None,
     dynamic: bool = False,
     int8: bool = False,
     calibration: int = 64,
     images: str | os.PathLike | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Fold a network and write it, with a report as ``.json`` and ``.txt``.
 
@@ -58,16 +44,15 @@ def export_backbone(
         source: See :func:`mmcare.export.load_source`; it is left as it is.
         out_dir: Where the files go, replacing older ones.
         shape: Height and width of the images.
-        formats: Of :data:`FORMATS`.
-        precision: Of Core ML, ``'float16'`` or ``'float32'``.
-        target: Oldest system for Core ML: ``'iOS16'``, ``'iOS17'`` or ``'iOS18'``.
-        input_kind: Of Core ML: ``'image'``, normalised inside, or ``'tensor'``, normalised.
-            The other formats always take a normalised tensor.
-        compress: Compression of Core ML's weights, one of ``COMPRESSIONS``.
+        formats: Keys of :data:`mmcare.export.formats.FORMATS`.
+        input_kind: ``'image'``, pixels from 0 to 255, normalised inside, or ``'tensor'``,
+            normalised. None: an image for Core ML, a tensor for others.
         dynamic: ONNX with free height and width, multiples of 32.
         int8: Quantize; for ExecuTorch only.
         calibration: Pictures to quantize with, at most.
         images: Folder of these; None: the config's training data.
+        **options: Of single formats: Core ML's ``precision``, ``target`` and ``compress``, see
+            :class:`mmcare.export.formats.coreml.CoreML`.
 
     Returns:
         The report.
@@ -79,15 +64,23 @@ def export_backbone(
         ExportError: If a file that can be run here computes something else than PyTorch.
     """
     out_dir = Path(out_dir)
-    network, part = source.network, source.network.part
-    normalization = source.normalization if input_kind == 'image' else None
+    network, part, normalization = source.network, source.network.part, source.normalization
+    forms = {
+        FORMATS[name]: input_kind or FORMATS[name].input for name in FORMATS if name in formats
+    }
+    known = {name: one for form in FORMATS.values() for name, one in form.options.items()}
+    if unknown := {*formats} - {*FORMATS} | {*options} - {*known}:
+        raise ValueError(f'unknown formats or options: {", ".join(sorted(unknown))}')
+    options = {name: one.get('default') for name, one in known.items()} | options
     if not all(TOTAL_STRIDE <= side <= LARGEST_SIDE for side in shape):
         raise ValueError(f'height and width must be 32 to {LARGEST_SIDE} pixels, got {shape}')
-    if dynamic and 'onnx' not in formats:
-        raise ValueError('dynamic sizes are for onnx; other formats are exported at one size')
-    if int8 and set(formats) != {'executorch'}:
-        raise ValueError('only executorch takes int8: name it as the one format')
-    if 'coreml' in formats and input_kind == 'image':
+    if dynamic and not any(form.dynamic for form in forms):
+        able = ', '.join(name for name, form in FORMATS.items() if form.dynamic)
+        raise ValueError(f'dynamic sizes are for {able}; other formats are exported at one size')
+    if int8 and not all(form.int8 for form in forms):
+        able = ', '.join(name for name, form in FORMATS.items() if form.int8)
+        raise ValueError(f'int8 is for {able}: name no other format')
+    if 'image' in forms.values():
         if normalization is None:
             raise ValueError('the config has no mean and std of images: use --input tensor')
         if not network.in_channels == len(normalization.mean) == 3:
@@ -96,11 +89,8 @@ def export_backbone(
                 'tensor'
             )
     check_writable(out_dir)
-    for kind in formats:
-        for package in FORMATS[kind]:
-            require(package, f'export with --format {kind}', EXTRAS.get(kind, 'export'))
-    if compress and compress.startswith('palettize'):
-        require('sklearn', f'compression by {compress}, through scikit-learn,')
+    for form in forms:
+        form.check(options)
     outputs = network(torch.zeros(1, network.in_channels, *shape))
     if any(side % TOTAL_STRIDE for side in shape) and (
         dynamic or (part != 'backbone' and outputs[0].dim() == 4)
@@ -155,58 +145,60 @@ def export_backbone(
     separate_convolutions(folded)
     base = source.name if part == 'backbone' else f'{source.name}_{part}'
     stem = f'{base}_{shape[0]}x{shape[1]}' + '_int8' * int8
-    paths = dict(
-        coreml=out_dir / f'{stem}.mlpackage',
-        onnx=out_dir / (f'{base}_dynamic.onnx' if dynamic else f'{stem}.onnx'),
-        executorch=out_dir / f'{stem}.pte',
-        coreai=out_dir / f'{stem}.aimodel',
-        ncnn=out_dir / f'{stem}.ncnn',
+    metadata = dict(
+        arch=source.arch,
+        part=part,
+        checkpoint=source.weights,
+        shape=f'{shape[0]}x{shape[1]}',
+        version=__version__,
     )
-    if 'coreml' in formats:
-        report['coreml'] = write_coreml(
-            folded,
-            names,
-            paths['coreml'],
-            shape,
-            precision,
-            target,
-            normalization,
-            compress,
-            metadata=dict(
-                arch=source.arch,
-                part=part,
-                checkpoint=source.weights,
-                shape=f'{shape[0]}x{shape[1]}',
-                version=__version__,
-                input=input_kind,
-            ),
-            reference=network,
-        )
-    if {'executorch', 'coreai'} & set(formats) or ('onnx' in formats and not dynamic):
-        program = export_program(folded, network.in_channels, shape)
-    # What can be run is compared with the network as its users know it, not as it is exported.
-    if 'onnx' in formats:
-        free = export_program(folded, network.in_channels, shape, True) if dynamic else program
-        report['onnx'] = write_onnx(free, paths['onnx'], names, network, trials, dynamic)
-    if 'executorch' in formats:
-        report['executorch'] = write_executorch(
-            program,
-            paths['executorch'],
-            names,
-            network,
-            trials,
-            pictures[:-HELD_BACK] if int8 else None,
-        )
-    if 'coreai' in formats:
-        report['coreai'] = write_coreai(program, names, paths['coreai'])
-    if 'ncnn' in formats:
-        report['ncnn'] = write_ncnn(folded, paths['ncnn'], network, trials)
-    for kind in set(formats):
-        report[kind] = dict(file=paths[kind].name, bytes=size_of(paths[kind]), **report[kind])
+    job = Job(
+        folded,
+        network,  # as its users know it, not as it is exported
+        names,
+        trials,
+        pictures[:-HELD_BACK] if int8 else None,
+        metadata=metadata,
+        options=options,
+    )
+    free = replace(job, dynamic=True)
+    for form, kind in forms.items():
+        one = free if dynamic and form.dynamic else job
+        if kind == 'image' and normalization is not None:
+            one = one.of_pixels(normalization)
+        name = f'{base}_dynamic' if one.dynamic else stem
+        report[form.name] = write_file(form, one, out_dir / f'{name}{form.ending}')
     for suffix, text in (('json', json.dumps(report, indent=2)), ('txt', format_report(report))):
         with moved_into_place(out_dir / f'{stem}.{suffix}') as temporary:
             temporary.write_text(text + '\n')
     return report
+
+
+def write_file(form: Format, job: Job, path: Path) -> dict[str, Any]:
+    """Write a file, and move it into place if its outputs are those of the network.
+
+    Args:
+        form: Its format.
+        job: What to write, and what to compare it with.
+        path: Of the file or folder, replaced if it exists.
+
+    Returns:
+        Its entries of the report.
+
+    Raises:
+        ExportError: If the outputs differ.
+    """
+    with moved_into_place(path) as temporary:
+        entries = form.write(job, temporary)
+        if form.runtime and 'deviations' not in entries:
+            if job.dynamic:
+                channels, height, width = job.size
+                other = height + TOTAL_STRIDE, max(width - TOTAL_STRIDE, TOTAL_STRIDE)
+                another = trial_images(channels, other)['random']
+                job = replace(job, images={**job.images, 'random, another size': another})
+            run = form.open(temporary).run
+            entries['deviations'] = verify(run, job, form.runtime, path.name)
+    return dict(file=path.name, bytes=size_of(path), **entries)
 
 
 def format_report(report: dict[str, Any]) -> str:

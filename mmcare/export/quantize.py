@@ -1,24 +1,20 @@
 """Static int8 quantization of a program's convolutions, for XNNPACK."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import ExportedProgram
 
-from mmcare.export.runtime import open_exported
+from mmcare.export.formats.base import Job
 from mmcare.export.verify import ExportError, signal_to_noise
 
-RECIPE = (
-    'int8, static: convolutions with a scale for each output channel; large depth-wise kernels '
-    'and attention in float32'
-)
 LEAST_SNR = 10.0  # of every output, in dB: below it, results are of no use
-AGREEMENT = 0.3  # of the file and the quantized program in PyTorch, in dB
+AGREEMENT = 0.3  # of the file and what computes the same, in dB
 FINE = 30.0  # dB; from here on roundings alone make more difference
+Run = Callable[[Tensor], Sequence[Any]]  # images to outputs
 
 
 @torch.no_grad()
@@ -73,42 +69,37 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
 
 @torch.no_grad()
 def check_quantized(
-    path: Path,
-    names: Sequence[str],
-    reference: nn.Module,
-    quantized: nn.Module,
-    images: Mapping[str, Tensor],
+    run: Run, job: Job, other: Run, computed_by: str, file: str
 ) -> dict[str, float]:
     """Compare a quantized file with PyTorch on pictures: on noise it is far off.
 
     Args:
-        path: The file.
-        names: Of the outputs.
-        reference: The network in float32.
-        quantized: The quantized program in PyTorch.
-        images: By name; those whose names begin with ``picture`` are used.
+        run: Runs the file.
+        job: Those of its images are used whose names begin with ``picture``.
+        other: Computes what the file should, in int8.
+        computed_by: Who does that, for messages.
+        file: Its name, for messages.
 
     Returns:
         Signal to noise of the file, in dB, by output.
 
     Raises:
-        ExportError: If an output has less than ``LEAST_SNR``, or file and program differ.
+        ExportError: If an output has less than ``LEAST_SNR``, or file and ``other`` differ.
     """
-    program = open_exported(path)
-    pictures = [image for name, image in images.items() if name.startswith('picture')]
-    expected = [reference(image) for image in pictures]
-    found = signal_to_noise(expected, [program.run(image) for image in pictures])
-    wanted = signal_to_noise(expected, [[*quantized(image)] for image in pictures])
-    for name, snr, other in zip(names, found, wanted, strict=True):
-        if not abs(min(snr, FINE) - min(other, FINE)) <= AGREEMENT:
+    pictures = [image for name, image in job.images.items() if name.startswith('picture')]
+    expected = [job.reference(image) for image in pictures]
+    found = signal_to_noise(expected, [[*run(image)] for image in pictures])
+    wanted = signal_to_noise(expected, [[*other(image)] for image in pictures])
+    for name, snr, ratio in zip(job.names, found, wanted, strict=True):
+        if not abs(min(snr, FINE) - min(ratio, FINE)) <= AGREEMENT:
             raise ExportError(
-                f'{name} has {snr:.1f} dB in the file and {other:.1f} dB in PyTorch, on pictures: '
-                f'ExecuTorch computes something else; {path.name} is not written'
+                f'{name} has {snr:.1f} dB in the file and {ratio:.1f} dB in {computed_by}, on '
+                f'pictures: they compute different things; {file} is not written'
             )
         if not snr >= LEAST_SNR:
             raise ExportError(
                 f'{name} keeps {snr:.1f} dB in int8, on pictures, less than {LEAST_SNR:g}: give '
                 'more pictures, like those of the application (--calibration, --images); '
-                f'{path.name} is not written'
+                f'{file} is not written'
             )
-    return dict(zip(names, (round(snr, 1) for snr in found), strict=True))
+    return dict(zip(job.names, (round(snr, 1) for snr in found), strict=True))

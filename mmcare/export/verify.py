@@ -1,14 +1,13 @@
 """Comparison of an exported network with PyTorch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from mmcare.export.runtime import open_exported
+from mmcare.export.formats.base import Job
 
 TOLERANCE = 1e-4  # of each output's largest magnitude
 # Images on which a file must agree; others are reported.
@@ -34,15 +33,15 @@ def trial_images(channels: int, shape: tuple[int, int]) -> dict[str, Tensor]:
 
 
 def verify(
-    path: Path, reference: nn.Module, images: Mapping[str, Tensor], runtime: str
+    run: Callable[[Tensor], list[np.ndarray]], job: Job, runtime: str, file: str
 ) -> dict[str, float]:
-    """Run a file, and compare its outputs with the network's.
+    """Compare the outputs of a file with the network's.
 
     Args:
-        path: What :func:`mmcare.export.runtime.open_exported` takes.
-        reference: What the file should compute.
-        images: See :func:`compare`; only those whose names begin as ``JUDGED`` says can fail.
-        runtime: Its name, for the message.
+        run: Runs the file.
+        job: Only those of its images whose names begin as ``JUDGED`` says can fail.
+        runtime: What runs the file, for the message.
+        file: Its name, for the message.
 
     Returns:
         The deviations by name.
@@ -50,12 +49,12 @@ def verify(
     Raises:
         ExportError: If the outputs differ.
     """
-    deviations = compare(reference, open_exported(path).run, images)
+    deviations = compare(job.reference, run, job.images)
     for name, deviation in deviations.items():
         if name.startswith(JUDGED) and not deviation <= TOLERANCE:
             raise ExportError(
                 f"{runtime}'s outputs differ from PyTorch's by {deviation:.1e} of the largest "
-                f'magnitude ({name}), more than {TOLERANCE}; {path.name} is not written'
+                f'magnitude ({name}), more than {TOLERANCE}; {file} is not written'
             )
     return deviations
 

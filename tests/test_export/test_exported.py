@@ -19,8 +19,9 @@ from toy_configs import make_data, toy_config
 
 from mmcare.export import export_backbone, load_source, runtime
 from mmcare.export.evaluate import ResizeToFit, fit_config, pad_images, replaced_part
+from mmcare.export.formats.base import Exported
 from mmcare.export.pictures import read_pictures
-from mmcare.export.runtime import Exported, open_exported
+from mmcare.export.runtime import open_exported
 
 TOOL = str(ROOT / 'tools' / 'test_exported.py')
 SHAPE = (64, 96)  # of the files; images of the data are 64 x 64 and smaller
