@@ -1,6 +1,7 @@
 """What a format is, what it writes, and a file that it has opened."""
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -107,6 +108,7 @@ class Format:
         int8: Whether it can quantize.
         dynamic: Whether it can leave height and width free.
         runtime: What runs its files here; empty if nothing does.
+        layout: Of images and maps, ``'NCHW'`` or ``'NHWC'``.
         options: Arguments of its own, as ``add_argument`` takes them.
     """
 
@@ -118,6 +120,7 @@ class Format:
     int8: ClassVar[bool] = False
     dynamic: ClassVar[bool] = False
     runtime: ClassVar[str] = ''
+    layout: ClassVar[str] = 'NCHW'
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def check(self, options: Mapping[str, Any]) -> None:
@@ -137,3 +140,19 @@ class Format:
     def open(self, path: Path) -> Exported:
         """Open a file to run it on the CPU by one thread."""
         raise NotImplementedError
+
+
+def warn_of_delegates(path: Path, number: int, outside: Collection[str]) -> None:
+    """Warn if XNNPACK does not take a file as a whole.
+
+    Args:
+        path: Of the file.
+        number: Of delegates.
+        outside: Operators in none of them.
+    """
+    if number != 1 or outside:
+        warnings.warn(
+            f'{path.name} has {number} XNNPACK delegates instead of one, which is slower; not '
+            f'taken by XNNPACK: {", ".join(outside) or "nothing"}',
+            stacklevel=3,
+        )

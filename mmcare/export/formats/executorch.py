@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from mmcare.compatibility import require
-from mmcare.export.formats.base import Exported, Format, Job
+from mmcare.export.formats.base import Exported, Format, Job, warn_of_delegates
 from mmcare.export.program import XNNPACK, count_convolutions
 from mmcare.export.quantize import check_quantized, quantize
 
@@ -65,12 +65,7 @@ class ExecuTorch(Format):
         kinds = info.delegation_by_operator
         kinds.pop('getitem', None)  # takes an output of a delegate
         outside = {name: kind.non_delegated for name, kind in kinds.items() if kind.non_delegated}
-        if info.num_delegated_subgraphs != 1 or outside:
-            warnings.warn(
-                f'{path.name} has {info.num_delegated_subgraphs} XNNPACK delegates instead of one, '
-                f'which is slower; not taken by XNNPACK: {", ".join(outside) or "nothing"}',
-                stacklevel=2,
-            )
+        warn_of_delegates(path, info.num_delegated_subgraphs, outside)
         edge.to_executorch().save(str(path))
         entries: dict[str, Any] = dict(
             delegates=info.num_delegated_subgraphs,

@@ -1,0 +1,150 @@
+"""LiteRT, Android's runtime, with XNNPACK."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from mmcare.compatibility import require
+from mmcare.export.formats.base import Exported, Format, Job, warn_of_delegates
+from mmcare.export.program import XNNPACK, aten
+from mmcare.export.quantize import check_quantized
+from mmcare.export.verify import ExportError, verify
+
+TABLE = {key: XNNPACK[key] for key in (aten.conv2d.default, aten.elu.default)}
+QUANTIZED = ('CONV_2D', 'DEPTHWISE_CONV_2D')
+RECIPE = (
+    'int8, static, from smallest and largest values: convolutions with a scale for each output '
+    'channel; attention in float32'
+)
+SIGNATURE = 'serving_default'
+
+
+class ChannelsLast(nn.Module):
+    """A program of images and maps (1, H, W, C), as Android's image libraries give them.
+
+    The names of its argument and of its outputs are those of the file.
+    """
+
+    def __init__(self, program: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.program = program
+        self.names = names
+        self.training = False  # programs have no eval()
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        """Map an image to outputs by name."""
+        outputs = self.program(image.permute(0, 3, 1, 2))
+        return {
+            name: one.permute(0, 2, 3, 1) if one.dim() == 4 else one
+            for name, one in zip(self.names, outputs, strict=True)
+        }
+
+
+class LiteRT(Format):
+    """``.tflite``; images and maps are NHWC."""
+
+    name = 'litert'
+    ending = '.tflite'
+    packages = ('litert_torch', 'ai_edge_litert', 'ai_edge_quantizer')
+    extra = 'litert'
+    int8 = True
+    runtime = 'LiteRT'
+    layout = 'NHWC'
+
+    def write(self, job: Job, path: Path) -> dict[str, Any]:
+        """Write a ``.tflite`` file, which gives the same results with and without XNNPACK.
+
+        Returns:
+            Entries of the report: ``delegates`` and ``outside``, as of ExecuTorch; operators by
+            type; in int8 ``quantization``.
+
+        Raises:
+            ExportError: If LiteRT cannot convert the network, or computes something else.
+        """
+        import litert_torch
+
+        litert_torch.config.show_progress = False
+        network = ChannelsLast(job.program.run_decompositions(TABLE).module(), [*job.names])
+        image = job.images['random'].permute(0, 2, 3, 1)
+        try:
+            litert_torch.convert(network, sample_kwargs=dict(image=image)).export(str(path))
+        except Exception as error:  # the converter has classes of its own
+            raise ExportError(f'LiteRT cannot convert {path.name}: {error}') from error
+        if job.calibration is not None:
+            _quantize(path, job.calibration)
+        delegates, inside, outside = _count_operators(path)
+        warn_of_delegates(path, delegates, outside)
+        entries = dict(delegates=delegates, outside=outside, operators=dict(inside.most_common()))
+        run, plain = self.open(path).run, self.open(path, delegate=False).run
+        if job.calibration is None:
+            verify(plain, job, 'LiteRT without XNNPACK', path.name)
+        else:
+            snr = check_quantized(run, job, plain, 'LiteRT without XNNPACK', path.name)
+            entries['quantization'] = dict(recipe=RECIPE, images=len(job.calibration), snr=snr)
+            entries['deviations'] = 'quantized: compared by decibels, on pictures'
+        return entries
+
+    def open(self, path: Path, delegate: bool = True) -> Exported:
+        """Open a file in LiteRT, with its XNNPACK delegate or without."""
+        runtime = require('ai_edge_litert.interpreter', 'running a .tflite file', 'litert')
+        kinds = runtime.OpResolverType
+        kind = kinds.AUTO if delegate else kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        program = runtime.Interpreter(str(path), num_threads=1, experimental_op_resolver_type=kind)
+        program.allocate_tensors()
+        (image,), outputs = program.get_input_details(), program.get_output_details()
+        if wrong := [one['name'] for one in (image, *outputs) if one['dtype'] is not np.float32]:
+            raise ValueError(f'not float32: {", ".join(wrong)}')
+
+        def run(images: Tensor) -> list[np.ndarray]:
+            program.set_tensor(image['index'], images.permute(0, 2, 3, 1).contiguous().numpy())
+            program.invoke()
+            found = [program.get_tensor(one['index']) for one in outputs]
+            return [one.transpose(0, 3, 1, 2) if one.ndim == 4 else one for one in found]
+
+        _, height, width, channels = map(int, image['shape'])
+        return Exported(run, (1, channels, height, width))
+
+
+def _quantize(path: Path, images: Any) -> None:
+    """Quantize the convolutions of a file, in place."""
+    from ai_edge_litert.tools import flatbuffer_utils
+    from ai_edge_quantizer import qtyping, quantizer
+
+    quantized = quantizer.Quantizer(str(path))
+    for name in QUANTIZED:
+        quantized.add_static_config('.*', qtyping.TFLOperationName[name], 8, 8)
+    data = [dict(image=image.permute(0, 2, 3, 1).contiguous().numpy()) for image in images]
+    ranges = quantized.calibrate({SIGNATURE: data}, num_threads=1)
+    result = quantized.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
+    model = flatbuffer_utils.read_model_from_bytearray(result.quantized_model)
+    # The quantizer (0.10.0) lets maps that also feed a convolution leave the file as int8, though
+    # the signature still names the tensors in float32.
+    (graph,), (signature,) = model.subgraphs, model.signatureDefs
+    graph.outputs = [output.tensorIndex for output in signature.outputs]
+    flatbuffer_utils.write_model(model, str(path))
+
+
+def _count_operators(path: Path) -> tuple[int, Counter[str], dict[str, int]]:
+    """Count XNNPACK's delegates, operators by type, and those in no delegate."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    program = Interpreter(str(path), num_threads=1)
+    program.allocate_tensors()
+    nodes = program._get_ops_details()  # delegates are listed after what they replace
+    delegates = [node for node in nodes if node['op_name'] == 'DELEGATE']
+    others = {node['index']: node for node in nodes if node['op_name'] != 'DELEGATE'}
+    makers = {tensor: node for node in others.values() for tensor in node['outputs']}
+    outside = dict(others)
+    for delegate in delegates:
+        seen, waiting = {*delegate['inputs']}, [*delegate['outputs']]
+        while waiting:
+            tensor = waiting.pop()
+            if tensor in makers and tensor not in seen:
+                seen.add(tensor)
+                outside.pop(makers[tensor]['index'], None)
+                waiting += [*makers[tensor]['inputs']]
+    kinds = Counter(node['op_name'] for node in others.values())
+    return len(delegates), kinds, dict(Counter(node['op_name'] for node in outside.values()))
