@@ -1,10 +1,10 @@
 """Latency of CARE and its peers: from an image to four maps, in turn in one process.
 
-Engines are ONNX Runtime and XNNPACK (of ExecuTorch), this also with convolutions in int8, all on
-one thread of the CPU. Networks have random weights and are folded as far as each can be; peers are
-timm's. All take the same way from torch.export. Written are recording.json (all times), latency.csv
-and latency.md (tables), and for each engine a picture, accuracy_<engine>.png: published accuracy
-over latency, with the Pareto line.
+Engines are ONNX Runtime, XNNPACK (of ExecuTorch) and LiteRT, the last two also with convolutions in
+int8, all on one thread of the CPU. Networks have random weights and are folded as far as each can
+be; peers are timm's. All take the same way from torch.export. Written are recording.json (all
+times), latency.csv and latency.md (tables), and for each engine a picture, accuracy_<engine>.png:
+published accuracy over latency, with the Pareto line.
 """
 
 import argparse
@@ -45,7 +45,10 @@ ENGINES = {
     'onnxruntime': ('onnx', False),
     'xnnpack': ('executorch', False),
     'xnnpack-int8': ('executorch', True),
+    'litert': ('litert', False),
+    'litert-int8': ('litert', True),
 }
+RUNTIMES = dict(onnx='onnxruntime', executorch='executorch', litert='ai-edge-litert')
 BUSY = 0.9  # of a core: below it, something else was running
 Run = Callable[[], object]
 Recording = dict[str, Any]
@@ -154,7 +157,10 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
     share = (time.process_time() - start[1]) / (time.perf_counter() - start[0])
     return dict(
         settings=dict(shape=arguments.shape, runs=arguments.runs),
-        versions=describe_machine('executorch', 'onnxruntime', *['timm'] * bool(arguments.peers)),
+        versions=describe_machine(
+            *sorted({RUNTIMES[ENGINES[engine][0]] for engine in arguments.engine}),
+            *['timm'] * bool(arguments.peers),
+        ),
         processor_share=round(share, 3),
         parameters=parameters,
         delegates=delegates,
@@ -179,8 +185,9 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     table[['ms', 'q1', 'q3']] = times.quantile([0.5, 0.25, 0.75]).T
     cares = times.reindex(columns=table['care']).set_axis(times.columns, axis='columns')
     table['x_care'] = (times / cares).median()
-    if 'xnnpack' in recording['milliseconds'] and engine == 'xnnpack-int8':
-        table['x_float32'] = (times / pd.DataFrame(recording['milliseconds']['xnnpack'])).median()
+    float32 = engine.removesuffix('-int8')
+    if float32 in recording['milliseconds'] and float32 != engine:
+        table['x_float32'] = (times / pd.DataFrame(recording['milliseconds'][float32])).median()
     table = table.sort_values(['ms', 'top1'], ascending=[True, False])
     table['pareto'] = table['top1'] > table['top1'].cummax().shift(fill_value=0)
     return table.sort_values(['care', 'ms'])
@@ -290,8 +297,8 @@ def main() -> None:
     if arguments.from_recording is not None:
         recording = json.loads(arguments.from_recording.read_text(encoding='utf-8'))
     else:
-        for name in ('executorch', 'onnxruntime', 'onnxscript'):
-            require(name, PURPOSE, 'bench')
+        for engine in arguments.engine:
+            FORMATS[ENGINES[engine][0]].check({})
         with TemporaryDirectory() as directory:
             recording = measure(arguments, Path(directory))
         text = json.dumps(recording, indent=1)
