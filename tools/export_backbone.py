@@ -1,4 +1,4 @@
-"""Export a CARE backbone to Core ML, ONNX, ExecuTorch, Core AI and ncnn, folded.
+"""Export a CARE backbone to Core ML, ONNX, ExecuTorch, Core AI, ncnn and LiteRT, folded.
 
 SOURCE is an arch or any detection, segmentation or classification config with a CARE backbone. The
 backbone alone is built, without the toolbox or compiled ops; its outputs are stage1 to stage4.
@@ -40,8 +40,8 @@ def parse_args() -> argparse.Namespace:
     help_shape = 'of the images; default: 512 512'
     add('--shape', type=int, nargs=2, default=(512, 512), metavar=('H', 'W'), help=help_shape)
     help_format = (
-        'executorch: .pte for XNNPACK; coreai: .aimodel, in beta; ncnn: .ncnn, a folder; default: '
-        'coreml onnx'
+        'executorch: .pte for XNNPACK; coreai: .aimodel, in beta; ncnn: .ncnn, a folder; litert: '
+        '.tflite; default: coreml onnx'
     )
     add('--format', nargs='+', choices=FORMATS, default=('coreml', 'onnx'), help=help_format)
     help_out = 'where the files go, replacing older ones; default: %(default)s'
@@ -53,7 +53,7 @@ def parse_args() -> argparse.Namespace:
     add('--input', choices=INPUTS, help=help_input)
     help_dynamic = 'ONNX for any height and width that 32 divides, up to 4096'
     add('--dynamic', action='store_true', help=help_dynamic)
-    help_quantize = 'ExecuTorch with convolutions in int8, calibrated with pictures'
+    help_quantize = 'ExecuTorch and LiteRT with convolutions in int8, calibrated with pictures'
     add('--quantize', choices=('int8',), help=help_quantize)
     help_number = "pictures to calibrate with, of the config's training data; default: %(default)s"
     add('--calibration', type=int, default=64, metavar='N', help=help_number)

@@ -18,7 +18,7 @@ import pandas as pd
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
-from mmcare.export.evaluate import fit_config, pad_images, replaced_part
+from mmcare.export.evaluate import fit_config, pad_images, replaced_part, take_normalized
 from mmcare.export.load import Network
 from mmcare.export.runtime import measure_in_turn, open_exported
 from mmcare.files import check_writable_file, moved_into_place, size_of
@@ -40,7 +40,7 @@ def parse_args() -> argparse.Namespace:
         type=Path,
         nargs='+',
         metavar='FILE',
-        help='.onnx, .pte or .ncnn, of tools/export_backbone.py',
+        help='.onnx, .pte, .ncnn or .tflite, next to the report of tools/export_backbone.py',
     )
     parser.add_argument(
         '--checkpoint', metavar='CHECKPOINT', help='also test this in PyTorch, in the same way'
@@ -81,7 +81,8 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     picture = runner.model.eval().data_preprocessor(batch)['inputs']
     rows: dict[str, dict[str, float]] = {}
     runs: dict[str, Callable[[], object]] = {}
-    for file, program in programs.items():
+    for file, opened in programs.items():
+        program = take_normalized(opened, runner.model)
         with replaced_part(
             runner.model, program, picture if arguments.checkpoint else None
         ) as part:

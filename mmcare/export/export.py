@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from mmcare.export.detectors import describe_decoding, name_outputs, separate_co
 from mmcare.export.formats import FORMATS
 from mmcare.export.formats.base import Format, Job
 from mmcare.export.load import Source, fix_pools, fold
-from mmcare.export.pictures import read_pictures
+from mmcare.export.pictures import describe_classes, read_pictures
 from mmcare.export.program import LARGEST_SIDE
 from mmcare.export.verify import trial_images, verify
 from mmcare.files import check_writable, moved_into_place, size_of
@@ -22,6 +23,7 @@ from mmcare.models.backbones.care import TOTAL_STRIDE
 from mmcare.version import __version__
 
 HELD_BACK = 2  # pictures to compare on, not to calibrate with
+SAME = ('part', 'arch', 'checkpoint', 'shape', 'mmcare_version')  # of reports that are joined
 INPUTS = ('image', 'tensor')
 
 
@@ -40,6 +42,8 @@ def export_backbone(
 ) -> dict[str, Any]:
     """Fold a network and write it, with a report as ``.json`` and ``.txt``.
 
+    The report keeps its entries of files in other formats that were written before.
+
     Args:
         source: See :func:`mmcare.export.load_source`; it is left as it is.
         out_dir: Where the files go, replacing older ones.
@@ -48,7 +52,7 @@ def export_backbone(
         input_kind: ``'image'``, pixels from 0 to 255, normalised inside, or ``'tensor'``,
             normalised. None: an image for Core ML, a tensor for others.
         dynamic: ONNX with free height and width, multiples of 32.
-        int8: Quantize; for ExecuTorch only.
+        int8: Quantize, for ExecuTorch and LiteRT.
         calibration: Pictures to quantize with, at most.
         images: Folder of these; None: the config's training data.
         **options: Of single formats: Core ML's ``precision``, ``target`` and ``compress``, see
@@ -140,34 +144,36 @@ def export_backbone(
         mmcare_version=__version__,
         torch_version=str(torch.__version__),  # plain, for YAML
     )
-    if part == 'model' and (decode := describe_decoding(network.model)):
-        report['decode'] = decode
+    if part == 'model':
+        report |= describe_decoding(network.model) | describe_classes(source)
     separate_convolutions(folded)
     base = source.name if part == 'backbone' else f'{source.name}_{part}'
     stem = f'{base}_{shape[0]}x{shape[1]}' + '_int8' * int8
-    metadata = dict(
-        arch=source.arch,
-        part=part,
-        checkpoint=source.weights,
-        shape=f'{shape[0]}x{shape[1]}',
-        version=__version__,
-    )
     job = Job(
         folded,
         network,  # as its users know it, not as it is exported
         names,
         trials,
         pictures[:-HELD_BACK] if int8 else None,
-        metadata=metadata,
+        normalization=normalization,
         options=options,
+        report=report,
     )
-    free = replace(job, dynamic=True)
+    other = shape[0] + TOTAL_STRIDE, max(shape[1] - TOTAL_STRIDE, TOTAL_STRIDE)
+    another = trial_images(network.in_channels, other)['random']
+    free = replace(job, dynamic=True, images={**trials, 'random, another size': another})
     for form, kind in forms.items():
         one = free if dynamic and form.dynamic else job
-        if kind == 'image' and normalization is not None:
-            one = one.of_pixels(normalization)
+        if kind == 'image':
+            one = one.of_pixels()
         name = f'{base}_dynamic' if one.dynamic else stem
         report[form.name] = write_file(form, one, out_dir / f'{name}{form.ending}')
+    with suppress(OSError, ValueError):  # there may be no earlier report
+        earlier = json.loads((out_dir / f'{stem}.json').read_text())
+        if all(earlier.get(key) == report[key] for key in SAME):
+            for name in [name for name in FORMATS if name in earlier.keys() - report]:
+                if (out_dir / earlier[name]['file']).exists():
+                    report[name] = earlier[name]
     for suffix, text in (('json', json.dumps(report, indent=2)), ('txt', format_report(report))):
         with moved_into_place(out_dir / f'{stem}.{suffix}') as temporary:
             temporary.write_text(text + '\n')
@@ -175,12 +181,7 @@ def export_backbone(
 
 
 def write_file(form: Format, job: Job, path: Path) -> dict[str, Any]:
-    """Write a file, and move it into place if its outputs are those of the network.
-
-    Args:
-        form: Its format.
-        job: What to write, and what to compare it with.
-        path: Of the file or folder, replaced if it exists.
+    """Write a file, compare its outputs with the network's, and move it into place.
 
     Returns:
         Its entries of the report.
@@ -191,14 +192,9 @@ def write_file(form: Format, job: Job, path: Path) -> dict[str, Any]:
     with moved_into_place(path) as temporary:
         entries = form.write(job, temporary)
         if form.runtime and 'deviations' not in entries:
-            if job.dynamic:
-                channels, height, width = job.size
-                other = height + TOTAL_STRIDE, max(width - TOTAL_STRIDE, TOTAL_STRIDE)
-                another = trial_images(channels, other)['random']
-                job = replace(job, images={**job.images, 'random, another size': another})
             run = form.open(temporary).run
             entries['deviations'] = verify(run, job, form.runtime, path.name)
-    return dict(file=path.name, bytes=size_of(path), **entries)
+    return dict(file=path.name, bytes=size_of(path), **form.describe(job), **entries)
 
 
 def format_report(report: dict[str, Any]) -> str:

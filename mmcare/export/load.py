@@ -19,6 +19,7 @@ from mmcare.weights.reading import load_weights
 from mmcare.weights.whole import CheckpointError
 
 PARTS = ('backbone', 'neck', 'model')
+HEADS = ('head', 'decode_head', 'bbox_head')
 RANDOM_GAMMA = 0.1  # the initial 1e-6 would hide wrong blocks when files are compared
 
 
@@ -69,7 +70,7 @@ class Network(nn.Module):
         if part == 'neck' and not getattr(model, 'with_neck', False):
             raise ValueError(f'the {type(model).__name__} has no neck: export its backbone alone')
         detects = any(kind.__name__ == 'SingleStageDetector' for kind in type(model).__mro__)
-        heads = ('head', 'decode_head', *['bbox_head'] * detects)
+        heads = [head for head in HEADS if detects or head != 'bbox_head']
         if part == 'model' and not any(hasattr(model, head) for head in heads):
             raise ValueError(
                 'only classifiers, segmentors and one-stage detectors are exported whole, not a '

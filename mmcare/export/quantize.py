@@ -68,17 +68,13 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
 
 
 @torch.no_grad()
-def check_quantized(
-    run: Run, job: Job, other: Run, computed_by: str, file: str
-) -> dict[str, float]:
+def check_quantized(run: Run, job: Job, other: Run, name: str, file: str) -> dict[str, float]:
     """Compare a quantized file with PyTorch on pictures: on noise it is far off.
 
     Args:
         run: Runs the file.
         job: Those of its images are used whose names begin with ``picture``.
-        other: Computes what the file should, in int8.
-        computed_by: Who does that, for messages.
-        file: Its name, for messages.
+        other: Computes what the file should, in int8; ``name`` and ``file`` are for messages.
 
     Returns:
         Signal to noise of the file, in dB, by output.
@@ -86,19 +82,19 @@ def check_quantized(
     Raises:
         ExportError: If an output has less than ``LEAST_SNR``, or file and ``other`` differ.
     """
-    pictures = [image for name, image in job.images.items() if name.startswith('picture')]
+    pictures = [image for key, image in job.images.items() if key.startswith('picture')]
     expected = [job.reference(image) for image in pictures]
     found = signal_to_noise(expected, [[*run(image)] for image in pictures])
     wanted = signal_to_noise(expected, [[*other(image)] for image in pictures])
-    for name, snr, ratio in zip(job.names, found, wanted, strict=True):
+    for output, snr, ratio in zip(job.names, found, wanted, strict=True):
         if not abs(min(snr, FINE) - min(ratio, FINE)) <= AGREEMENT:
             raise ExportError(
-                f'{name} has {snr:.1f} dB in the file and {ratio:.1f} dB in {computed_by}, on '
+                f'{output} has {snr:.1f} dB in the file and {ratio:.1f} dB in {name}, on '
                 f'pictures: they compute different things; {file} is not written'
             )
         if not snr >= LEAST_SNR:
             raise ExportError(
-                f'{name} keeps {snr:.1f} dB in int8, on pictures, less than {LEAST_SNR:g}: give '
+                f'{output} keeps {snr:.1f} dB in int8, on pictures, less than {LEAST_SNR:g}: give '
                 'more pictures, like those of the application (--calibration, --images); '
                 f'{file} is not written'
             )

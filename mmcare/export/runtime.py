@@ -1,7 +1,9 @@
 """Exported files, run and timed on the CPU by one thread."""
 
+import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ SECONDS = 0.2  # of repeated runs in a round, at least one
 
 
 def open_exported(path: Path) -> Exported:
-    """Open a file of a format that can be run here.
+    """Open a file of a format that can be run here. The report next to it says what it takes.
 
     Raises:
         FileNotFoundError: If it does not exist.
@@ -28,8 +30,11 @@ def open_exported(path: Path) -> Exported:
         raise ValueError(f'{path} is not {", ".join(formats)}: other formats cannot be run here')
     if not path.exists():
         raise FileNotFoundError(f'{path} does not exist')
+    form, report = formats[path.suffix], path.with_suffix('.json')
+    entry = json.loads(report.read_text()).get(form.name, {}) if report.is_file() else {}
+    (image,) = entry['inputs'] if entry.get('file') == path.name else [dict(kind='tensor')]
     try:
-        return formats[path.suffix].open(path)
+        return replace(form.open(path), pixels=image['kind'] == 'image')
     except ImportError:
         raise
     except Exception as error:  # the runtimes have classes of their own

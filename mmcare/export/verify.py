@@ -35,16 +35,11 @@ def trial_images(channels: int, shape: tuple[int, int]) -> dict[str, Tensor]:
 def verify(
     run: Callable[[Tensor], list[np.ndarray]], job: Job, runtime: str, file: str
 ) -> dict[str, float]:
-    """Compare the outputs of a file with the network's.
+    """Compare the outputs of a file with the network's, and return the deviations by image.
 
     Args:
-        run: Runs the file.
+        run: Runs the file; ``runtime`` and ``file`` name both in the message.
         job: Only those of its images whose names begin as ``JUDGED`` says can fail.
-        runtime: What runs the file, for the message.
-        file: Its name, for the message.
-
-    Returns:
-        The deviations by name.
 
     Raises:
         ExportError: If the outputs differ.

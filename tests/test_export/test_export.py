@@ -48,7 +48,7 @@ def folded(source):
 def job_of(network, names, shape, reference=None, **options):
     """Make a job of a network of (1, C, H, W) images, C being 3 or its own."""
     images = trial_images(getattr(network, 'in_channels', 3), shape)
-    return Job(network, reference or network, names, images, **options)
+    return Job(network, reference or network, names, images, normalization=IMAGENET, **options)
 
 
 def normalised(pixels):
@@ -67,7 +67,7 @@ def exported(tmp_path_factory):
     out_dir = tmp_path_factory.mktemp('exported')
     (out_dir / 'thin_64x96.mlpackage').mkdir()
     (out_dir / 'thin_64x96.mlpackage' / 'older').touch()
-    formats = tuple(kind for kind in FORMATS if kind != 'ncnn')  # see test_ncnn.py
+    formats = 'coreml', 'onnx', 'executorch', 'coreai'
     return out_dir, export_backbone(thin_source(), out_dir, SHAPE, formats)
 
 
@@ -151,9 +151,7 @@ def test_coreml(exported):
 @pytest.mark.slow
 def test_operators_of_s0():
     """Few, and none that leaves the neural engine or should have been folded."""
-    model = convert_coreml(
-        job_of(folded(load_source('s0')), STAGES, (512, 512)).of_pixels(IMAGENET)
-    )
+    model = convert_coreml(job_of(folded(load_source('s0')), STAGES, (512, 512)).of_pixels())
     operators = count_operators(model)
     assert sum(operators.values()) <= 520
     assert not {'batch_norm', 'transpose'} & set(operators)
@@ -179,7 +177,7 @@ def test_coreml_computes_the_backbone(precision, shape, limit):
     """Pixels in, the backbone's maps out, also where images are padded."""
     source = thin_source(out_indices=(0, 3), norm_eval=True)
     names = ['stage1', 'stage4']
-    model = convert_coreml(job_of(folded(source), names, shape).of_pixels(IMAGENET), precision)
+    model = convert_coreml(job_of(folded(source), names, shape).of_pixels(), precision)
     pixels = torch.randint(0, 256, (1, 3, *shape)).float()
     found = run_program(model, pixels)
     assert deviation(source.network(normalised(pixels)), found) < limit
@@ -307,10 +305,12 @@ def failing(tmp_path, monkeypatch, capsys):
         ('s0 --shape 0 512', 'height and width must be 32 to 4096'),
         ('s0 --shape 50 64 --dynamic', 'must be multiples of 32'),
         ('s0 --dynamic --format coreml', 'dynamic sizes are for onnx'),
-        ('s0 --dynamic --format ncnn', 'dynamic sizes are for onnx'),
-        ('s0 --quantize int8', 'int8 is for executorch: name no'),
+        ('s0 --dynamic --format ncnn litert', 'dynamic sizes are for onnx'),
+        ('s0 --quantize int8', 'int8 is for executorch, litert: name no'),
         ('s0 --quantize int8 --format executorch', 'care_s0 has no train_dataloader; give a'),
+        ('s0 --quantize int8 --format litert', 'care_s0 has no train_dataloader; give a'),
         ('s0 --quantize int8 --format executorch --images gone', 'gone'),
+        ('four.py --input image --format onnx', 'the config has no mean and std of images'),
         ('s7', "'s7' is neither one of s0, s1, s2 nor a config"),
         ('gone.py', 'gone.py'),
         ('s0 gone.pth', 'gone.pth'),
@@ -347,6 +347,8 @@ def test_bad_arguments(failing, tmp_path, monkeypatch, arguments, words):
         ('onnxruntime', 's0'),
         ('executorch', 's0 --format executorch'),
         ('coreai_torch', 's0 --format coreai'),
+        ('litert_torch', 's0 --format litert'),
+        ('ai_edge_quantizer', 's0 --format litert'),
         ('sklearn', 's0 --compress palettize4'),
     ],
 )
@@ -354,6 +356,7 @@ def test_missing_packages(failing, monkeypatch, package, arguments):
     monkeypatch.setitem(sys.modules, package, None)
     line = failing(*arguments.split())
     extra = dict(coreai_torch='coreai', pnnx='ncnn').get(package, 'export')
+    extra = 'litert' if 'litert' in arguments else extra
     assert f'needs {package}' in line and f'mmcare[{extra}]' in line
 
 

@@ -206,10 +206,11 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
     ('task', 'file', 'options', 'words'),
     [
         ('detection', 'gone.onnx', [], 'gone.onnx does not exist'),
-        ('detection', 'a.mlpackage', [], 'not .onnx, .pte, .ncnn: other formats cannot be run'),
+        ('detection', 'a.mlpackage', [], 'not .onnx, .pte, .ncnn, .tflite: other formats'),
         ('detection', 'damaged.onnx', [], 'damaged.onnx cannot be opened'),
         ('detection', 'damaged.pte', [], 'damaged.pte cannot be opened'),
         ('detection', 'damaged.ncnn', [], 'damaged.ncnn cannot be opened'),
+        ('detection', 'damaged.tflite', [], 'damaged.tflite cannot be opened'),
         ('segmentation', STAGES[:3], [], 'outputs are 1x16x16.*2x3; model: 1x8x16x24$'),
         ('detection', [(1, 8, 16, 24)], [], 'not a MaskRCNN: export its backbone'),
         ('detection', STAGES, [], 'holds the backbone alone: .* --checkpoint CHECKPOINT'),

@@ -38,12 +38,22 @@ class Sorted(nn.Module):
 
 def test_what_ncnn_does_not_have_is_named(tmp_path):
     with pytest.raises(ExportError, match=r'ncnn has no .*sort.*; sorted.ncnn is not written'):
-        write_file(FORMATS['ncnn'], job_of(Sorted(), ['sorted'], (8, 8)), tmp_path / 'sorted.ncnn')
+        write_file(
+            FORMATS['ncnn'], job_of(Sorted(), ['sorted'], (32, 32)), tmp_path / 'sorted.ncnn'
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_images_that_would_be_padded(tmp_path):
+    with pytest.raises(ExportError, match='multiples of 32'):
+        write_file(FORMATS['ncnn'], job_of(Sorted(), ['sorted'], (50, 70)), tmp_path / 'x.ncnn')
     assert not list(tmp_path.iterdir())
 
 
 def test_a_failing_pnnx_is_one_error(tmp_path, monkeypatch):
     monkeypatch.setattr('pnnx.EXEC_PATH', 'false')
     with pytest.raises(ExportError, match=r'pnnx failed; sorted.ncnn is not written'):
-        write_file(FORMATS['ncnn'], job_of(Sorted(), ['sorted'], (8, 8)), tmp_path / 'sorted.ncnn')
+        write_file(
+            FORMATS['ncnn'], job_of(Sorted(), ['sorted'], (32, 32)), tmp_path / 'sorted.ncnn'
+        )
     assert not list(tmp_path.iterdir())

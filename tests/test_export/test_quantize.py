@@ -4,6 +4,7 @@ import mmcv
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import ExifTags, Image
 from test_export import SHAPE, STAGES, deviation, folded, job_of, thin_source
 from torch import nn
 
@@ -11,6 +12,7 @@ from mmcare.export import export_backbone
 from mmcare.export.export import write_file
 from mmcare.export.formats import FORMATS
 from mmcare.export.formats.executorch import decompose
+from mmcare.export.pictures import read_pictures
 from mmcare.export.program import export_program
 from mmcare.export.quantize import LEAST_SNR, quantize
 from mmcare.export.runtime import open_exported
@@ -94,6 +96,14 @@ def test_what_int8_spoils_is_named_and_not_written(tmp_path):
     with pytest.raises(ExportError, match=rf'maps keeps -?\d+\.\d dB.*less than {LEAST_SNR:g}'):
         write_int8(small, path, ['maps'], picture, 0.01 * picture)
     assert not list(tmp_path.iterdir())
+
+
+def test_pictures_are_turned_as_their_exif_says(tmp_path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new('RGB', (128, 64), 'red').save(tmp_path / 'upright.jpg', exif=exif)
+    (picture,) = read_pictures(thin_source(), (64, 64), 1, tmp_path)
+    assert picture[0, 0, :, :32].min() > 2 and not picture[..., 32:].any()  # padding
 
 
 @pytest.fixture(scope='module')

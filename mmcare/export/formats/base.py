@@ -27,10 +27,29 @@ class Exported:
     Attributes:
         run: Maps images (1, C, H, W) to the outputs, in the program's order.
         input_shape: (1, C, H, W); of a free height or width, its name.
+        pixels: Images have pixels from 0 to 255; otherwise they are normalised.
     """
 
     run: Callable[[Tensor], list[np.ndarray]]
     input_shape: tuple[Any, ...]
+    pixels: bool = False
+
+
+class OfPixels(nn.Module):
+    """A network of images with pixels from 0 to 255."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: Any, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer('mean', mean.reshape(-1, 1, 1))
+        self.register_buffer('std', std.reshape(-1, 1, 1))
+
+    def forward(self, images: Tensor) -> Any:
+        """Map images (1, C, H, W) to what the network computes of them, normalised."""
+        return self.network((images - self.mean) / self.std)
 
 
 @dataclass(frozen=True)
@@ -44,10 +63,10 @@ class Job:
         images: To compare both with, by name; see :func:`mmcare.export.verify.compare`.
         calibration: Pictures to quantize with; None: stay in float.
         dynamic: Leave height and width free.
-        normalization: Inside the network, which takes pixels from 0 to 255; None: images are
-            normalised.
-        metadata: To be stored in the file, if the format can.
+        normalization: Of the images, if it is known.
+        pixels: The network takes pixels from 0 to 255 and normalises them.
         options: Of the format, by name.
+        report: What it says of the network, for formats that can store that.
     """
 
     network: Any
@@ -57,8 +76,9 @@ class Job:
     calibration: Sequence[Tensor] | None = None
     dynamic: bool = False
     normalization: Normalization | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    pixels: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -66,34 +86,31 @@ class Job:
         _, channels, height, width = self.images['random'].shape
         return channels, height, width
 
-    def of_pixels(self, normalization: Normalization) -> 'Job':
-        """Return the job for images with pixels from 0 to 255, normalised by the network.
-
-        Core ML's own image input knows one scale for all channels.
-        """
-        norm = nn.BatchNorm2d(len(normalization.mean), eps=0, affine=False).eval()
-        norm.running_mean = torch.tensor(normalization.mean)
-        norm.running_var = torch.tensor(normalization.std) ** 2
-        mean, std = torch.tensor([normalization.mean, normalization.std])[..., None, None]
-        network = deepcopy(self.network)
-        if self.dynamic or any(side % TOTAL_STRIDE for side in self.size[1:]):
-            network = nn.Sequential(norm, network)  # CARE pads with zeros of normalised pixels
-        else:
-            fold(network.backbone.stem.conv, norm, norm_first=True)
-        return replace(
-            self,
-            network=network,
-            reference=nn.Sequential(norm, self.reference),
-            images={name: image * std + mean for name, image in self.images.items()},
-            calibration=self.calibration and [image * std + mean for image in self.calibration],
-            normalization=normalization,
-        )
-
     @cached_property
     def program(self) -> ExportedProgram:
         """The network as a program of torch.export."""
-        channels, *shape = self.size
-        return export_program(self.network, channels, (shape[0], shape[1]), self.dynamic)
+        channels, height, width = self.size
+        return export_program(self.network, channels, (height, width), self.dynamic)
+
+    def of_pixels(self) -> 'Job':
+        """Return the job for images with pixels from 0 to 255, which the network normalises."""
+        assert self.normalization is not None
+        mean, std = torch.tensor([self.normalization.mean, self.normalization.std])
+        network = OfPixels(deepcopy(self.network), mean, std)
+        if not self.dynamic and not any(side % TOTAL_STRIDE for side in self.size[1:]):
+            norm = nn.BatchNorm2d(len(mean), eps=0, affine=False).eval()
+            norm.running_mean, norm.running_var = mean, std**2
+            network = network.network  # without padding, the stem can do it
+            fold(network.backbone.stem.conv, norm, norm_first=True)
+        mean, std = mean[:, None, None], std[:, None, None]
+        return replace(
+            self,
+            network=network,
+            reference=OfPixels(self.reference, mean, std),
+            images={name: image * std + mean for name, image in self.images.items()},
+            calibration=self.calibration and [image * std + mean for image in self.calibration],
+            pixels=True,
+        )
 
 
 class Format:
@@ -102,11 +119,9 @@ class Format:
     Attributes:
         name: For ``--format`` and the report.
         ending: Of its files.
-        packages: What writing needs.
-        extra: Of mmcare, which installs them.
+        packages, extra: What writing needs, and the extra of mmcare that installs it.
         input: What files take by default, ``'image'`` or ``'tensor'``.
-        int8: Whether it can quantize.
-        dynamic: Whether it can leave height and width free.
+        int8, dynamic: Whether it can quantize, and leave height and width free.
         runtime: What runs its files here; empty if nothing does.
         layout: Of images and maps, ``'NCHW'`` or ``'NHWC'``.
         options: Arguments of its own, as ``add_argument`` takes them.
@@ -141,15 +156,34 @@ class Format:
         """Open a file to run it on the CPU by one thread."""
         raise NotImplementedError
 
+    def names(self, job: Job) -> list[str]:
+        """Name the image and the outputs of a file."""
+        return ['image', *job.names]
+
+    def describe(self, job: Job) -> dict[str, Any]:
+        """Describe ``inputs`` and ``outputs``, for those who run a file without PyTorch."""
+        order = [0, 2, 3, 1] if self.layout == 'NHWC' else [0, 1, 2, 3]
+        image = job.images['random']
+        described: list[dict[str, Any]] = []
+        for name, one in zip(self.names(job), [image, *job.network(image)], strict=True):
+            shape, layout = [*one.shape], None
+            if one.dim() == 4:
+                shape = [None if job.dynamic and axis > 1 else one.shape[axis] for axis in order]
+                layout = self.layout
+            described.append(dict(name=name, shape=shape, layout=layout))
+        norm: Any = job.normalization
+        outside = norm and not job.pixels
+        described[0] |= dict(
+            kind='image' if job.pixels else 'tensor',
+            mean=[*norm.mean] if outside else None,
+            std=[*norm.std] if outside else None,
+            channels=norm and norm.channels,
+        )
+        return dict(inputs=described[:1], outputs=described[1:])
+
 
 def warn_of_delegates(path: Path, number: int, outside: Collection[str]) -> None:
-    """Warn if XNNPACK does not take a file as a whole.
-
-    Args:
-        path: Of the file.
-        number: Of delegates.
-        outside: Operators in none of them.
-    """
+    """Warn if XNNPACK does not take a file as one delegate, and name operators outside."""
     if number != 1 or outside:
         warnings.warn(
             f'{path.name} has {number} XNNPACK delegates instead of one, which is slower; not '

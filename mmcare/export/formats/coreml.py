@@ -31,19 +31,11 @@ class CoreML(Format):
     ending = '.mlpackage'
     packages = ('coremltools',)
     input = 'image'
-    options: ClassVar = dict(
-        precision=dict(
-            choices=PRECISIONS, default='float16', help='of Core ML; default: %(default)s'
-        ),
-        target=dict(
-            choices=TARGETS,
-            default='iOS16',
-            help='oldest system that is to run the Core ML model; default: %(default)s',
-        ),
-        compress=dict(
-            choices=COMPRESSIONS, help="compress Core ML's weights; palettising needs scikit-learn"
-        ),
-    )
+    options: ClassVar = {
+        'precision': dict(choices=PRECISIONS, default='float16', help='of Core ML'),
+        'target': dict(choices=TARGETS, default='iOS16', help='oldest system for Core ML'),
+        'compress': dict(choices=COMPRESSIONS, help="Core ML's weights"),
+    }
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Raise an ImportError if a package is missing."""
@@ -62,14 +54,20 @@ class CoreML(Format):
         model = convert_coreml(job, precision, target)
         if compression:
             model = compress_coreml(model, compression)
-        model.short_description = f'CARE {job.metadata["arch"]}: {job.metadata["part"]}'
+        report = job.report
+        model.short_description = f'CARE {report["arch"]}: {report["part"]}'
         model.license = LICENSE
-        model.version = job.metadata['version']
-        taken = 'image' if job.normalization else 'tensor'
-        for name, value in {**job.metadata, 'input': taken}.items():
+        model.version = report['mmcare_version']
+        stored = {name: report[name] for name in ('arch', 'part', 'checkpoint')}
+        stored |= dict(
+            shape='{}x{}'.format(*report['shape']),
+            version=model.version,
+            input='image' if job.pixels else 'tensor',
+        )
+        for name, value in stored.items():
             model.user_defined_metadata[f'mmcare.{name}'] = value
         deviations: str | dict[str, float] = NOT_RUN
-        if platform.system() == 'Darwin' and job.normalization is not None:
+        if platform.system() == 'Darwin' and job.pixels:
             deviations = 'not measured for images as input: export with --input tensor to do so'
         elif platform.system() == 'Darwin':
 
@@ -81,11 +79,9 @@ class CoreML(Format):
         model.save(str(path))
         # Not part of the package; as large as a small network.
         path.joinpath('executorch_debug_handle_mapping.json').unlink(missing_ok=True)
-        channels = job.normalization and job.normalization.channels
         return dict(
             precision=precision,
             target=target,
-            input=f'image ({channels})' if channels else 'tensor, normalised',
             compression=compression or 'none',
             operators=count_operators(model),
             deviations=deviations,
@@ -113,7 +109,7 @@ def convert_coreml(job: Job, precision: str = 'float16', target: str = 'iOS16') 
         if isinstance(module, LinearAttention) and half:
             module.eps = LinearAttention.FLOAT16_EPS
     shape = 1, channels, height, width
-    if job.normalization is None:
+    if job.normalization is None or not job.pixels:
         image = ct.TensorType(name='image', shape=shape, dtype=dtype)
     else:
         layout = getattr(ct.colorlayout, job.normalization.channels)

@@ -1,6 +1,7 @@
 """LiteRT, Android's runtime, with XNNPACK."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,37 +15,29 @@ from mmcare.export.quantize import check_quantized
 from mmcare.export.verify import ExportError, verify
 
 TABLE = {key: XNNPACK[key] for key in (aten.conv2d.default, aten.elu.default)}
-QUANTIZED = ('CONV_2D', 'DEPTHWISE_CONV_2D')
 RECIPE = (
     'int8, static, from smallest and largest values: convolutions with a scale for each output '
     'channel; attention in float32'
 )
-SIGNATURE = 'serving_default'
 
 
 class ChannelsLast(nn.Module):
-    """A program of images and maps (1, H, W, C), as Android's image libraries give them.
+    """A program of images and maps (1, H, W, C); names are those of the file."""
 
-    The names of its argument and of its outputs are those of the file.
-    """
-
-    def __init__(self, program: nn.Module, names: list[str]) -> None:
+    def __init__(self, program: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
-        self.program = program
-        self.names = names
+        self.program, self.names = program, names
         self.training = False  # programs have no eval()
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         """Map an image to outputs by name."""
         outputs = self.program(image.permute(0, 3, 1, 2))
-        return {
-            name: one.permute(0, 2, 3, 1) if one.dim() == 4 else one
-            for name, one in zip(self.names, outputs, strict=True)
-        }
+        outputs = [one.permute(0, 2, 3, 1) if one.dim() == 4 else one for one in outputs]
+        return dict(zip(self.names, outputs, strict=True))
 
 
 class LiteRT(Format):
-    """``.tflite``; images and maps are NHWC."""
+    """``.tflite``; images and maps are NHWC, as Android's image libraries give them."""
 
     name = 'litert'
     ending = '.tflite'
@@ -55,11 +48,11 @@ class LiteRT(Format):
     layout = 'NHWC'
 
     def write(self, job: Job, path: Path) -> dict[str, Any]:
-        """Write a ``.tflite`` file, which gives the same results with and without XNNPACK.
+        """Write a ``.tflite`` file, which computes the same with and without XNNPACK.
 
         Returns:
-            Entries of the report: ``delegates`` and ``outside``, as of ExecuTorch; operators by
-            type; in int8 ``quantization``.
+            Entries of the report: ``delegates``, ``outside``, ``operators`` and ``quantization``,
+            as of ExecuTorch.
 
         Raises:
             ExportError: If LiteRT cannot convert the network, or computes something else.
@@ -67,17 +60,17 @@ class LiteRT(Format):
         import litert_torch
 
         litert_torch.config.show_progress = False
-        network = ChannelsLast(job.program.run_decompositions(TABLE).module(), [*job.names])
-        image = job.images['random'].permute(0, 2, 3, 1)
+        network = ChannelsLast(job.program.run_decompositions(TABLE).module(), job.names)
         try:
+            image = job.images['random'].permute(0, 2, 3, 1)
             litert_torch.convert(network, sample_kwargs=dict(image=image)).export(str(path))
         except Exception as error:  # the converter has classes of its own
             raise ExportError(f'LiteRT cannot convert {path.name}: {error}') from error
         if job.calibration is not None:
             _quantize(path, job.calibration)
-        delegates, inside, outside = _count_operators(path)
-        warn_of_delegates(path, delegates, outside)
-        entries = dict(delegates=delegates, outside=outside, operators=dict(inside.most_common()))
+        entries = _count_operators(path)
+        warn_of_delegates(path, entries['delegates'], entries['outside'])
+        # A version of LiteRT multiplied transposed matrices wrongly.
         run, plain = self.open(path).run, self.open(path, delegate=False).run
         if job.calibration is None:
             verify(plain, job, 'LiteRT without XNNPACK', path.name)
@@ -108,16 +101,16 @@ class LiteRT(Format):
         return Exported(run, (1, channels, height, width))
 
 
-def _quantize(path: Path, images: Any) -> None:
+def _quantize(path: Path, images: Sequence[Tensor]) -> None:
     """Quantize the convolutions of a file, in place."""
     from ai_edge_litert.tools import flatbuffer_utils
     from ai_edge_quantizer import qtyping, quantizer
 
     quantized = quantizer.Quantizer(str(path))
-    for name in QUANTIZED:
+    for name in ('CONV_2D', 'DEPTHWISE_CONV_2D'):
         quantized.add_static_config('.*', qtyping.TFLOperationName[name], 8, 8)
     data = [dict(image=image.permute(0, 2, 3, 1).contiguous().numpy()) for image in images]
-    ranges = quantized.calibrate({SIGNATURE: data}, num_threads=1)
+    ranges = quantized.calibrate(dict(serving_default=data), num_threads=1)
     result = quantized.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
     model = flatbuffer_utils.read_model_from_bytearray(result.quantized_model)
     # The quantizer (0.10.0) lets maps that also feed a convolution leave the file as int8, though
@@ -127,24 +120,26 @@ def _quantize(path: Path, images: Any) -> None:
     flatbuffer_utils.write_model(model, str(path))
 
 
-def _count_operators(path: Path) -> tuple[int, Counter[str], dict[str, int]]:
-    """Count XNNPACK's delegates, operators by type, and those in no delegate."""
+def _count_operators(path: Path) -> dict[str, Any]:
+    """Count XNNPACK's delegates, the operators outside of them, and all operators by type."""
     from ai_edge_litert.interpreter import Interpreter
 
     program = Interpreter(str(path), num_threads=1)
     program.allocate_tensors()
-    nodes = program._get_ops_details()  # delegates are listed after what they replace
-    delegates = [node for node in nodes if node['op_name'] == 'DELEGATE']
-    others = {node['index']: node for node in nodes if node['op_name'] != 'DELEGATE'}
-    makers = {tensor: node for node in others.values() for tensor in node['outputs']}
-    outside = dict(others)
-    for delegate in delegates:
-        seen, waiting = {*delegate['inputs']}, [*delegate['outputs']]
-        while waiting:
-            tensor = waiting.pop()
-            if tensor in makers and tensor not in seen:
-                seen.add(tensor)
-                outside.pop(makers[tensor]['index'], None)
-                waiting += [*makers[tensor]['inputs']]
-    kinds = Counter(node['op_name'] for node in others.values())
-    return len(delegates), kinds, dict(Counter(node['op_name'] for node in outside.values()))
+    nodes = {node['index']: node for node in program._get_ops_details()}
+    kinds = {index: node['op_name'] for index, node in nodes.items()}
+    delegates = [nodes[index] for index, kind in kinds.items() if kind == 'DELEGATE']
+    kinds = {index: kind for index, kind in kinds.items() if kind != 'DELEGATE'}
+    makers = {tensor: index for index in kinds for tensor in nodes[index]['outputs']}
+    inside = set()
+    for delegate in delegates:  # those between its inputs and outputs
+        seen, tensors = {*delegate['inputs']}, {*delegate['outputs']}
+        while tensors := (tensors & {*makers}) - seen:
+            seen |= tensors
+            inside |= {makers[tensor] for tensor in tensors}
+            tensors = {one for tensor in tensors for one in nodes[makers[tensor]]['inputs']}
+    return dict(
+        delegates=len(delegates),
+        outside=dict(Counter(kind for index, kind in kinds.items() if index not in inside)),
+        operators=dict(Counter(kinds.values()).most_common()),
+    )

@@ -12,13 +12,11 @@ from torch import Tensor
 from mmcare.compatibility import require
 from mmcare.export.formats.base import Exported, Format, Job
 from mmcare.export.verify import ExportError
+from mmcare.models.backbones.care import TOTAL_STRIDE
 
 
 class Ncnn(Format):
-    """A folder with ``model.ncnn.param`` and ``model.ncnn.bin``.
-
-    The input is ``in0``, the outputs are ``out0``, ``out1``, ...
-    """
+    """A folder with ``model.ncnn.param`` and ``model.ncnn.bin``."""
 
     name = 'ncnn'
     ending = '.ncnn'
@@ -26,17 +24,26 @@ class Ncnn(Format):
     extra = 'ncnn'
     runtime = 'ncnn'
 
+    def names(self, job: Job) -> list[str]:
+        """Name the image and the outputs."""
+        return ['in0', *(f'out{index}' for index in range(len(job.names)))]
+
     def write(self, job: Job, path: Path) -> dict[str, Any]:
         """Write both files; report operators by type.
 
         Raises:
-            ExportError: If ncnn lacks operators, which are named.
+            ExportError: If the image would be padded, or ncnn lacks operators, which are named.
         """
         import ncnn
         import pnnx
 
-        path.mkdir()
         channels, height, width = job.size
+        if height % TOTAL_STRIDE or width % TOTAL_STRIDE:
+            raise ExportError(
+                f'pnnx pads and crops wrongly: for ncnn, height and width must be multiples of '
+                f'{TOTAL_STRIDE}, got {(height, width)}'
+            )
+        path.mkdir()
         torch.jit.trace(job.network, job.images['random']).save(path / 'model.pt')
         # Not pnnx.export: it imports the Python file that pnnx writes, which can be invalid.
         size = f'inputshape=[1,{channels},{height},{width}]'
