@@ -13,10 +13,6 @@ from torch import Tensor, nn
 def name_outputs(model: nn.Module, outputs: Sequence[Tensor]) -> list[str]:
     """Name the outputs of a whole model, in their order.
 
-    Args:
-        model: Of a toolbox.
-        outputs: Of a :class:`mmcare.export.load.Network` with ``part='model'``.
-
     Returns:
         ``['logits']`` for classifiers and segmentors. For one-stage detectors the kinds of maps as
         the head's loss calls them, with the number of the level: ``cls_score1``, ``cls_score2``,
@@ -62,17 +58,9 @@ def describe_decoding(model: nn.Module) -> dict[str, Any]:
     Maps are (1, priors * values, H, W): after a transposition to (H, W, priors * values) and a
     reshape to (-1, values) each row belongs to one prior.
 
-    Args:
-        model: Of a toolbox.
-
     Returns:
         Nothing if the model has no such head, or one that decodes in its own way (GFL, YOLOX, ...).
-        Otherwise ``decode`` with plain values: ``strides`` of the levels, in pixels;
-        ``prior_type`` and ``prior_params``, mmdet's generator of priors with its values
-        (``base_anchors`` of each level are x1, y1, x2, y2 at the first cell, ``offset`` of points
-        counts in strides); ``coder``, mmdet's coder with its values; ``score_activation``,
-        ``'sigmoid'``, or ``'softmax'`` with the background last; ``box_transform_applied``,
-        whether the maps of boxes hold distances in pixels to the left, top, right and bottom.
+        Otherwise ``decode``, with the plain values that docs/deploy.md lists.
     """
     head: Any = getattr(model, 'bbox_head', None)
     methods = ('predict_by_feat', '_predict_by_feat_single')

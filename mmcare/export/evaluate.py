@@ -40,10 +40,6 @@ def fit_config(config: Config, shape: tuple[int, int]) -> None:
 
     ``Resize`` and ``Pad`` take the size. So does ``CenterCrop``, and the edge that ``ResizeEdge``
     makes before it changes in proportion to the longer side. Segmentors see the whole image.
-
-    Args:
-        config: Of mmdet, mmseg or mmpretrain.
-        shape: Height and width.
     """
     size = shape[1], shape[0]
     loader, model = config.test_dataloader, config.model
@@ -68,9 +64,7 @@ def fit_config(config: Config, shape: tuple[int, int]) -> None:
 def pad_images(model: Any, shape: tuple[int, int]) -> None:
     """Let a model of a toolbox pad normalised images with zeros, to the right and below.
 
-    Args:
-        model: It raises a ValueError for images that are larger.
-        shape: Height and width.
+    It raises a ValueError for images that are larger.
     """
 
     def pad(_: nn.Module, __: Any, data: dict[str, Any]) -> None:

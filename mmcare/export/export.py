@@ -63,8 +63,6 @@ def export_backbone(
 
     Raises:
         ValueError: If the network cannot be exported so.
-        ImportError: If a package is missing.
-        OSError: If ``out_dir`` cannot be written.
         ExportError: If a file that can be run here computes something else than PyTorch.
     """
     out_dir = Path(out_dir)

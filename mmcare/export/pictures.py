@@ -25,7 +25,7 @@ def read_pictures(
     folder: str | os.PathLike | None = None,
     loader: str = 'train_dataloader',
 ) -> list[Tensor]:
-    """Read pictures as input of a network, evenly spread over what there is.
+    """Read pictures (1, C, H, W), normalised, evenly spread over what there is.
 
     Args:
         source: Its config has the data, unless there is a folder.
@@ -34,12 +34,8 @@ def read_pictures(
         folder: Searched recursively. None: the config's data, through its test pipeline.
         loader: Whose data, ``'train_dataloader'`` or ``'test_dataloader'``.
 
-    Returns:
-        Normalised pictures, each (1, C, H, W).
-
     Raises:
         ValueError: If there are none, or the config has no normalisation.
-        OSError, ImportError, LookupError: If the data or their toolbox are missing.
     """
     if source.normalization is None:
         raise ValueError('the config has no mean and std of images')
@@ -72,22 +68,20 @@ def read_pictures(
 def describe_classes(source: Source) -> dict[str, Any]:
     """Return ``classes`` and ``palette`` of the config's test data, without reading them.
 
-    Args:
-        source: With a whole model. What it tells apart in another number is left out.
+    They are left out if they are not as many as a whole model tells apart.
     """
     config, model = source.config, source.network.model
-    head = next(getattr(model, name) for name in HEADS if hasattr(model, name))
     if config is None or not config.get('test_dataloader'):
         return {}
+    head = next(getattr(model, name) for name in HEADS if hasattr(model, name))
     dataset = _innermost(config.test_dataloader.dataset)
     with DATASETS.switch_scope_and_registry(config.get('default_scope')) as registry:
         kind: Any = registry.get(dataset.type)
     known = kind._load_metainfo(deepcopy(dataset.get('metainfo'))) if kind else {}
-    found = {name: known.get(name) or () for name in ('classes', 'palette')}
     return {
-        name: [one if isinstance(one, str) else [*one] for one in values]
-        for name, values in found.items()
-        if len(values) == head.num_classes
+        name: [one if isinstance(one, str) else [*one] for one in known[name]]
+        for name in ('classes', 'palette')
+        if len(known.get(name) or ()) == head.num_classes
     }
 
 

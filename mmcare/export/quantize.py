@@ -28,11 +28,7 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
         images: Pictures (1, C, H, W) that show the ranges of activations, normalised.
 
     Returns:
-        A program with quantize and dequantize operators. PyTorch computes it in float32, with the
-        values that int8 has.
-
-    Raises:
-        ValueError: If there is no image, or nothing to quantize.
+        A program that PyTorch computes in float32, with the values that int8 has.
     """
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
@@ -40,8 +36,6 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
     )
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    if not images:
-        raise ValueError('no pictures to calibrate with')
     quantizer = XNNPACKQuantizer()
     quantizer.set_operator_type(
         torch.ops.aten.conv2d.default, get_symmetric_quantization_config(is_per_channel=True)
@@ -61,23 +55,20 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
     for image in images:
         module(image)
     module = convert_pt2e(module)
-    if not any('quantize_per' in str(node.target) for node in module.graph.nodes):
-        raise ValueError('the program has no convolution to quantize')
     # Not the images themselves: their strides would be those that the program takes.
     return torch.export.export(module, program.example_inputs[0])
 
 
 @torch.no_grad()
-def check_quantized(run: Run, job: Job, other: Run, name: str, file: str) -> dict[str, float]:
+def check_quantized(
+    run: Run, job: Job, other: Run, name: str, file: str, recipe: str
+) -> dict[str, Any]:
     """Compare a quantized file with PyTorch on pictures: on noise it is far off.
 
     Args:
-        run: Runs the file.
+        run: Runs the file; ``other`` (``name``) computes the same, in int8.
         job: Those of its images are used whose names begin with ``picture``.
-        other: Computes what the file should, in int8; ``name`` and ``file`` are for messages.
-
-    Returns:
-        Signal to noise of the file, in dB, by output.
+        recipe: How the file was quantized, for the report, entries of which are returned.
 
     Raises:
         ExportError: If an output has less than ``LEAST_SNR``, or file and ``other`` differ.
@@ -98,4 +89,8 @@ def check_quantized(run: Run, job: Job, other: Run, name: str, file: str) -> dic
                 'more pictures, like those of the application (--calibration, --images); '
                 f'{file} is not written'
             )
-    return dict(zip(job.names, (round(snr, 1) for snr in found), strict=True))
+    ratios = dict(zip(job.names, (round(snr, 1) for snr in found), strict=True))
+    return dict(
+        quantization=dict(recipe=recipe, images=len(job.calibration or ()), snr=ratios),
+        deviations='quantized: compared by decibels, on pictures',
+    )

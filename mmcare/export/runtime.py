@@ -32,9 +32,10 @@ def open_exported(path: Path) -> Exported:
         raise FileNotFoundError(f'{path} does not exist')
     form, report = formats[path.suffix], path.with_suffix('.json')
     entry = json.loads(report.read_text()).get(form.name, {}) if report.is_file() else {}
-    (image,) = entry['inputs'] if entry.get('file') == path.name else [dict(kind='tensor')]
+    (image,) = entry.get('inputs') or [{}]
+    pixels = entry.get('file') == path.name and image.get('kind') == 'image'
     try:
-        return replace(form.open(path), pixels=image['kind'] == 'image')
+        return replace(form.open(path), pixels=pixels)
     except ImportError:
         raise
     except Exception as error:  # the runtimes have classes of their own
@@ -46,11 +47,8 @@ def measure_in_turn(
 ) -> pd.DataFrame:
     """Time A, B, C, A, B, C, ..., so that a slow moment of the machine meets all of them.
 
-    Args:
-        runs: What to time, by name. In each round each is warmed up, then repeated for 0.2
-            seconds. On a GPU the timer waits until the work is done.
-        rounds: How often each gets its turn.
-        threads: Threads of PyTorch.
+    In each round each run is warmed up, then repeated for 0.2 seconds. On a GPU the timer waits
+    until the work is done.
 
     Returns:
         Milliseconds, a row for each round and a column for each run: the median of its repetitions.

@@ -60,13 +60,7 @@ def compare(
     run: Callable[[Tensor], list[np.ndarray]],
     images: Mapping[str, Tensor],
 ) -> dict[str, float]:
-    """Compute the largest deviation for each image, as a share of each output's maximum.
-
-    Args:
-        network: Maps images to a tuple of outputs.
-        run: Runs the exported file on an image; returns as many outputs.
-        images: By name, each (1, C, H, W).
-    """
+    """Compute the largest deviation for each image (1, C, H, W), as a share of outputs' maxima."""
     deviations = {}
     for name, image in images.items():
         pairs = zip(network(image), run(image), strict=True)
@@ -82,14 +76,10 @@ def compare(
 def signal_to_noise(
     expected: Sequence[Sequence[Tensor]], found: Sequence[Sequence[Tensor | np.ndarray]]
 ) -> list[float]:
-    """Compute the ratio of signal to noise of each output, over all images.
+    """Compute 10 log10(sum of expected^2 / sum of (expected - found)^2) of each output, in dB.
 
     Args:
-        expected: For each image the network's outputs.
-        found: For each image what is compared with them.
-
-    Returns:
-        10 log10(sum of expected^2 / sum of (expected - found)^2), in dB.
+        expected, found: The outputs for each image.
     """
     ratios = []
     for outputs, others in zip(zip(*expected, strict=True), zip(*found, strict=True), strict=True):

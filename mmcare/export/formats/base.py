@@ -35,23 +35,6 @@ class Exported:
     pixels: bool = False
 
 
-class OfPixels(nn.Module):
-    """A network of images with pixels from 0 to 255."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, network: Any, mean: Tensor, std: Tensor) -> None:
-        super().__init__()
-        self.network = network
-        self.register_buffer('mean', mean.reshape(-1, 1, 1))
-        self.register_buffer('std', std.reshape(-1, 1, 1))
-
-    def forward(self, images: Tensor) -> Any:
-        """Map images (1, C, H, W) to what the network computes of them, normalised."""
-        return self.network((images - self.mean) / self.std)
-
-
 @dataclass(frozen=True)
 class Job:
     """A network to write, and what its file is compared with.
@@ -96,17 +79,18 @@ class Job:
         """Return the job for images with pixels from 0 to 255, which the network normalises."""
         assert self.normalization is not None
         mean, std = torch.tensor([self.normalization.mean, self.normalization.std])
-        network = OfPixels(deepcopy(self.network), mean, std)
-        if not self.dynamic and not any(side % TOTAL_STRIDE for side in self.size[1:]):
-            norm = nn.BatchNorm2d(len(mean), eps=0, affine=False).eval()
-            norm.running_mean, norm.running_var = mean, std**2
-            network = network.network  # without padding, the stem can do it
+        norm = nn.BatchNorm2d(len(mean), eps=0).eval().requires_grad_(False)
+        norm.running_mean, norm.running_var = mean, std**2
+        network = deepcopy(self.network)
+        if self.dynamic or any(side % TOTAL_STRIDE for side in self.size[1:]):
+            network = nn.Sequential(norm, network)  # CARE pads with zeros of normalised pixels
+        else:
             fold(network.backbone.stem.conv, norm, norm_first=True)
         mean, std = mean[:, None, None], std[:, None, None]
         return replace(
             self,
             network=network,
-            reference=OfPixels(self.reference, mean, std),
+            reference=nn.Sequential(norm, self.reference),
             images={name: image * std + mean for name, image in self.images.items()},
             calibration=self.calibration and [image * std + mean for image in self.calibration],
             pixels=True,
@@ -114,29 +98,18 @@ class Job:
 
 
 class Format:
-    """A format; its class names it and writes it.
+    """A format; its class names it and writes it."""
 
-    Attributes:
-        name: For ``--format`` and the report.
-        ending: Of its files.
-        packages, extra: What writing needs, and the extra of mmcare that installs it.
-        input: What files take by default, ``'image'`` or ``'tensor'``.
-        int8, dynamic: Whether it can quantize, and leave height and width free.
-        runtime: What runs its files here; empty if nothing does.
-        layout: Of images and maps, ``'NCHW'`` or ``'NHWC'``.
-        options: Arguments of its own, as ``add_argument`` takes them.
-    """
-
-    name: ClassVar[str]
-    ending: ClassVar[str]
-    packages: ClassVar[tuple[str, ...]]
-    extra: ClassVar[str] = 'export'
-    input: ClassVar[str] = 'tensor'
-    int8: ClassVar[bool] = False
-    dynamic: ClassVar[bool] = False
-    runtime: ClassVar[str] = ''
-    layout: ClassVar[str] = 'NCHW'
-    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    name: str  # for --format and the report
+    ending: str  # of its files
+    packages: tuple[str, ...]  # that writing needs
+    extra = 'export'  # of mmcare, which installs them
+    input = 'tensor'  # what files take by default; or 'image'
+    int8 = False  # whether it can quantize
+    dynamic = False  # whether it can leave height and width free
+    runtime = ''  # what runs its files here
+    layout = 'NCHW'  # of images and maps
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # of its own, for add_argument
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Raise an ImportError if a package is missing that writing with these options needs."""

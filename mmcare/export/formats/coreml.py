@@ -21,7 +21,6 @@ PRECISIONS = ('float16', 'float32')
 TARGETS = ('iOS16', 'iOS17', 'iOS18')
 COMPRESSIONS = ('palettize4', 'palettize8', 'int8')
 LICENSE = 'mmcare: Apache-2.0; the published CARE weights: MIT'
-NOT_RUN = 'converted, but not run: that needs macOS'
 
 
 class CoreML(Format):
@@ -32,8 +31,8 @@ class CoreML(Format):
     packages = ('coremltools',)
     input = 'image'
     options: ClassVar = {
-        'precision': dict(choices=PRECISIONS, default='float16', help='of Core ML'),
-        'target': dict(choices=TARGETS, default='iOS16', help='oldest system for Core ML'),
+        'precision': dict(choices=PRECISIONS, default='float16', help='of Core ML (%(default)s)'),
+        'target': dict(choices=TARGETS, default='iOS16', help='oldest for Core ML (%(default)s)'),
         'compress': dict(choices=COMPRESSIONS, help="Core ML's weights"),
     }
 
@@ -45,11 +44,7 @@ class CoreML(Format):
             require('sklearn', purpose, self.extra)
 
     def write(self, job: Job, path: Path) -> dict[str, Any]:
-        """Write an ML Program; on macOS compare it with PyTorch if it takes a tensor.
-
-        Returns:
-            Entries of the report: operators by type, deviations and options.
-        """
+        """Write an ML Program; on macOS compare it with PyTorch if it takes a tensor."""
         precision, target, compression = (job.options[name] for name in self.options)
         model = convert_coreml(job, precision, target)
         if compression:
@@ -66,10 +61,8 @@ class CoreML(Format):
         )
         for name, value in stored.items():
             model.user_defined_metadata[f'mmcare.{name}'] = value
-        deviations: str | dict[str, float] = NOT_RUN
-        if platform.system() == 'Darwin' and job.pixels:
-            deviations = 'not measured for images as input: export with --input tensor to do so'
-        elif platform.system() == 'Darwin':
+        deviations: Any = 'converted, but not run: that needs macOS and --input tensor'
+        if platform.system() == 'Darwin' and not job.pixels:
 
             def run(image: Tensor) -> list[np.ndarray]:
                 outputs = model.predict({'image': image.numpy()})
@@ -89,15 +82,12 @@ class CoreML(Format):
 
 
 def convert_coreml(job: Job, precision: str = 'float16', target: str = 'iOS16') -> Any:
-    """Convert a network to an ML Program.
+    """Convert a network to an ML Program, a ``coremltools.models.MLModel``.
 
     Args:
         job: If its network takes pixels, the program takes an image.
         precision: ``'float16'``, inputs and outputs included, or ``'float32'``.
-        target: Oldest system that is to run it, one of :data:`TARGETS`.
-
-    Returns:
-        The ``coremltools.models.MLModel``.
+        target: Oldest system that is to run it.
     """
     import coremltools as ct
 
@@ -129,10 +119,8 @@ def convert_coreml(job: Job, precision: str = 'float16', target: str = 'iOS16') 
 def compress_coreml(model: Any, compression: str) -> Any:
     """Compress the weights of a model, without data.
 
-    Args:
-        model: A ``coremltools.models.MLModel``.
-        compression: ``'palettize4'`` and ``'palettize8'``: 16 and 256 values a weight, found by
-            k-means; ``'int8'``: linear, symmetric, a scale for each output channel.
+    ``'palettize4'`` and ``'palettize8'``: to 16 and 256 values, found by k-means; ``'int8'``:
+    linear, symmetric, a scale for each output channel.
     """
     import coremltools.optimize.coreml as optimize
 
@@ -150,9 +138,6 @@ def count_operators(model: Any) -> dict[str, int]:
     """Count the operators of an ML Program by type, constants and packed weights left out."""
     function = model.get_spec().mlProgram.functions['main']
     block = function.block_specializations[function.opset]
-    types = Counter(operation.type.split('.')[-1] for operation in block.operations)
-    return {
-        name: number
-        for name, number in types.most_common()
-        if name != 'const' and not name.startswith('constexpr')
-    }
+    types = [operation.type.split('.')[-1] for operation in block.operations]
+    types = [name for name in types if name != 'const' and not name.startswith('constexpr')]
+    return dict(Counter(types).most_common())

@@ -20,19 +20,14 @@ RECIPE = (
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
-    """Write a program in operators that XNNPACK has."""
+    """Write a program in operators that XNNPACK has, with pieces of weights as weights."""
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
-    # Pieces of weights become weights.
     return constant_prop_pass(program.run_decompositions(dict(XNNPACK)))
 
 
 class ExecuTorch(Format):
-    """``.pte``, whose outputs have no names.
-
-    Operators that XNNPACK does not take cut the program into several delegates and run in slower
-    kernels between them; a warning names them.
-    """
+    """``.pte``, whose outputs have no names."""
 
     name = 'executorch'
     ending = '.pte'
@@ -43,13 +38,8 @@ class ExecuTorch(Format):
     def write(self, job: Job, path: Path) -> dict[str, Any]:
         """Write a ``.pte`` file.
 
-        Returns:
-            Entries of the report: ``delegates``, their number; ``outside``, operators in none of
-            them with their numbers; operators by type; convolutions by stage; in int8 also
-            ``quantization``.
-
-        Raises:
-            ExportError: If int8 spoils the outputs; see :mod:`mmcare.export.quantize`.
+        Operators that XNNPACK does not take cut the program into several ``delegates`` and run in
+        slower kernels ``outside``; a warning names them.
         """
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.devtools.backend_debug import get_delegation_info
@@ -74,9 +64,8 @@ class ExecuTorch(Format):
             operators={name: kind.delegated + kind.non_delegated for name, kind in kinds.items()},
         )
         if job.calibration is not None:
-            snr = check_quantized(self.open(path).run, job, program.module(), 'PyTorch', path.name)
-            entries['quantization'] = dict(recipe=RECIPE, images=len(job.calibration), snr=snr)
-            entries['deviations'] = 'quantized: compared by decibels, on pictures'
+            run, same = self.open(path).run, program.module()
+            entries |= check_quantized(run, job, same, 'PyTorch', path.name, RECIPE)
         return entries
 
     def open(self, path: Path) -> Exported:

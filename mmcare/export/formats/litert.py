@@ -19,6 +19,7 @@ RECIPE = (
     'int8, static, from smallest and largest values: convolutions with a scale for each output '
     'channel; attention in float32'
 )
+PLAIN = 'LiteRT without XNNPACK'
 
 
 class ChannelsLast(nn.Module):
@@ -48,15 +49,7 @@ class LiteRT(Format):
     layout = 'NHWC'
 
     def write(self, job: Job, path: Path) -> dict[str, Any]:
-        """Write a ``.tflite`` file, which computes the same with and without XNNPACK.
-
-        Returns:
-            Entries of the report: ``delegates``, ``outside``, ``operators`` and ``quantization``,
-            as of ExecuTorch.
-
-        Raises:
-            ExportError: If LiteRT cannot convert the network, or computes something else.
-        """
+        """Write a ``.tflite`` file, which computes the same with and without XNNPACK."""
         import litert_torch
 
         litert_torch.config.show_progress = False
@@ -73,11 +66,9 @@ class LiteRT(Format):
         # A version of LiteRT multiplied transposed matrices wrongly.
         run, plain = self.open(path).run, self.open(path, delegate=False).run
         if job.calibration is None:
-            verify(plain, job, 'LiteRT without XNNPACK', path.name)
+            verify(plain, job, PLAIN, path.name)
         else:
-            snr = check_quantized(run, job, plain, 'LiteRT without XNNPACK', path.name)
-            entries['quantization'] = dict(recipe=RECIPE, images=len(job.calibration), snr=snr)
-            entries['deviations'] = 'quantized: compared by decibels, on pictures'
+            entries |= check_quantized(run, job, plain, PLAIN, path.name, RECIPE)
         return entries
 
     def open(self, path: Path, delegate: bool = True) -> Exported:

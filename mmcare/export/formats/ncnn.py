@@ -32,17 +32,14 @@ class Ncnn(Format):
         """Write both files; report operators by type.
 
         Raises:
-            ExportError: If the image would be padded, or ncnn lacks operators, which are named.
+            ExportError: If the image would be padded, or ncnn lacks operators.
         """
         import ncnn
         import pnnx
 
         channels, height, width = job.size
         if height % TOTAL_STRIDE or width % TOTAL_STRIDE:
-            raise ExportError(
-                f'pnnx pads and crops wrongly: for ncnn, height and width must be multiples of '
-                f'{TOTAL_STRIDE}, got {(height, width)}'
-            )
+            raise ExportError('pnnx pads and crops wrongly: sides must be multiples of 32')
         path.mkdir()
         torch.jit.trace(job.network, job.images['random']).save(path / 'model.pt')
         # Not pnnx.export: it imports the Python file that pnnx writes, which can be invalid.
