@@ -34,7 +34,8 @@ $(ONEDL_READY): MMCV := onedl-mmcv==2.3.6
 $(ONEDL_READY) test-onedl: BIN := .venv-onedl/bin
 
 $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirements/coreai.txt \
-		requirements/export.txt requirements/lint.txt requirements/ncnn.txt requirements/runtime.txt \
+		requirements/export.txt requirements/lint.txt requirements/litert.txt \
+		requirements/litert-nodeps.txt requirements/ncnn.txt requirements/runtime.txt \
 		requirements/tests.txt requirements/timm.txt setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
 		{ echo 'Python 3.11 is needed: make PYTHON=/path/to/python3.11 $@' >&2; exit 1; }
@@ -52,6 +53,8 @@ $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirem
 	$(PIP) install '$(SETUPTOOLS)'
 	@echo '      in a call of their own, or pip would take another torch: timm, the converters to Core AI and ncnn'
 	$(PIP) install -r requirements/timm.txt -r requirements/coreai.txt -r requirements/ncnn.txt
+	@echo '      LiteRT, without transformers 5, which mmpretrain cannot be imported together with'
+	$(PIP) install --no-deps -r requirements/litert-nodeps.txt
 	@echo '[5/5] mmcare itself, editable'
 	$(PIP) install --no-build-isolation --editable .
 	@$(BIN)/python -c 'import mmcv.ops' || { \

@@ -1,10 +1,10 @@
 """Measure the latency of CARE and its peers: from an image to four maps, in turn in one process.
 
-Engines are ONNX Runtime and XNNPACK (of ExecuTorch), this also with convolutions in int8, all on
-one thread of the CPU. Networks have random weights and are folded as far as each can be; peers are
-timm's. All take the same way from torch.export. Written are recording.json (all times), latency.csv
-and latency.md (tables), and for each engine a picture, accuracy_<engine>.png: published accuracy
-over latency, with the Pareto line.
+Engines are ONNX Runtime, XNNPACK (of ExecuTorch) and LiteRT, the last two also with convolutions in
+int8, all on one thread of the CPU. Networks have random weights and are folded as far as each can
+be; peers are timm's. All take the same way from torch.export. Written are recording.json (all
+times), latency.csv and latency.md (tables), and for each engine a picture, accuracy_<engine>.png:
+published accuracy over latency, with the Pareto line.
 """
 
 import argparse
@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
 from mmcare.compatibility import require
-from mmcare.export.executorch import write_executorch
-from mmcare.export.onnx import write_onnx
-from mmcare.export.program import export_program
+from mmcare.export.export import write_file
+from mmcare.export.formats import FORMATS
+from mmcare.export.formats.base import Job
 from mmcare.export.runtime import measure_in_turn, open_exported
 from mmcare.export.verify import trial_images
 from mmcare.files import check_writable
@@ -40,7 +40,15 @@ from mmcare.models import CARE
 
 PURPOSE = 'the latency benchmark'
 STRIDES = [4, 8, 16, 32]
-ENGINES = ('onnxruntime', 'xnnpack', 'xnnpack-int8')
+# Format of the file, and whether it is quantized.
+ENGINES = {
+    'onnxruntime': ('onnx', False),
+    'xnnpack': ('executorch', False),
+    'xnnpack-int8': ('executorch', True),
+    'litert': ('litert', False),
+    'litert-int8': ('litert', True),
+}
+RUNTIMES = dict(onnx='onnxruntime', executorch='executorch', litert='ai-edge-litert')
 BUSY = 0.9  # of a core: below it, something else was running
 Run = Callable[[], object]
 Recording = dict[str, Any]
@@ -99,23 +107,18 @@ def fold_norms(network: nn.Module) -> nn.Module:
 
 def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple[Run, int]:
     """Export a network, compare the file with PyTorch, and return a run and its delegates."""
-    shape = (image.shape[2], image.shape[3])
-    program, images = export_program(network, 3, shape), trial_images(3, shape)
+    images = trial_images(3, (image.shape[2], image.shape[3]))
+    images['picture'] = images['smooth']  # no pictures are at hand
     names = [f'stride{stride}' for stride in STRIDES]
+    kind, int8 = ENGINES[engine]
+    path = path.with_name(f'{path.name}_{engine}{FORMATS[kind].ending}')
+    job = Job(network, network, names, images, [images['smooth']] if int8 else None)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # several delegates are noted in the recording
-        if engine.startswith('xnnpack'):
-            path, calibration = path.with_name(f'{path.name}_{engine}.pte'), None
-            if engine == 'xnnpack-int8':  # no pictures are at hand
-                images['picture'], calibration = images['smooth'], [images['smooth']]
-            report = write_executorch(program, path, names, network, images, calibration)
-            delegates = report['delegates']
-        else:
-            path, delegates = path.with_suffix('.onnx'), 0
-            write_onnx(program, path, names, network, images)
+        report = write_file(FORMATS[kind], job, path)
     run = partial(open_exported(path).run, image)
     run()
-    return run, delegates
+    return run, report.get('delegates', 0)
 
 
 def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
@@ -154,7 +157,10 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
     share = (time.process_time() - start[1]) / (time.perf_counter() - start[0])
     return dict(
         settings=dict(shape=arguments.shape, runs=arguments.runs),
-        versions=describe_machine('executorch', 'onnxruntime', *['timm'] * bool(arguments.peers)),
+        versions=describe_machine(
+            *sorted({RUNTIMES[ENGINES[engine][0]] for engine in arguments.engine}),
+            *['timm'] * bool(arguments.peers),
+        ),
         processor_share=round(share, 3),
         parameters=parameters,
         delegates=delegates,
@@ -179,8 +185,9 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     table[['ms', 'q1', 'q3']] = times.quantile([0.5, 0.25, 0.75]).T
     cares = times.reindex(columns=table['care']).set_axis(times.columns, axis='columns')
     table['x_care'] = (times / cares).median()
-    if 'xnnpack' in recording['milliseconds'] and engine == 'xnnpack-int8':
-        table['x_float32'] = (times / pd.DataFrame(recording['milliseconds']['xnnpack'])).median()
+    float32 = engine.removesuffix('-int8')
+    if float32 in recording['milliseconds'] and float32 != engine:
+        table['x_float32'] = (times / pd.DataFrame(recording['milliseconds'][float32])).median()
     table = table.sort_values(['ms', 'top1'], ascending=[True, False])
     table['pareto'] = table['top1'] > table['top1'].cummax().shift(fill_value=0)
     return table.sort_values(['care', 'ms'])
@@ -290,8 +297,8 @@ def main() -> None:
     if arguments.from_recording is not None:
         recording = json.loads(arguments.from_recording.read_text(encoding='utf-8'))
     else:
-        for name in ('executorch', 'onnxruntime', 'onnxscript'):
-            require(name, PURPOSE, 'bench')
+        for engine in arguments.engine:
+            FORMATS[ENGINES[engine][0]].check({})
         with TemporaryDirectory() as directory:
             recording = measure(arguments, Path(directory))
         text = json.dumps(recording, indent=1)

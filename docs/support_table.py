@@ -21,7 +21,14 @@ PARTS = {
     'UperNet': ('upernet/upernet_care_s0_ade20k.py', 'model'),
     'classifier': ('imagenet/care_s0_in1k.py', 'model'),
 }
-NAMES = dict(coreml='Core ML', onnx='ONNX', executorch='ExecuTorch', coreai='Core AI', ncnn='ncnn')
+NAMES = dict(
+    coreml='Core ML',
+    onnx='ONNX',
+    executorch='ExecuTorch',
+    coreai='Core AI',
+    ncnn='ncnn',
+    litert='LiteRT',
+)
 
 
 def describe(source: str, part: str, kind: str) -> str:

@@ -18,9 +18,10 @@ import sweep
 import training
 
 from mmcare.export import export_backbone, runtime
-from mmcare.export.executorch import write_executorch
+from mmcare.export.export import write_file
+from mmcare.export.formats import FORMATS
+from mmcare.export.formats.base import Job
 from mmcare.export.load import IMAGENET, Network, Source
-from mmcare.export.program import export_program
 from mmcare.export.verify import trial_images
 
 RECORDED = ROOT / 'benchmarks/results/latency_1.0.0rc2.json'
@@ -170,9 +171,9 @@ def test_operators_outside_of_delegates_count_once(tmp_path):
         def forward(self, image):
             return ((image + 1).cumsum(3) + 1,)
 
-    program, path = export_program(Summed(), 3, (8, 8)), tmp_path / 'summed.pte'
+    job, path = Job(Summed(), Summed(), ['sum'], trial_images(3, (8, 8))), tmp_path / 'summed.pte'
     with pytest.warns(UserWarning, match='aten_cumsum'):
-        write_executorch(program, path, ['sum'], Summed(), trial_images(3, (8, 8)))
+        write_file(FORMATS['executorch'], job, path)
     kinds = list(operators.read_executorch(path, torch.zeros(1, 3, 8, 8), 2)['kind'])
     assert 'native_call_cumsum.out' in kinds and 'OPERATOR_CALL' not in kinds
 

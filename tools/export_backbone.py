@@ -1,4 +1,4 @@
-"""Export a CARE backbone to Core ML, ONNX, ExecuTorch, Core AI and ncnn, folded.
+"""Export a CARE backbone to Core ML, ONNX, ExecuTorch, Core AI, ncnn and LiteRT, folded.
 
 SOURCE is an arch or any detection, segmentation or classification config with a CARE backbone. The
 backbone alone is built, without the toolbox or compiled ops; its outputs are stage1 to stage4.
@@ -7,20 +7,16 @@ report is written next to the files (.json, .txt): size, operators by type, devi
 """
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 try:
     from mmcare.export import export_backbone, load_source
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
-from mmcare.export.coreml import COMPRESSIONS, PRECISIONS, TARGETS
-from mmcare.export.export import FORMATS, INPUTS, format_report
-from mmcare.export.onnx import OPSET
-from mmcare.files import check_writable, moved_into_place
+from mmcare.export.export import INPUTS, format_report
+from mmcare.export.formats import FORMATS
 
 
 def parse_args() -> argparse.Namespace:
@@ -48,33 +44,29 @@ def parse_args() -> argparse.Namespace:
     help_shape = 'of the images; default: 512 512'
     add('--shape', type=int, nargs=2, default=(512, 512), metavar=('H', 'W'), help=help_shape)
     help_format = (
-        'executorch: .pte for XNNPACK; coreai: .aimodel, in beta; ncnn: .ncnn, a folder; default: '
-        'coreml onnx'
+        'executorch: .pte for XNNPACK; coreai: .aimodel, in beta; ncnn: .ncnn, a folder; litert: '
+        '.tflite; default: coreml onnx'
     )
     add('--format', nargs='+', choices=FORMATS, default=('coreml', 'onnx'), help=help_format)
     help_out = 'where the files go, replacing older ones; default: %(default)s'
     add('--out-dir', type=Path, default=Path('work_dirs/export'), metavar='DIR', help=help_out)
-    help_precision = 'of Core ML; default: float16'
-    add('--precision', choices=PRECISIONS, default='float16', help=help_precision)
-    help_target = 'oldest system that is to run the Core ML model; default: iOS16'
-    add('--target', choices=TARGETS, default='iOS16', help=help_target)
     help_input = (
-        "of Core ML: an image, with the config's normalisation inside, or a normalised tensor "
-        '(what the other formats always take); default: image'
+        'pixels from 0 to 255, normalised inside as the config says, or a normalised tensor; '
+        'default: image for Core ML, tensor for others'
     )
-    add('--input', choices=INPUTS, default='image', help=help_input)
-    help_compress = "compress Core ML's weights; palettising needs scikit-learn"
-    add('--compress', choices=COMPRESSIONS, help=help_compress)
+    add('--input', choices=INPUTS, help=help_input)
     help_dynamic = (
-        f'ONNX (opset {OPSET}) for any height and width up to 4096; beyond a backbone, those that '
-        '32 divides'
+        'ONNX for any height and width up to 4096; beyond a backbone, those that 32 divides'
     )
     add('--dynamic', action='store_true', help=help_dynamic)
-    help_quantize = 'ExecuTorch with convolutions in int8, calibrated with pictures'
+    help_quantize = 'ExecuTorch and LiteRT with convolutions in int8, calibrated with pictures'
     add('--quantize', choices=('int8',), help=help_quantize)
     help_number = "pictures to calibrate with, of the config's training data; default: %(default)s"
     add('--calibration', type=int, default=64, metavar='N', help=help_number)
     add('--images', metavar='FOLDER', help='calibrate with its pictures instead')
+    for form in FORMATS.values():
+        for name, option in form.options.items():
+            add(f'--{name}', **option)
     return parser.parse_args()
 
 
@@ -82,25 +74,20 @@ def main() -> None:
     """Export, and print the report."""
     arguments = parse_args()
     try:
-        check_writable(arguments.out_dir)
-        with TemporaryDirectory() as folder:  # so that all files are written, or none
-            report = export_backbone(
-                load_source(arguments.source, arguments.checkpoint, arguments.part),
-                folder,
-                shape=tuple(arguments.shape),
-                formats=tuple(arguments.format),
-                precision=arguments.precision,
-                target=arguments.target,
-                input_kind=arguments.input,
-                compress=arguments.compress,
-                dynamic=arguments.dynamic,
-                int8=arguments.quantize == 'int8',
-                calibration=arguments.calibration,
-                images=arguments.images,
-            )
-            for path in Path(folder).iterdir():
-                with moved_into_place(arguments.out_dir / path.name) as temporary:
-                    shutil.move(path, temporary)
+        report = export_backbone(
+            load_source(arguments.source, arguments.checkpoint, arguments.part),
+            arguments.out_dir,
+            shape=tuple(arguments.shape),
+            formats=tuple(arguments.format),
+            input_kind=arguments.input,
+            dynamic=arguments.dynamic,
+            int8=arguments.quantize == 'int8',
+            calibration=arguments.calibration,
+            images=arguments.images,
+            **{
+                name: getattr(arguments, name) for form in FORMATS.values() for name in form.options
+            },
+        )
     except KeyboardInterrupt:
         print('stopped: nothing is written', file=sys.stderr)
         sys.exit(130)

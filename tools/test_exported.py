@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 try:
-    from mmcare.export.evaluate import fit_config, pad_images, replaced_part
+    from mmcare.export.evaluate import fit_config, pad_images, replaced_part, take_normalized
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
@@ -44,7 +44,7 @@ def parse_args() -> argparse.Namespace:
         type=Path,
         nargs='+',
         metavar='FILE',
-        help='.onnx, .pte or .ncnn, of tools/export_backbone.py',
+        help='.onnx, .pte, .ncnn or .tflite, next to the report of tools/export_backbone.py',
     )
     parser.add_argument(
         '--checkpoint', metavar='CHECKPOINT', help='also test this in PyTorch, in the same way'
@@ -85,7 +85,8 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     picture = runner.model.eval().data_preprocessor(batch)['inputs']
     rows: dict[str, dict[str, float]] = {}
     runs: dict[str, Callable[[], object]] = {}
-    for file, program in programs.items():
+    for file, opened in programs.items():
+        program = take_normalized(opened, runner.model)
         with replaced_part(
             runner.model, program, picture if arguments.checkpoint else None
         ) as part:

@@ -52,26 +52,21 @@ def separate_convolutions(network: nn.Module) -> None:
                 seen.add(child)
 
 
-def describe_decoding(model: nn.Module) -> dict[str, Any] | None:
+def describe_decoding(model: nn.Module) -> dict[str, Any]:
     """Describe how boxes and scores are decoded from the maps of a one-stage detector.
 
     Maps are (1, priors * values, H, W): after a transposition to (H, W, priors * values) and a
     reshape to (-1, values) each row belongs to one prior.
 
     Returns:
-        None if the model has no such head, or one that decodes in its own way (GFL, YOLOX, ...).
-        Otherwise plain values: ``strides`` of the levels, in pixels; ``prior_type`` and
-        ``prior_params``, mmdet's generator of priors with its values (``base_anchors`` of each
-        level are x1, y1, x2, y2 at the first cell, ``offset`` of points counts in strides);
-        ``coder``, mmdet's coder with its values; ``score_activation``, ``'sigmoid'``, or
-        ``'softmax'`` with the background last; ``box_transform_applied``, whether the maps of
-        boxes hold distances in pixels to the left, top, right and bottom.
+        Nothing if the model has no such head, or one that decodes in its own way (GFL, YOLOX, ...).
+        Otherwise ``decode``, with the plain values that docs/deploy.md lists.
     """
     head: Any = getattr(model, 'bbox_head', None)
     for name in ('predict_by_feat', '_predict_by_feat_single'):
         method = getattr(head, name, None)
         if not getattr(method, '__qualname__', '').startswith('BaseDenseHead.'):
-            return None
+            return {}
     priors, coder = head.prior_generator, head.bbox_coder
     wanted = ('base_anchors', 'scales', 'ratios', 'base_sizes', 'center_offset', 'offset')
     defaults = {
@@ -87,4 +82,4 @@ def describe_decoding(model: nn.Module) -> dict[str, Any] | None:
         score_activation='sigmoid' if head.use_sigmoid_cls else 'softmax',
         box_transform_applied=type(coder).__name__ == 'DistancePointBBoxCoder',
     )
-    return json.loads(json.dumps(described, default=Tensor.tolist))
+    return dict(decode=json.loads(json.dumps(described, default=Tensor.tolist)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from mmengine.config import Config
 from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
 
-from mmcare.export.load import PARTS, Network
-from mmcare.export.runtime import Exported
+from mmcare.export.formats.base import Exported
+from mmcare.export.load import HEADS, PARTS, Network
 from mmcare.export.verify import signal_to_noise
 from mmcare.registry import TRANSFORMS
 
@@ -85,6 +86,14 @@ def pad_images(model: Any, shape: tuple[int, int]) -> None:
     model.data_preprocessor.register_forward_hook(pad)
 
 
+def take_normalized(program: Exported, model: Any) -> Exported:
+    """Let a program of pixels take what a model's preprocessor returns; others stay as they are."""
+    if not program.pixels:
+        return program
+    mean, std = (one.cpu() for one in (model.data_preprocessor.mean, model.data_preprocessor.std))
+    return replace(program, run=lambda images: program.run(images * std + mean), pixels=False)
+
+
 @contextmanager
 def replaced_part(model: Any, program: Exported, picture: Tensor | None = None) -> Iterator[str]:
     """Let a program compute the part of a model whose outputs have the same shapes.
@@ -134,8 +143,7 @@ def replaced_part(model: Any, program: Exported, picture: Tensor | None = None) 
     elif part == 'neck':
         replaced = [(model, 'extract_feat', run)]
     else:
-        heads = ('head', 'decode_head', 'bbox_head')
-        head = next(getattr(model, name) for name in heads if hasattr(model, name))
+        head = next(getattr(model, name) for name in HEADS if hasattr(model, name))
         structure = tree_structure(model(image))
         replaced = [
             (model, 'extract_feat', lambda images: images),

@@ -2,38 +2,30 @@
 
 import json
 import os
+import shutil
+from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import yaml
 
-from mmcare.compatibility import require
-from mmcare.export.coreai import write_coreai
-from mmcare.export.coreml import write_coreml
 from mmcare.export.detectors import describe_decoding, name_outputs, separate_convolutions
-from mmcare.export.executorch import write_executorch
+from mmcare.export.formats import FORMATS
+from mmcare.export.formats.base import Format, Job
 from mmcare.export.load import Source, fix_pools, fold
-from mmcare.export.ncnn import write_ncnn
-from mmcare.export.onnx import write_onnx
-from mmcare.export.pictures import read_pictures
-from mmcare.export.program import LARGEST_SIDE, export_program
-from mmcare.export.verify import trial_images
+from mmcare.export.pictures import describe_classes, read_pictures
+from mmcare.export.program import LARGEST_SIDE
+from mmcare.export.verify import trial_images, verify
 from mmcare.files import check_writable, moved_into_place, size_of
 from mmcare.models.backbones.care import TOTAL_STRIDE
 from mmcare.version import __version__
 
-# With the packages that they need.
-FORMATS = {
-    'coreml': ('coremltools',),
-    'onnx': ('onnx', 'onnxscript', 'onnxruntime'),
-    'executorch': ('executorch',),
-    'coreai': ('coreai_torch',),
-    'ncnn': ('pnnx', 'ncnn'),
-}
-EXTRAS = dict(coreai='coreai', ncnn='ncnn')  # of mmcare, other than export
 HELD_BACK = 2  # pictures to compare on, not to calibrate with
+SAME = ('part', 'arch', 'checkpoint', 'shape', 'mmcare_version')  # of reports that are joined
 INPUTS = ('image', 'tensor')
 
 
@@ -43,51 +35,56 @@ def export_backbone(
     out_dir: str | os.PathLike,
     shape: tuple[int, int] = (512, 512),
     formats: tuple[str, ...] = ('coreml', 'onnx'),
-    precision: str = 'float16',
-    target: str = 'iOS16',
-    input_kind: str = 'image',
-    compress: str | None = None,
+    input_kind: str | None = None,
     dynamic: bool = False,
     int8: bool = False,
     calibration: int = 64,
     images: str | os.PathLike | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Fold a network and write it, with a report as ``.json`` and ``.txt``.
+
+    The report keeps its entries of files in other formats that were written before.
 
     Args:
         source: See :func:`mmcare.export.load_source`; it is left as it is.
         out_dir: Where the files go, replacing older ones.
         shape: Height and width of the images.
-        formats: Of :data:`FORMATS`.
-        precision: Of Core ML, ``'float16'`` or ``'float32'``.
-        target: Oldest system for Core ML: ``'iOS16'``, ``'iOS17'`` or ``'iOS18'``.
-        input_kind: Of Core ML: ``'image'``, normalised inside, or ``'tensor'``, normalised.
-            The other formats always take a normalised tensor.
-        compress: Compression of Core ML's weights, one of ``COMPRESSIONS``.
+        formats: Keys of :data:`mmcare.export.formats.FORMATS`.
+        input_kind: ``'image'``, pixels from 0 to 255, normalised inside, or ``'tensor'``,
+            normalised. None: an image for Core ML, a tensor for others.
         dynamic: ONNX with free height and width; multiples of 32, except for a backbone.
-        int8: Quantize; for ExecuTorch only.
+        int8: Quantize, for ExecuTorch and LiteRT.
         calibration: Pictures to quantize with, at most.
         images: Folder of these; None: the config's training data.
+        **options: Of single formats: Core ML's ``precision``, ``target`` and ``compress``, see
+            :class:`mmcare.export.formats.coreml.CoreML`.
 
     Returns:
         The report.
 
     Raises:
         ValueError: If the network cannot be exported so.
-        ImportError: If a package is missing.
-        OSError: If ``out_dir`` cannot be written.
         ExportError: If a file that can be run here computes something else than PyTorch.
     """
     out_dir = Path(out_dir)
-    network, part = source.network, source.network.part
-    normalization = source.normalization if input_kind == 'image' else None
+    network, part, normalization = source.network, source.network.part, source.normalization
+    forms = {
+        FORMATS[name]: input_kind or FORMATS[name].input for name in FORMATS if name in formats
+    }
+    known = {name: one for form in FORMATS.values() for name, one in form.options.items()}
+    if unknown := {*formats} - {*FORMATS} | {*options} - {*known}:
+        raise ValueError(f'unknown formats or options: {", ".join(sorted(unknown))}')
+    options = {name: one.get('default') for name, one in known.items()} | options
     if not all(TOTAL_STRIDE <= side <= LARGEST_SIDE for side in shape):
         raise ValueError(f'height and width must be 32 to {LARGEST_SIDE} pixels, got {shape}')
-    if dynamic and 'onnx' not in formats:
-        raise ValueError('dynamic sizes are for onnx; other formats are exported at one size')
-    if int8 and set(formats) != {'executorch'}:
-        raise ValueError('only executorch takes int8: name it as the one format')
-    if 'coreml' in formats and input_kind == 'image':
+    if dynamic and not any(form.dynamic for form in forms):
+        able = ', '.join(name for name, form in FORMATS.items() if form.dynamic)
+        raise ValueError(f'dynamic sizes are for {able}; other formats are exported at one size')
+    if int8 and not all(form.int8 for form in forms):
+        able = ', '.join(name for name, form in FORMATS.items() if form.int8)
+        raise ValueError(f'int8 is for {able}: name no other format')
+    if 'image' in forms.values():
         if normalization is None:
             raise ValueError('the config has no mean and std of images: use --input tensor')
         if not network.in_channels == len(normalization.mean) == 3:
@@ -96,11 +93,8 @@ def export_backbone(
                 'tensor'
             )
     check_writable(out_dir)
-    for kind in formats:
-        for package in FORMATS[kind]:
-            require(package, f'export with --format {kind}', EXTRAS.get(kind, 'export'))
-    if compress and compress.startswith('palettize'):
-        require('sklearn', f'compression by {compress}, through scikit-learn,')
+    for form in forms:
+        form.check(options)
     outputs = network(torch.zeros(1, network.in_channels, *shape))
     step = 1 if part == 'backbone' else TOTAL_STRIDE  # of free sides
     if (
@@ -156,63 +150,58 @@ def export_backbone(
     )
     if unread and source.config is not None:
         report['pictures'] = f'none compared: {unread}'
-    if part == 'model' and (decode := describe_decoding(network.model)):
-        report['decode'] = decode
+    if part == 'model':
+        report |= describe_decoding(network.model) | describe_classes(source)
     separate_convolutions(folded)
     base = source.name if part == 'backbone' else f'{source.name}_{part}'
     stem = f'{base}_{shape[0]}x{shape[1]}' + '_int8' * int8
-    paths = dict(
-        coreml=out_dir / f'{stem}.mlpackage',
-        onnx=out_dir / (f'{base}_dynamic.onnx' if dynamic else f'{stem}.onnx'),
-        executorch=out_dir / f'{stem}.pte',
-        coreai=out_dir / f'{stem}.aimodel',
-        ncnn=out_dir / f'{stem}.ncnn',
+    job = Job(
+        folded,
+        network,  # as its users know it, not as it is exported
+        names,
+        trials,
+        pictures[:-HELD_BACK] if int8 else None,
+        normalization=normalization,
+        options=options,
+        report=report,
     )
-    if 'coreml' in formats:
-        report['coreml'] = write_coreml(
-            folded,
-            names,
-            paths['coreml'],
-            shape,
-            precision,
-            target,
-            normalization,
-            compress,
-            metadata=dict(
-                arch=source.arch,
-                part=part,
-                checkpoint=source.weights,
-                shape=f'{shape[0]}x{shape[1]}',
-                version=__version__,
-                input=input_kind,
-            ),
-            reference=network,
-        )
-    if {'executorch', 'coreai'} & set(formats) or ('onnx' in formats and not dynamic):
-        program = export_program(folded, network.in_channels, shape)
-    # What can be run is compared with the network as its users know it, not as it is exported.
-    if 'onnx' in formats:
-        free = export_program(folded, network.in_channels, shape, step) if dynamic else program
-        report['onnx'] = write_onnx(free, paths['onnx'], names, network, trials, step * dynamic)
-    if 'executorch' in formats:
-        report['executorch'] = write_executorch(
-            program,
-            paths['executorch'],
-            names,
-            network,
-            trials,
-            pictures[:-HELD_BACK] if int8 else None,
-        )
-    if 'coreai' in formats:
-        report['coreai'] = write_coreai(program, names, paths['coreai'])
-    if 'ncnn' in formats:
-        report['ncnn'] = write_ncnn(folded, paths['ncnn'], network, trials)
-    for kind in set(formats):
-        report[kind] = dict(file=paths[kind].name, bytes=size_of(paths[kind]), **report[kind])
-    for suffix, text in (('json', json.dumps(report, indent=2)), ('txt', format_report(report))):
-        with moved_into_place(out_dir / f'{stem}.{suffix}') as temporary:
-            temporary.write_text(text + '\n')
+    other = shape[0] + step, max(shape[1] - step, TOTAL_STRIDE)
+    another = trial_images(network.in_channels, other)['random']
+    free = replace(job, step=step, images={**trials, 'random, another size': another})
+    with suppress(OSError, ValueError):  # there may be no earlier report
+        earlier = json.loads((out_dir / f'{stem}.json').read_text())
+        if all(earlier.get(key) == report[key] for key in SAME):
+            for name in [name for name in FORMATS if name in earlier.keys() - formats]:
+                if (out_dir / earlier[name]['file']).exists():
+                    report[name] = earlier[name]
+    with TemporaryDirectory() as folder:  # so that all files are written, or none
+        for form, kind in forms.items():
+            one = free if dynamic and form.dynamic else job
+            if kind == 'image':
+                one = one.of_pixels()
+            name = f'{base}_dynamic' if one.step else stem
+            report[form.name] = write_file(form, one, Path(folder, f'{name}{form.ending}'))
+        Path(folder, f'{stem}.json').write_text(json.dumps(report, indent=2) + '\n')
+        Path(folder, f'{stem}.txt').write_text(format_report(report) + '\n')
+        for path in Path(folder).iterdir():
+            with moved_into_place(out_dir / path.name) as temporary:
+                shutil.move(path, temporary)
     return report
+
+
+def write_file(form: Format, job: Job, path: Path) -> dict[str, Any]:
+    """Write a file, and compare its outputs with the network's.
+
+    Returns:
+        Its entries of the report.
+
+    Raises:
+        ExportError: If the outputs differ.
+    """
+    entries = form.write(job, path)
+    if form.runtime and 'deviations' not in entries:
+        entries['deviations'] = verify(form.open(path).run, job, form.runtime, path.name)
+    return dict(file=path.name, bytes=size_of(path), **form.describe(job), **entries)
 
 
 def format_report(report: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from mmcare.weights.reading import load_weights
 from mmcare.weights.whole import CheckpointError, check_whole
 
 PARTS = ('backbone', 'neck', 'model')
+HEADS = ('head', 'decode_head', 'bbox_head')
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Network(nn.Module):
         if part == 'neck' and not getattr(model, 'with_neck', False):
             raise ValueError(f'the {kind} has no neck: export its backbone alone')
         detects = any(base.__name__ == 'SingleStageDetector' for base in type(model).__mro__)
-        heads = ('head', 'decode_head', *['bbox_head'] * detects)
+        heads = [head for head in HEADS if detects or head != 'bbox_head']
         if part == 'model' and not any(hasattr(model, head) for head in heads):
             raise ValueError(
                 'only classifiers, segmentors and one-stage detectors are exported whole, not a '

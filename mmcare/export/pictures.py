@@ -1,4 +1,4 @@
-"""Pictures to calibrate with and to compare on, from a folder or from a config's data."""
+"""Pictures to calibrate with and to compare on, and classes, from a config's data or a folder."""
 
 import os
 from copy import deepcopy
@@ -13,7 +13,7 @@ from mmengine.utils import scandir
 from torch import Tensor
 
 from mmcare.export.evaluate import ResizeToFit, fit_config
-from mmcare.export.load import Source
+from mmcare.export.load import HEADS, Source
 
 SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.png', '.webp')
 
@@ -25,7 +25,7 @@ def read_pictures(
     folder: str | os.PathLike | None = None,
     loader: str = 'train_dataloader',
 ) -> list[Tensor]:
-    """Read pictures as input of a network, evenly spread over what there is.
+    """Read pictures (1, C, H, W), normalised, evenly spread over what there is.
 
     Args:
         source: Its config has the data, unless there is a folder.
@@ -33,9 +33,6 @@ def read_pictures(
         number: At most so many.
         folder: Searched recursively. None: the config's data, through its test pipeline.
         loader: Whose data, ``'train_dataloader'`` or ``'test_dataloader'``.
-
-    Returns:
-        Normalised pictures, each (1, C, H, W).
 
     Raises:
         ValueError: If there are none, or the config has no normalisation.
@@ -68,14 +65,39 @@ def read_pictures(
     return images
 
 
+def describe_classes(source: Source) -> dict[str, Any]:
+    """Return ``classes`` and ``palette`` of the config's test data, without reading them.
+
+    They are left out if they are not as many as a whole model tells apart.
+    """
+    config, model = source.config, source.network.model
+    if config is None or not config.get('test_dataloader'):
+        return {}
+    head = next(getattr(model, name) for name in HEADS if hasattr(model, name))
+    dataset = _innermost(config.test_dataloader.dataset)
+    with DATASETS.switch_scope_and_registry(config.get('default_scope')) as registry:
+        kind: Any = registry.get(dataset.type)
+    known = kind._load_metainfo(deepcopy(dataset.get('metainfo'))) if kind else {}
+    return {
+        name: [one if isinstance(one, str) else [*one] for one in known[name]]
+        for name in ('classes', 'palette')
+        if len(known.get(name) or ()) == head.num_classes
+    }
+
+
+def _innermost(dataset: Any) -> Any:
+    """Return the config of the data set that another one repeats or balances."""
+    while 'dataset' in dataset:
+        dataset = dataset.dataset
+    return dataset
+
+
 def _load_data(source: Source, shape: tuple[int, int], loader: str) -> Any:
     """Build a data set with the test pipeline, fitted to a size."""
     config = deepcopy(source.config)
     if config is None or not config.get(loader) or not config.get('test_dataloader'):
         raise ValueError(f'{source.name} has no {loader}')
     fit_config(config, shape)
-    dataset = config[loader].dataset
-    while 'dataset' in dataset:  # repeated, or balanced
-        dataset = dataset.dataset
+    dataset = _innermost(config[loader].dataset)
     dataset.pipeline = config.test_dataloader.dataset.pipeline
     return DATASETS.build({**dataset, '_scope_': config.get('default_scope')})

@@ -1,24 +1,20 @@
 """Static int8 quantization of a program's convolutions, for XNNPACK."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import ExportedProgram
 
-from mmcare.export.runtime import open_exported
+from mmcare.export.formats.base import Job
 from mmcare.export.verify import ExportError, signal_to_noise
 
-RECIPE = (
-    'int8, static: convolutions with a scale for each output channel; large depth-wise kernels '
-    'and attention in float32'
-)
 LEAST_SNR = 10.0  # of every output, in dB: below it, results are of no use
-AGREEMENT = 0.3  # of the file and the quantized program in PyTorch, in dB
+AGREEMENT = 0.3  # of the file and what computes the same, in dB
 FINE = 30.0  # dB; from here on roundings alone make more difference
+Run = Callable[[Tensor], Sequence[Any]]  # images to outputs
 
 
 @torch.no_grad()
@@ -33,9 +29,6 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
 
     Returns:
         A program with quantize and dequantize operators, which PyTorch computes in float32.
-
-    Raises:
-        ValueError: If there is no image, or nothing to quantize.
     """
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
@@ -43,8 +36,6 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
     )
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    if not images:
-        raise ValueError('no pictures to calibrate with')
     quantizer = XNNPACKQuantizer()
     quantizer.set_operator_type(
         torch.ops.aten.conv2d.default, get_symmetric_quantization_config(is_per_channel=True)
@@ -64,45 +55,42 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
     for image in images:
         module(image)
     module = convert_pt2e(module)
-    if not any('quantize_per' in str(node.target) for node in module.graph.nodes):
-        raise ValueError('the program has no convolution to quantize')
     # Not the images themselves: their strides would be those that the program takes.
     return torch.export.export(module, program.example_inputs[0])
 
 
 @torch.no_grad()
 def check_quantized(
-    path: Path,
-    names: Sequence[str],
-    reference: nn.Module,
-    quantized: nn.Module,
-    images: Mapping[str, Tensor],
-) -> dict[str, float]:
-    """Compare a quantized file with the network in float32 and with the quantized program.
+    run: Run, job: Job, other: Run, name: str, file: str, recipe: str
+) -> dict[str, Any]:
+    """Compare a quantized file with PyTorch on pictures: on noise it is far off.
 
-    Of the images those are used whose names begin with ``picture``: on noise int8 is far off.
-
-    Returns:
-        Signal to noise of the file, in dB, by output.
+    Args:
+        run: Runs the file; ``other`` (``name``) computes the same, in int8.
+        job: Those of its images are used whose names begin with ``picture``.
+        recipe: How the file was quantized, for the report, entries of which are returned.
 
     Raises:
-        ExportError: If an output has less than ``LEAST_SNR``, or file and program differ.
+        ExportError: If an output has less than ``LEAST_SNR``, or file and ``other`` differ.
     """
-    program = open_exported(path)
-    pictures = [image for name, image in images.items() if name.startswith('picture')]
-    expected = [reference(image) for image in pictures]
-    found = signal_to_noise(expected, [program.run(image) for image in pictures])
-    wanted = signal_to_noise(expected, [[*quantized(image)] for image in pictures])
-    for name, snr, other in zip(names, found, wanted, strict=True):
-        if not abs(min(snr, FINE) - min(other, FINE)) <= AGREEMENT:
+    pictures = [image for key, image in job.images.items() if key.startswith('picture')]
+    expected = [job.reference(image) for image in pictures]
+    found = signal_to_noise(expected, [[*run(image)] for image in pictures])
+    wanted = signal_to_noise(expected, [[*other(image)] for image in pictures])
+    for output, snr, ratio in zip(job.names, found, wanted, strict=True):
+        if not abs(min(snr, FINE) - min(ratio, FINE)) <= AGREEMENT:
             raise ExportError(
-                f'{name} has {snr:.1f} dB in the file and {other:.1f} dB in PyTorch, on pictures: '
-                f'ExecuTorch computes something else; {path.name} is not written'
+                f'{output} has {snr:.1f} dB in the file and {ratio:.1f} dB in {name}, on '
+                f'pictures: they compute different things; {file} is not written'
             )
         if not snr >= LEAST_SNR:
             raise ExportError(
-                f'{name} keeps {snr:.1f} dB in int8, on pictures, less than {LEAST_SNR:g}: give '
+                f'{output} keeps {snr:.1f} dB in int8, on pictures, less than {LEAST_SNR:g}: give '
                 'more pictures, like those of the application (--calibration, --images); '
-                f'{path.name} is not written'
+                f'{file} is not written'
             )
-    return dict(zip(names, (round(snr, 1) for snr in found), strict=True))
+    ratios = dict(zip(job.names, (round(snr, 1) for snr in found), strict=True))
+    return dict(
+        quantization=dict(recipe=recipe, images=len(job.calibration or ()), snr=ratios),
+        deviations='quantized: compared by decibels, on pictures',
+    )

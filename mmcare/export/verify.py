@@ -1,14 +1,13 @@
 """Comparison of an exported network with PyTorch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from mmcare.export.runtime import open_exported
+from mmcare.export.formats.base import Job
 
 TOLERANCE = 1e-4  # of each output's largest magnitude
 # Images on which a file must agree; others are reported.
@@ -34,19 +33,23 @@ def trial_images(channels: int, shape: tuple[int, int]) -> dict[str, Tensor]:
 
 
 def verify(
-    path: Path, reference: nn.Module, images: Mapping[str, Tensor], runtime: str
+    run: Callable[[Tensor], list[np.ndarray]], job: Job, runtime: str, file: str
 ) -> dict[str, float]:
-    """Run a file and return the deviations from the network by :func:`compare`.
+    """Compare the outputs of a file with the network's, and return the deviations by image.
+
+    Args:
+        run: Runs the file; ``runtime`` and ``file`` name both in the message.
+        job: Only those of its images whose names begin as ``JUDGED`` says can fail.
 
     Raises:
         ExportError: If the outputs differ on an image whose name begins as ``JUDGED`` says.
     """
-    deviations = compare(reference, open_exported(path).run, images)
+    deviations = compare(job.reference, run, job.images)
     for name, deviation in deviations.items():
         if name.startswith(JUDGED) and not deviation <= TOLERANCE:
             raise ExportError(
                 f"{runtime}'s outputs differ from PyTorch's by {deviation:.1e} of the largest "
-                f'magnitude ({name}), more than {TOLERANCE}; {path.name} is not written'
+                f'magnitude ({name}), more than {TOLERANCE}; {file} is not written'
             )
     return deviations
 
@@ -57,10 +60,7 @@ def compare(
     run: Callable[[Tensor], list[np.ndarray]],
     images: Mapping[str, Tensor],
 ) -> dict[str, float]:
-    """Compute the largest deviation of ``run``, the exported file, from a network on each image.
-
-    It is a share of each output's largest magnitude. Images are (1, C, H, W).
-    """
+    """Compute the largest deviation for each image (1, C, H, W), as a share of outputs' maxima."""
     deviations = {}
     for name, image in images.items():
         pairs = zip(network(image), run(image), strict=True)

@@ -98,7 +98,9 @@ def test_decoding(tmp_path, name):
         *maps, batch_img_metas=[dict(img_shape=SHAPE)], with_nms=False
     )
     theirs = np.c_[theirs.bboxes, theirs.labels, theirs.scores]  # a row for each class
-    rows = decode_points([one.numpy() for kind in maps for one in kind], describe_decoding(model))
+    rows = decode_points(
+        [one.numpy() for kind in maps for one in kind], describe_decoding(model)['decode']
+    )
     ours = [np.c_[rows[:, :4], np.full(len(rows), label), rows[:, 4 + label]] for label in (0, 1)]
     ours = np.concatenate(ours)
     assert ours.shape == theirs.shape and np.ptp(theirs[:, :4]) > 32
@@ -111,8 +113,8 @@ def test_other_heads(tmp_path, name):
     """Names of all; a description only if mmdet's base head decodes."""
     network = load(tmp_path, name).network
     assert name_outputs(network.model, network(torch.zeros(1, 3, *SHAPE))) == names_of(name)
-    decode = describe_decoding(network.model)
-    assert (decode and decode['score_activation']) == ('softmax' if name == 'ATSS' else None)
+    decode = describe_decoding(network.model).get('decode', {})
+    assert decode.get('score_activation') == ('softmax' if name == 'ATSS' else None)
 
 
 def test_what_cannot_be_exported_whole(tmp_path):

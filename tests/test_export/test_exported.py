@@ -20,8 +20,9 @@ from toy_configs import make_data, toy_config
 
 from mmcare.export import export_backbone, load_source, runtime
 from mmcare.export.evaluate import ResizeToFit, fit_config, pad_images, replaced_part
+from mmcare.export.formats.base import Exported
 from mmcare.export.pictures import read_pictures
-from mmcare.export.runtime import Exported, open_exported
+from mmcare.export.runtime import open_exported
 
 TOOL = str(ROOT / 'tools' / 'test_exported.py')
 SHAPE = (64, 96)  # of the files; images of the data are 64 x 64 and smaller
@@ -206,10 +207,11 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
     ('task', 'file', 'options', 'words'),
     [
         ('detection', 'gone.onnx', [], 'gone.onnx does not exist'),
-        ('detection', 'a.mlpackage', [], 'not .onnx, .pte, .ncnn: other formats cannot be run'),
+        ('detection', 'a.mlpackage', [], 'not .onnx, .pte, .ncnn, .tflite: other formats'),
         ('detection', 'damaged.onnx', [], 'damaged.onnx cannot be opened'),
         ('detection', 'damaged.pte', [], 'damaged.pte cannot be opened'),
         ('detection', 'damaged.ncnn', [], 'damaged.ncnn cannot be opened'),
+        ('detection', 'damaged.tflite', [], 'damaged.tflite cannot be opened'),
         ('segmentation', STAGES[:3], [], 'outputs are 1x16x16.*2x3; model: 1x8x16x24$'),
         ('detection', [(1, 8, 16, 24)], [], 'not a MaskRCNN: export its backbone'),
         ('detection', STAGES, [], 'holds the backbone alone: .* --checkpoint CHECKPOINT'),

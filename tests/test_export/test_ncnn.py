@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from test_export import SHAPE, deviation, thin_source
+from test_export import SHAPE, deviation, job_of, thin_source
 from torch import nn
 
 from mmcare.export import export_backbone
-from mmcare.export.ncnn import write_ncnn
+from mmcare.export.export import write_file
+from mmcare.export.formats import FORMATS
 from mmcare.export.runtime import open_exported
-from mmcare.export.verify import ExportError, trial_images
+from mmcare.export.verify import ExportError
 
 pytest.importorskip('ncnn')
 
@@ -37,12 +38,22 @@ class Sorted(nn.Module):
 
 def test_what_ncnn_does_not_have_is_named(tmp_path):
     with pytest.raises(ExportError, match=r'ncnn has no .*sort.*; sorted.ncnn is not written'):
-        write_ncnn(Sorted(), tmp_path / 'sorted.ncnn', Sorted(), trial_images(3, (8, 8)))
+        write_file(
+            FORMATS['ncnn'], job_of(Sorted(), ['sorted'], (32, 32)), tmp_path / 'sorted.ncnn'
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_images_that_would_be_padded(tmp_path):
+    with pytest.raises(ExportError, match='multiples of 32'):
+        write_file(FORMATS['ncnn'], job_of(Sorted(), ['sorted'], (50, 70)), tmp_path / 'x.ncnn')
     assert not list(tmp_path.iterdir())
 
 
 def test_a_failing_pnnx_is_one_error(tmp_path, monkeypatch):
     monkeypatch.setattr('pnnx.EXEC_PATH', 'false')
     with pytest.raises(ExportError, match=r'pnnx failed; sorted.ncnn is not written'):
-        write_ncnn(Sorted(), tmp_path / 'sorted.ncnn', Sorted(), trial_images(3, (8, 8)))
+        write_file(
+            FORMATS['ncnn'], job_of(Sorted(), ['sorted'], (32, 32)), tmp_path / 'sorted.ncnn'
+        )
     assert not list(tmp_path.iterdir())

@@ -8,10 +8,10 @@ from helpers import THIN
 from mil_interpreter import deviation, run_program
 from mmengine.config import Config
 from mmengine.registry import MODELS
-from test_export import folded, run_file
+from test_export import folded, job_of, run_file
 
 from mmcare.export import export_backbone, load_source
-from mmcare.export.coreml import convert_coreml, count_operators
+from mmcare.export.formats.coreml import convert_coreml, count_operators
 from mmcare.export.load import fix_pools
 from mmcare.weights.whole import CheckpointError
 
@@ -97,7 +97,7 @@ def check_coreml(source, names, expected, image):
     """Compare the float32 program with PyTorch; return its operators."""
     network = folded(source)
     fix_pools(network, image.shape[2:])
-    model = convert_coreml(network, names, image.shape[2:], 'float32')
+    model = convert_coreml(job_of(network, names, tuple(image.shape[2:])), 'float32')
     assert [output.name for output in model.get_spec().description.output] == names
     assert deviation(expected, run_program(model, image)) < 1e-5
     operators = count_operators(model)

@@ -4,15 +4,19 @@ import mmcv
 import pytest
 import torch
 import torch.nn.functional as F
-from test_export import SHAPE, STAGES, deviation, folded, thin_source
+from PIL import ExifTags, Image
+from test_export import SHAPE, STAGES, deviation, folded, job_of, thin_source
 from torch import nn
 
 from mmcare.export import export_backbone
-from mmcare.export.executorch import decompose, write_executorch
+from mmcare.export.export import write_file
+from mmcare.export.formats import FORMATS
+from mmcare.export.formats.executorch import decompose
+from mmcare.export.pictures import read_pictures
 from mmcare.export.program import export_program
 from mmcare.export.quantize import LEAST_SNR, quantize
 from mmcare.export.runtime import open_exported
-from mmcare.export.verify import ExportError, trial_images
+from mmcare.export.verify import ExportError
 
 
 def smooth(seed, shape=SHAPE):
@@ -34,6 +38,12 @@ class Small(nn.Module):
         return (self.large(F.gelu(self.conv(images))),)
 
 
+def write_int8(network, path, names, picture, calibration):
+    job = job_of(network, names, tuple(picture.shape[2:]), calibration=[calibration])
+    job.images['picture1'] = picture
+    return write_file(FORMATS['executorch'], job, path)
+
+
 def targets(program, word):
     return [node for node in program.graph.nodes if word in str(node.target)]
 
@@ -51,8 +61,6 @@ def test_convolutions_are_quantized_and_large_kernels_are_not():
         found[scale] = quantized.module()(image)[0]
     error = {scale: (output - small(image)[0]).square().mean() for scale, output in found.items()}
     assert 0 < error[1] < error[4]
-    with pytest.raises(ValueError, match='no pictures'):
-        quantize(program, [])
 
 
 class Shared(nn.Module):
@@ -72,9 +80,7 @@ def test_shared_weights(tmp_path):
     """XNNPACK takes no convolution of int8 maps by float weights. Weights are stored once."""
     torch.manual_seed(0)
     network, path = Shared().eval(), tmp_path / 'shared.pte'
-    images = dict(trial_images(3, SHAPE), picture1=smooth(0))
-    program = export_program(network, 3, SHAPE)
-    report = write_executorch(program, path, ['one', 'two'], network, images, [smooth(1)])
+    report = write_int8(network, path, ['one', 'two'], smooth(0), smooth(1))
     assert report['delegates'] == 1 and min(report['quantization']['snr'].values()) > 20
     weight = network.shared.weight[0].permute(1, 2, 0)  # channels last, as XNNPACK has them
     row = (weight / weight.abs().max() * 127).round().to(torch.int8)
@@ -84,11 +90,18 @@ def test_shared_weights(tmp_path):
 def test_what_int8_spoils_is_named_and_not_written(tmp_path):
     """Ranges of a dark picture cut a bright one off."""
     small, path = Small().eval(), tmp_path / 'small.pte'
-    images = dict(trial_images(3, (8, 8)), picture1=smooth(0, (8, 8)))
+    picture = smooth(0, (8, 8))
     with pytest.raises(ExportError, match=rf'maps keeps -?\d+\.\d dB.*less than {LEAST_SNR:g}'):
-        program = export_program(small, 3, (8, 8))
-        write_executorch(program, path, ['maps'], small, images, [0.01 * images['picture1']])
+        write_int8(small, path, ['maps'], picture, 0.01 * picture)
     assert not list(tmp_path.iterdir())
+
+
+def test_pictures_are_turned_as_their_exif_says(tmp_path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new('RGB', (128, 64), 'red').save(tmp_path / 'upright.jpg', exif=exif)
+    (picture,) = read_pictures(thin_source(), (64, 64), 1, tmp_path)
+    assert picture[0, 0, :, :32].min() > 2 and not picture[..., 32:].any()  # padding
 
 
 @pytest.fixture(scope='module')

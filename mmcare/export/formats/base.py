@@ -1,0 +1,165 @@
+"""What a format is, what it writes, and a file that it has opened."""
+
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from mmcare.compatibility import require
+from mmcare.export.load import Normalization
+from mmcare.export.program import export_program
+from mmcare.models.backbones.care import TOTAL_STRIDE
+from mmcare.models.folding import fold
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An opened file.
+
+    Attributes:
+        run: Maps images (1, C, H, W) to the outputs, in the program's order.
+        input_shape: (1, C, H, W); of a free height or width, its name.
+        pixels: Images have pixels from 0 to 255; otherwise they are normalised.
+    """
+
+    run: Callable[[Tensor], list[np.ndarray]]
+    input_shape: tuple[Any, ...]
+    pixels: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """A network to write, and what its file is compared with.
+
+    Attributes:
+        network: Folded; maps images (1, C, H, W) of one size to a tuple of outputs.
+        reference: What the file should compute: the network as its users know it.
+        names: Of the outputs.
+        images: To compare both with, by name; see :func:`mmcare.export.verify.compare`.
+        calibration: Pictures to quantize with; None: stay in float.
+        step: Leave height and width free, in multiples of this; 0: one size.
+        normalization: Of the images, if it is known.
+        pixels: The network takes pixels from 0 to 255 and normalises them.
+        options: Of the format, by name.
+        report: What it says of the network, for formats that can store that.
+    """
+
+    network: Any
+    reference: nn.Module
+    names: Sequence[str]
+    images: Mapping[str, Tensor]
+    calibration: Sequence[Tensor] | None = None
+    step: int = 0
+    normalization: Normalization | None = None
+    pixels: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images."""
+        _, channels, height, width = self.images['random'].shape
+        return channels, height, width
+
+    @cached_property
+    def program(self) -> ExportedProgram:
+        """The network as a program of torch.export."""
+        channels, height, width = self.size
+        return export_program(self.network, channels, (height, width), self.step)
+
+    def of_pixels(self) -> 'Job':
+        """Return the job for images with pixels from 0 to 255, which the network normalises."""
+        assert self.normalization is not None
+        mean, std = torch.tensor([self.normalization.mean, self.normalization.std])
+        norm = nn.BatchNorm2d(len(mean), eps=0).eval().requires_grad_(False)
+        norm.running_mean, norm.running_var = mean, std**2
+        network = deepcopy(self.network)
+        if self.step or any(side % TOTAL_STRIDE for side in self.size[1:]):
+            network = nn.Sequential(norm, network)  # CARE pads with zeros of normalised pixels
+        else:
+            fold(network.backbone.stem.conv, norm, norm_first=True)
+        mean, std = mean[:, None, None], std[:, None, None]
+        return replace(
+            self,
+            network=network,
+            reference=nn.Sequential(norm, self.reference),
+            images={name: image * std + mean for name, image in self.images.items()},
+            calibration=self.calibration and [image * std + mean for image in self.calibration],
+            pixels=True,
+        )
+
+
+class Format:
+    """A format; its class names it and writes it."""
+
+    name: str  # for --format and the report
+    ending: str  # of its files
+    packages: tuple[str, ...]  # that writing needs
+    extra = 'export'  # of mmcare, which installs them
+    input = 'tensor'  # what files take by default; or 'image'
+    int8 = False  # whether it can quantize
+    dynamic = False  # whether it can leave height and width free
+    runtime = ''  # what runs its files here
+    layout = 'NCHW'  # of images and maps
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # of its own, for add_argument
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Raise an ImportError if a package is missing that writing with these options needs."""
+        for package in self.packages:
+            require(package, f'export with --format {self.name}', self.extra)
+
+    def write(self, job: Job, path: Path) -> dict[str, Any]:
+        """Write a file, or a folder.
+
+        Returns:
+            Entries of the report. Without ``deviations``, a file that can be run is compared with
+            ``job.reference`` by its outputs.
+        """
+        raise NotImplementedError
+
+    def open(self, path: Path) -> Exported:
+        """Open a file to run it on the CPU by one thread."""
+        raise NotImplementedError
+
+    def names(self, job: Job) -> list[str]:
+        """Name the image and the outputs of a file."""
+        return ['image', *job.names]
+
+    def describe(self, job: Job) -> dict[str, Any]:
+        """Describe ``inputs`` and ``outputs``, for those who run a file without PyTorch."""
+        order = [0, 2, 3, 1] if self.layout == 'NHWC' else [0, 1, 2, 3]
+        image = job.images['random']
+        described: list[dict[str, Any]] = []
+        for name, one in zip(self.names(job), [image, *job.network(image)], strict=True):
+            shape, layout = [*one.shape], None
+            if one.dim() == 4:
+                shape = [None if job.step and axis > 1 else one.shape[axis] for axis in order]
+                layout = self.layout
+            described.append(dict(name=name, shape=shape, layout=layout))
+        norm: Any = job.normalization
+        outside = norm and not job.pixels
+        described[0] |= dict(
+            kind='image' if job.pixels else 'tensor',
+            mean=[*norm.mean] if outside else None,
+            std=[*norm.std] if outside else None,
+            channels=norm and norm.channels,
+        )
+        return dict(inputs=described[:1], outputs=described[1:])
+
+
+def warn_of_delegates(path: Path, number: int, outside: Collection[str]) -> None:
+    """Warn if XNNPACK does not take a file as one delegate, and name operators outside."""
+    if number != 1 or outside:
+        warnings.warn(
+            f'{path.name} has {number} XNNPACK delegates instead of one, which is slower; not '
+            f'taken by XNNPACK: {", ".join(outside) or "nothing"}',
+            stacklevel=3,
+        )

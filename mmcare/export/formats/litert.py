@@ -1,0 +1,136 @@
+"""LiteRT, Android's runtime, with XNNPACK."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from mmcare.compatibility import require
+from mmcare.export.formats.base import Exported, Format, Job, warn_of_delegates
+from mmcare.export.program import XNNPACK, aten
+from mmcare.export.quantize import check_quantized
+from mmcare.export.verify import ExportError, verify
+
+TABLE = {key: XNNPACK[key] for key in (aten.conv2d.default, aten.elu.default)}
+RECIPE = (
+    'int8, static, from smallest and largest values: convolutions with a scale for each output '
+    'channel; attention in float32'
+)
+PLAIN = 'LiteRT without XNNPACK'
+
+
+class ChannelsLast(nn.Module):
+    """A program of images and maps (1, H, W, C); names are those of the file."""
+
+    def __init__(self, program: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.program, self.names = program, names
+        self.training = False  # programs have no eval()
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        """Map an image to outputs by name."""
+        outputs = self.program(image.permute(0, 3, 1, 2))
+        outputs = [one.permute(0, 2, 3, 1) if one.dim() == 4 else one for one in outputs]
+        return dict(zip(self.names, outputs, strict=True))
+
+
+class LiteRT(Format):
+    """``.tflite``; images and maps are NHWC, as Android's image libraries give them."""
+
+    name = 'litert'
+    ending = '.tflite'
+    packages = ('litert_torch', 'ai_edge_litert', 'ai_edge_quantizer')
+    extra = 'litert'
+    int8 = True
+    runtime = 'LiteRT'
+    layout = 'NHWC'
+
+    def write(self, job: Job, path: Path) -> dict[str, Any]:
+        """Write a ``.tflite`` file, which computes the same with and without XNNPACK."""
+        import litert_torch
+
+        litert_torch.config.show_progress = False
+        network = ChannelsLast(job.program.run_decompositions(TABLE).module(), job.names)
+        try:
+            image = job.images['random'].permute(0, 2, 3, 1)
+            litert_torch.convert(network, sample_kwargs=dict(image=image)).export(str(path))
+        except Exception as error:  # the converter has classes of its own
+            raise ExportError(f'LiteRT cannot convert {path.name}: {error}') from error
+        if job.calibration is not None:
+            _quantize(path, job.calibration)
+        entries = _count_operators(path)
+        warn_of_delegates(path, entries['delegates'], entries['outside'])
+        # A version of LiteRT multiplied transposed matrices wrongly.
+        run, plain = self.open(path).run, self.open(path, delegate=False).run
+        if job.calibration is None:
+            verify(plain, job, PLAIN, path.name)
+        else:
+            entries |= check_quantized(run, job, plain, PLAIN, path.name, RECIPE)
+        return entries
+
+    def open(self, path: Path, delegate: bool = True) -> Exported:
+        """Open a file in LiteRT, with its XNNPACK delegate or without."""
+        runtime = require('ai_edge_litert.interpreter', 'running a .tflite file', 'litert')
+        kinds = runtime.OpResolverType
+        kind = kinds.AUTO if delegate else kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        program = runtime.Interpreter(str(path), num_threads=1, experimental_op_resolver_type=kind)
+        program.allocate_tensors()
+        (image,), outputs = program.get_input_details(), program.get_output_details()
+        if wrong := [one['name'] for one in (image, *outputs) if one['dtype'] is not np.float32]:
+            raise ValueError(f'not float32: {", ".join(wrong)}')
+
+        def run(images: Tensor) -> list[np.ndarray]:
+            program.set_tensor(image['index'], images.permute(0, 2, 3, 1).contiguous().numpy())
+            program.invoke()
+            found = [program.get_tensor(one['index']) for one in outputs]
+            return [one.transpose(0, 3, 1, 2) if one.ndim == 4 else one for one in found]
+
+        _, height, width, channels = map(int, image['shape'])
+        return Exported(run, (1, channels, height, width))
+
+
+def _quantize(path: Path, images: Sequence[Tensor]) -> None:
+    """Quantize the convolutions of a file, in place."""
+    from ai_edge_litert.tools import flatbuffer_utils
+    from ai_edge_quantizer import qtyping, quantizer
+
+    quantized = quantizer.Quantizer(str(path))
+    for name in ('CONV_2D', 'DEPTHWISE_CONV_2D'):
+        quantized.add_static_config('.*', qtyping.TFLOperationName[name], 8, 8)
+    data = [dict(image=image.permute(0, 2, 3, 1).contiguous().numpy()) for image in images]
+    ranges = quantized.calibrate(dict(serving_default=data), num_threads=1)
+    result = quantized.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
+    model = flatbuffer_utils.read_model_from_bytearray(result.quantized_model)
+    # The quantizer (0.10.0) lets maps that also feed a convolution leave the file as int8, though
+    # the signature still names the tensors in float32.
+    (graph,), (signature,) = model.subgraphs, model.signatureDefs
+    graph.outputs = [output.tensorIndex for output in signature.outputs]
+    flatbuffer_utils.write_model(model, str(path))
+
+
+def _count_operators(path: Path) -> dict[str, Any]:
+    """Count XNNPACK's delegates, the operators outside of them, and all operators by type."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    program = Interpreter(str(path), num_threads=1)
+    program.allocate_tensors()
+    nodes = {node['index']: node for node in program._get_ops_details()}
+    kinds = {index: node['op_name'] for index, node in nodes.items()}
+    delegates = [nodes[index] for index, kind in kinds.items() if kind == 'DELEGATE']
+    kinds = {index: kind for index, kind in kinds.items() if kind != 'DELEGATE'}
+    makers = {tensor: index for index in kinds for tensor in nodes[index]['outputs']}
+    inside = set()
+    for delegate in delegates:  # those between its inputs and outputs
+        seen, tensors = {*delegate['inputs']}, {*delegate['outputs']}
+        while tensors := (tensors & {*makers}) - seen:
+            seen |= tensors
+            inside |= {makers[tensor] for tensor in tensors}
+            tensors = {one for tensor in tensors for one in nodes[makers[tensor]]['inputs']}
+    return dict(
+        delegates=len(delegates),
+        outside=dict(Counter(kind for index, kind in kinds.items() if index not in inside)),
+        operators=dict(Counter(kinds.values()).most_common()),
+    )

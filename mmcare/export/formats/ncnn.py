@@ -1,0 +1,83 @@
+"""ncnn, through pnnx."""
+
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmcare.compatibility import require
+from mmcare.export.formats.base import Exported, Format, Job
+from mmcare.export.verify import ExportError
+from mmcare.models.backbones.care import TOTAL_STRIDE
+
+
+class Ncnn(Format):
+    """A folder with ``model.ncnn.param`` and ``model.ncnn.bin``."""
+
+    name = 'ncnn'
+    ending = '.ncnn'
+    packages = ('pnnx', 'ncnn')
+    extra = 'ncnn'
+    runtime = 'ncnn'
+
+    def names(self, job: Job) -> list[str]:
+        """Name the image and the outputs."""
+        return ['in0', *(f'out{index}' for index in range(len(job.names)))]
+
+    def write(self, job: Job, path: Path) -> dict[str, Any]:
+        """Write both files; report operators by type.
+
+        Raises:
+            ExportError: If the image would be padded, or ncnn lacks operators.
+        """
+        import ncnn
+        import pnnx
+
+        channels, height, width = job.size
+        if height % TOTAL_STRIDE or width % TOTAL_STRIDE:
+            raise ExportError('pnnx pads and crops wrongly: sides must be multiples of 32')
+        path.mkdir()
+        torch.jit.trace(job.network, job.images['random']).save(path / 'model.pt')
+        # Not pnnx.export: it imports the Python file that pnnx writes, which can be invalid.
+        size = f'inputshape=[1,{channels},{height},{width}]'
+        command = [pnnx.EXEC_PATH, 'model.pt', size, 'fp16=0']
+        done = subprocess.run(command, cwd=path, capture_output=True, text=True)
+        param, weights = (path / f'model.ncnn.{end}' for end in ('param', 'bin'))
+        if done.returncode or not param.exists():
+            raise ExportError(f'pnnx failed; {path.name} is not written: {done.stderr[-300:]}')
+        for file in {*path.iterdir()} - {param, weights}:
+            file.unlink()
+        # Two lines of header, then a layer in each line, its type first; the first is the input.
+        lines = param.read_text().splitlines()
+        lines[2] += f' 0={width} 1={height} 2={channels}'
+        param.write_text('\n'.join(lines) + '\n')
+        layers = [line.split()[0] for line in lines[2:]]
+        lacking = sorted({kind for kind in layers if ncnn.create_layer(kind) is None})
+        if lacking:
+            raise ExportError(f'ncnn has no {", ".join(lacking)}; {path.name} is not written')
+        return dict(operators=dict(Counter(layers).most_common()))
+
+    def open(self, path: Path) -> Exported:
+        """Open a folder in ncnn."""
+        ncnn = require('ncnn', 'running ncnn files', 'ncnn')
+        net = ncnn.Net()
+        net.opt.num_threads = 1
+        for name in ('packed', 'storage', 'arithmetic'):  # results are compared with float32
+            setattr(net.opt, f'use_fp16_{name}', False)
+        param = path / 'model.ncnn.param'
+        if net.load_param(str(param)) or net.load_model(str(param.with_suffix('.bin'))):
+            raise ValueError('ncnn cannot read it')
+        (line,) = (line for line in param.read_text().splitlines() if line.split()[0] == 'Input')
+        sizes = dict(field.split('=') for field in line.split()[5:])
+        names = sorted(net.output_names(), key=lambda name: int(name.removeprefix('out')))
+
+        def run(images: Tensor) -> list[np.ndarray]:
+            extractor = net.create_extractor()
+            extractor.input('in0', ncnn.Mat(images[0].contiguous().numpy()).clone())
+            return [np.array(extractor.extract(name)[1])[None] for name in names]
+
+        return Exported(run, (1, *(int(sizes[key]) for key in '210')))

@@ -1,0 +1,105 @@
+"""LiteRT: structure, numbers with and without XNNPACK, and int8."""
+
+import mmcv
+import numpy as np
+import pytest
+import torch
+from helpers import THIN
+from test_export import SHAPE, STAGES, folded, job_of, thin_source
+from test_quantize import smooth
+
+from mmcare.export import export_backbone
+from mmcare.export.export import write_file
+from mmcare.export.formats import FORMATS
+from mmcare.export.load import IMAGENET
+from mmcare.export.verify import ExportError, signal_to_noise
+
+pytest.importorskip('litert_torch')
+from ai_edge_litert.interpreter import Interpreter
+
+# With one head, LiteRT writes a product of matrices as a layer that XNNPACK does not take.
+TWO_HEADS = dict(THIN, head_channels=(4, 4, 4, 4))
+
+
+def described(path):
+    """Names, shapes and types of a file's input and outputs, as LiteRT has them."""
+    program = Interpreter(str(path))
+    runner = program.get_signature_runner()
+    details = {**runner.get_input_details(), **runner.get_output_details()}
+    by_signature = [details[name] for name in ('image', *STAGES)]
+    in_order = [*program.get_input_details(), *program.get_output_details()]
+    assert [one['name'] for one in by_signature] == [one['name'] for one in in_order]
+    return [(one['shape'].tolist(), one['dtype']) for one in in_order]
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory):
+    """Export in float, then in int8 calibrated with a folder of four pictures."""
+    folder, out_dir = tmp_path_factory.mktemp('pictures'), tmp_path_factory.mktemp('litert')
+    for seed in range(4):
+        pixels = (smooth(seed, (80, 120))[0].permute(1, 2, 0) * 50 + 120).clamp(0, 255)
+        mmcv.imwrite(pixels.byte().numpy(), str(folder / f'{seed}.png'))
+    options = dict(shape=SHAPE, formats=('litert',))
+    source = thin_source(arch=TWO_HEADS)
+    reports = [
+        export_backbone(source, out_dir, **options),
+        export_backbone(source, out_dir, int8=True, images=folder, **options),
+    ]
+    return out_dir, *reports
+
+
+def test_structure(exported):
+    out_dir, *reports = exported
+    maps = [one['shape'] for one in reports[0]['outputs']]
+    shapes = [
+        [1, *SHAPE, 3],
+        *([1, height, width, channels] for _, channels, height, width in maps),
+    ]
+    for report, end in zip(reports, ('', '_int8'), strict=True):
+        entries = report['litert']
+        assert entries['file'] == f'thin_64x96{end}.tflite'
+        assert entries['delegates'] == 1 and entries['outside'] == {}
+        assert [one['shape'] for one in entries['inputs'] + entries['outputs']] == shapes
+        assert described(out_dir / entries['file']) == [(one, np.float32) for one in shapes]
+        (image,) = entries['inputs']
+        assert (
+            image['layout'] == 'NHWC' and image['kind'] == 'tensor' and image['channels'] == 'RGB'
+        )
+        assert (image['mean'], image['std']) == ([*IMAGENET.mean], [*IMAGENET.std])
+        kinds = set(entries['operators'])
+        assert not {'BROADCAST_TO', 'ELU'} & kinds and {'CONV_2D', 'BATCH_MATMUL'} <= kinds
+
+
+@pytest.mark.parametrize('delegate', [True, False])
+def test_numbers(exported, delegate):
+    """As PyTorch's in float; in int8 not far, though pictures are few."""
+    out_dir, report, quantized = exported
+    image, network = smooth(5), thin_source(arch=TWO_HEADS).network
+    expected = network(image)
+    for entries in (report['litert'], quantized['litert']):
+        found = FORMATS['litert'].open(out_dir / entries['file'], delegate).run(image)
+        assert min(signal_to_noise([expected], [found])) > (
+            15 if 'quantization' in entries else 100
+        )
+    assert max(report['litert']['deviations'].values()) < 1e-5
+    assert min(quantized['litert']['quantization']['snr'].values()) > 20
+
+
+def test_weights_are_int8(exported):
+    """The first row of a 1x1 convolution is in the file as bytes."""
+    out_dir, _, report = exported
+    network = folded(thin_source(arch=TWO_HEADS))
+    weight = network.backbone.stages[3].blocks[0].inter1.expand.weight[0, :, 0, 0]
+    row = (weight / weight.abs().max() * 127).round().to(torch.int8)
+    assert row.numpy().tobytes() in (out_dir / report['litert']['file']).read_bytes()
+
+
+def test_what_cannot_be_converted(tmp_path):
+
+    class Odd(torch.nn.Module):
+        def forward(self, images):
+            return (torch.linalg.eigvals(images[..., :3, :3]).real,)
+
+    with pytest.raises(ExportError, match=r'LiteRT cannot convert odd.tflite'):
+        write_file(FORMATS['litert'], job_of(Odd(), ['odd'], (32, 32)), tmp_path / 'odd.tflite')
+    assert not list(tmp_path.iterdir())
