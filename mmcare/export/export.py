@@ -179,10 +179,7 @@ def export_backbone(
 
 
 def write_file(form: Format, job: Job, path: Path) -> dict[str, Any]:
-    """Write a file, compare its outputs with the network's, and move it into place.
-
-    Returns:
-        Its entries of the report.
+    """Write a file, compare it with the network, move it into place; return its report entry.
 
     Raises:
         ExportError: If the outputs differ.
