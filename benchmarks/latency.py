@@ -116,6 +116,8 @@ def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # several delegates are noted in the recording
         report = write_file(FORMATS[kind], job, path)
+    if FORMATS[kind].layout == 'NHWC':  # as apps have it: not to be converted in each run
+        image = image.to(memory_format=torch.channels_last)
     run = partial(open_exported(path).run, image)
     run()
     return run, report.get('delegates', 0)

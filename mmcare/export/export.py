@@ -190,10 +190,7 @@ def export_backbone(
 
 
 def write_file(form: Format, job: Job, path: Path) -> dict[str, Any]:
-    """Write a file, and compare its outputs with the network's.
-
-    Returns:
-        Its entries of the report.
+    """Write a file, compare it with the network, and return its entry of the report.
 
     Raises:
         ExportError: If the outputs differ.

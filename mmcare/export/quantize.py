@@ -61,7 +61,7 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
 
 @torch.no_grad()
 def check_quantized(
-    run: Run, job: Job, other: Run, name: str, file: str, recipe: str
+    run: Run, job: Job, other: Run, name: str, file: str, recipe: str, agreement: float = AGREEMENT
 ) -> dict[str, Any]:
     """Compare a quantized file with PyTorch on pictures: on noise it is far off.
 
@@ -78,7 +78,7 @@ def check_quantized(
     found = signal_to_noise(expected, [[*run(image)] for image in pictures])
     wanted = signal_to_noise(expected, [[*other(image)] for image in pictures])
     for output, snr, ratio in zip(job.names, found, wanted, strict=True):
-        if not abs(min(snr, FINE) - min(ratio, FINE)) <= AGREEMENT:
+        if not abs(min(snr, FINE) - min(ratio, FINE)) <= agreement:
             raise ExportError(
                 f'{output} has {snr:.1f} dB in the file and {ratio:.1f} dB in {name}, on '
                 f'pictures: they compute different things; {file} is not written'

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import THIN
 from test_export import SHAPE, STAGES, folded, job_of, thin_source
-from test_quantize import smooth
+from test_quantize import Shared, smooth
 
 from mmcare.export import export_backbone
 from mmcare.export.export import write_file
@@ -92,6 +92,16 @@ def test_weights_are_int8(exported):
     weight = network.backbone.stages[3].blocks[0].inter1.expand.weight[0, :, 0, 0]
     row = (weight / weight.abs().max() * 127).round().to(torch.int8)
     assert row.numpy().tobytes() in (out_dir / report['litert']['file']).read_bytes()
+
+
+def test_int8_keeps_the_order_of_outputs(tmp_path):
+    """The quantizer's signature has them by name. Two levels share their weights."""
+    torch.manual_seed(0)
+    job = job_of(Shared().eval(), ['second', 'first'], SHAPE, calibration=[smooth(1)])
+    job.images['picture1'] = smooth(0)
+    report = write_file(FORMATS['litert'], job, tmp_path / 'shared.tflite')
+    snr = report['quantization']['snr']
+    assert list(snr) == ['second', 'first'] and min(snr.values()) > 20
 
 
 def test_what_cannot_be_converted(tmp_path):

@@ -16,10 +16,10 @@ from mmcare.export.verify import ExportError, verify
 
 TABLE = {key: XNNPACK[key] for key in (aten.conv2d.default, aten.elu.default)}
 RECIPE = (
-    'int8, static, from smallest and largest values: convolutions with a scale for each output '
-    'channel; attention in float32'
+    'int8, static, min-max: convolutions with a scale for each output channel; others in float32'
 )
 PLAIN = 'LiteRT without XNNPACK'
+ROUNDING = 1.0  # dB between the two, which round differently
 
 
 class ChannelsLast(nn.Module):
@@ -60,7 +60,7 @@ class LiteRT(Format):
         except Exception as error:  # the converter has classes of its own
             raise ExportError(f'LiteRT cannot convert {path.name}: {error}') from error
         if job.calibration is not None:
-            _quantize(path, job.calibration)
+            _quantize(path, job.calibration, job.names)
         entries = _count_operators(path)
         warn_of_delegates(path, entries['delegates'], entries['outside'])
         # A version of LiteRT multiplied transposed matrices wrongly.
@@ -68,14 +68,13 @@ class LiteRT(Format):
         if job.calibration is None:
             verify(plain, job, PLAIN, path.name)
         else:
-            entries |= check_quantized(run, job, plain, PLAIN, path.name, RECIPE)
+            entries |= check_quantized(run, job, plain, PLAIN, path.name, RECIPE, ROUNDING)
         return entries
 
     def open(self, path: Path, delegate: bool = True) -> Exported:
         """Open a file in LiteRT, with its XNNPACK delegate or without."""
         runtime = require('ai_edge_litert.interpreter', 'running a .tflite file', 'litert')
-        kinds = runtime.OpResolverType
-        kind = kinds.AUTO if delegate else kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        kind = runtime.OpResolverType['AUTO' if delegate else 'BUILTIN_WITHOUT_DEFAULT_DELEGATES']
         program = runtime.Interpreter(str(path), num_threads=1, experimental_op_resolver_type=kind)
         program.allocate_tensors()
         (image,), outputs = program.get_input_details(), program.get_output_details()
@@ -92,8 +91,9 @@ class LiteRT(Format):
         return Exported(run, (1, channels, height, width))
 
 
-def _quantize(path: Path, images: Sequence[Tensor]) -> None:
+def _quantize(path: Path, images: Sequence[Tensor], names: Sequence[str]) -> None:
     """Quantize the convolutions of a file, in place."""
+    from ai_edge_litert import schema_py_generated as schema
     from ai_edge_litert.tools import flatbuffer_utils
     from ai_edge_quantizer import qtyping, quantizer
 
@@ -104,10 +104,17 @@ def _quantize(path: Path, images: Sequence[Tensor]) -> None:
     ranges = quantized.calibrate(dict(serving_default=data), num_threads=1)
     result = quantized.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
     model = flatbuffer_utils.read_model_from_bytearray(result.quantized_model)
-    # The quantizer (0.10.0) lets maps that also feed a convolution leave the file as int8, though
-    # the signature still names the tensors in float32.
+    # The quantizer (0.10.0) confuses types where an output also feeds a convolution: the output is
+    # int8, or the convolution's input float32. The signature still names the tensors in float32.
     (graph,), (signature,) = model.subgraphs, model.signatureDefs
-    graph.outputs = [output.tensorIndex for output in signature.outputs]
+    tensors = {output.name.decode(): output.tensorIndex for output in signature.outputs}
+    graph.outputs = [tensors[name] for name in names]
+    small = [tensor.type == schema.TensorType.INT8 for tensor in graph.tensors]
+    ends = [(op.inputs[0], op.outputs[0]) for op in graph.operators]
+    dequantized = {out: one for one, out in ends if small[one] and not small[out]}
+    for op in graph.operators:
+        if len(op.inputs) > 1 and small[op.inputs[1]]:
+            op.inputs[0] = dequantized.get(op.inputs[0], op.inputs[0])
     flatbuffer_utils.write_model(model, str(path))
 
 
