@@ -195,9 +195,11 @@ def write_file(form: Format, job: Job, path: Path) -> dict[str, Any]:
     Raises:
         ExportError: If the outputs differ.
     """
-    entries = form.write(job, path)
-    if form.runtime and 'deviations' not in entries:
-        entries['deviations'] = verify(form.open(path).run, job, form.runtime, path.name)
+    with moved_into_place(path) as temporary:
+        entries = form.write(job, temporary)
+        if form.runtime and 'deviations' not in entries:
+            run = form.open(temporary).run
+            entries['deviations'] = verify(run, job, form.runtime, path.name)
     return dict(file=path.name, bytes=size_of(path), **form.describe(job), **entries)
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from mmcare.compatibility import require
 from mmcare.export.formats.base import Exported, Format, Job
 from mmcare.export.verify import ExportError
-from mmcare.models.backbones.care import TOTAL_STRIDE
 
 
 class Ncnn(Format):
@@ -32,14 +31,12 @@ class Ncnn(Format):
         """Write both files; report operators by type.
 
         Raises:
-            ExportError: If the image would be padded, or ncnn lacks operators.
+            ExportError: If ncnn lacks operators.
         """
         import ncnn
         import pnnx
 
         channels, height, width = job.size
-        if height % TOTAL_STRIDE or width % TOTAL_STRIDE:
-            raise ExportError('pnnx pads and crops wrongly: sides must be multiples of 32')
         path.mkdir()
         torch.jit.trace(job.network, job.images['random']).save(path / 'model.pt')
         # Not pnnx.export: it imports the Python file that pnnx writes, which can be invalid.
