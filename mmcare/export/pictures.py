@@ -33,9 +33,6 @@ def read_pictures(
         number: At most so many.
         folder: Searched recursively. None: the config's data, through its test pipeline.
         loader: Whose data, ``'train_dataloader'`` or ``'test_dataloader'``.
-
-    Raises:
-        ValueError: If there are none, or the config has no normalisation.
     """
     if source.normalization is None:
         raise ValueError('the config has no mean and std of images')
@@ -66,10 +63,7 @@ def read_pictures(
 
 
 def describe_classes(source: Source) -> dict[str, Any]:
-    """Return ``classes`` and ``palette`` of the config's test data, without reading them.
-
-    They are left out if they are not as many as a whole model tells apart.
-    """
+    """Return ``classes`` and ``palette`` of test data, if as many as a whole model tells apart."""
     config, model = source.config, source.network.model
     if config is None or not config.get('test_dataloader'):
         return {}

@@ -26,9 +26,6 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
             weights into float32. Convolutions that are to stay in float32 are
             ``aten.convolution``, the others ``aten.conv2d``.
         images: Pictures (1, C, H, W) that show the ranges of activations, normalised.
-
-    Returns:
-        A program with quantize and dequantize operators, which PyTorch computes in float32.
     """
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
@@ -63,12 +60,9 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
 def check_quantized(
     run: Run, job: Job, other: Run, name: str, file: str, recipe: str, agreement: float = AGREEMENT
 ) -> dict[str, Any]:
-    """Compare a quantized file with PyTorch on pictures: on noise it is far off.
+    """Compare a quantized file with PyTorch on the pictures of a job: on noise it is far off.
 
-    Args:
-        run: Runs the file; ``other`` (``name``) computes the same, in int8.
-        job: Those of its images are used whose names begin with ``picture``.
-        recipe: How the file was quantized, for the report, entries of which are returned.
+    ``other`` (``name``) computes the same, in int8. Return entries of the report.
 
     Raises:
         ExportError: If an output has less than ``LEAST_SNR``, or file and ``other`` differ.

@@ -74,6 +74,7 @@ def test_tools_say_what_is_wrong_in_one_line(tmp_path):
     ],
 )
 def test_size_of_noise(name, size):
+    pytest.importorskip('mmpretrain')
     assert find_test_size(Config.fromfile(ROOT / f'configs/{name}.py')) == size
 
 

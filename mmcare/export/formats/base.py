@@ -40,10 +40,10 @@ class Job:
     """A network to write, and what its file is compared with.
 
     Attributes:
-        network: Folded; maps images (1, C, H, W) of one size to a tuple of outputs.
+        network: Folded; maps images (1, C, H, W) to a tuple of outputs.
         reference: What the file should compute: the network as its users know it.
         names: Of the outputs.
-        images: To compare both with, by name; see :func:`mmcare.export.verify.compare`.
+        images: To compare both with, by name.
         calibration: Pictures to quantize with; None: stay in float.
         step: Leave height and width free, in multiples of this; 0: one size.
         normalization: Of the images, if it is known.
@@ -117,11 +117,9 @@ class Format:
             require(package, f'export with --format {self.name}', self.extra)
 
     def write(self, job: Job, path: Path) -> dict[str, Any]:
-        """Write a file, or a folder.
+        """Write a file, or a folder, and return entries of the report.
 
-        Returns:
-            Entries of the report. Without ``deviations``, a file that can be run is compared with
-            ``job.reference`` by its outputs.
+        Without ``deviations`` in them, a file that can be run is compared with ``job.reference``.
         """
         raise NotImplementedError
 

@@ -82,13 +82,7 @@ class CoreML(Format):
 
 
 def convert_coreml(job: Job, precision: str = 'float16', target: str = 'iOS16') -> Any:
-    """Convert a network to an ML Program, a ``coremltools.models.MLModel``.
-
-    Args:
-        job: If its network takes pixels, the program takes an image.
-        precision: ``'float16'``, inputs and outputs included, or ``'float32'``.
-        target: Oldest system that is to run it.
-    """
+    """Convert a network to a ``coremltools.models.MLModel``, inputs and outputs included."""
     import coremltools as ct
 
     channels, height, width = job.size

@@ -15,9 +15,7 @@ from mmcare.export.quantize import check_quantized
 from mmcare.export.verify import ExportError, verify
 
 TABLE = {key: XNNPACK[key] for key in (aten.conv2d.default, aten.elu.default)}
-RECIPE = (
-    'int8, static, min-max: convolutions with a scale for each output channel; others in float32'
-)
+RECIPE = 'int8, static, min-max: convolutions with a scale for each output channel, others float'
 PLAIN = 'LiteRT without XNNPACK'
 ROUNDING = 1.0  # dB between the two, which round differently
 
