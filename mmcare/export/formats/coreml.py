@@ -82,7 +82,7 @@ class CoreML(Format):
 
 
 def convert_coreml(job: Job, precision: str = 'float16', target: str = 'iOS16') -> Any:
-    """Convert a network to a ``coremltools.models.MLModel``, inputs and outputs included."""
+    """Convert a network to a ``coremltools.models.MLModel``; inputs and outputs have its type."""
     import coremltools as ct
 
     channels, height, width = job.size
