@@ -116,6 +116,13 @@ def test_attributes_are_dropped_everywhere(tmp_path):
     assert not vars(tensors['a']) and not tensors['a']._backward_hooks
 
 
+def test_attributes_are_set_on_few_types(tmp_path):
+    """They could hide the methods of an object."""
+    crafted = Call(Counter, ({'a': 1},), dict(items=Counter))
+    with pytest.raises(CheckpointError, match='a state of Counter is not allowed'):
+        read_checkpoint(save(dict(a=crafted), tmp_path))
+
+
 def test_storages_are_as_large_as_their_records(tmp_path):
     """PyTorch before 2.10 reads whatever lies behind them in memory."""
     file = save(dict(a=torch.zeros(1000)), tmp_path)
