@@ -89,7 +89,8 @@ def test_transformers_model_with_the_backbone(tmp_path):
     model.save_pretrained(tmp_path)
     loaded = transformers.UperNetForSemanticSegmentation.from_pretrained(tmp_path).eval()
     image = torch.rand(1, 3, 64, 96)
-    torch.testing.assert_close(loaded(image).logits, model(image).logits, rtol=0, atol=0)
+    # The head's weights lie elsewhere in memory, for which some processors have other kernels.
+    torch.testing.assert_close(loaded(image).logits, model(image).logits, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize('targets', [r'.*\.(expand|project|query_key)', r'.*\.fc'])
