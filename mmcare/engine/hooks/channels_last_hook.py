@@ -13,8 +13,8 @@ from mmcare.registry import HOOKS
 class ChannelsLastHook(Hook):
     """Lay the weights of a model out channels-last, before training, validation and test.
 
-    Results agree up to rounding. RoI extractors get contiguous maps: on CPUs mmcv's RoIAlign
-    silently misreads others. Checkpoints hold contiguous states of optimizers, so that runs with
+    Results agree up to rounding. RoI extractors get contiguous maps: mmcv's RoIAlign silently
+    misreads others. Checkpoints hold contiguous states of optimizers, so that runs with
     and without the hook resume from each other: fused optimizers need layouts that agree.
     """
 
