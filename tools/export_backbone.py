@@ -12,11 +12,14 @@ from pathlib import Path
 
 try:
     from mmcare.export import export_backbone, load_source
+    from mmcare.export.export import INPUTS, format_report
+    from mmcare.export.formats import FORMATS
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
-from mmcare.export.export import INPUTS, format_report
-from mmcare.export.formats import FORMATS
+except KeyboardInterrupt:
+    print('stopped: nothing is written', file=sys.stderr)
+    sys.exit(130)
 
 
 def parse_args() -> argparse.Namespace:

@@ -19,6 +19,9 @@ try:
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
+except KeyboardInterrupt:
+    print('stopped: nothing is written', file=sys.stderr)
+    sys.exit(130)
 import pandas as pd
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner

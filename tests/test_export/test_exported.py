@@ -99,15 +99,19 @@ def annotate(data, predictions):
             for kind in ('onnx', 'executorch')
         ),
         ('classification', 'model', 'onnx', ['accuracy/top500']),
-        ('retinanet', 'model', 'onnx', ['coco/bbox_mAP']),
+        ('retinanet', 'model', 'litert', ['coco/bbox_mAP']),
         ('segmentation', 'model', 'onnx', ['mIoU', 'aAcc']),
     ],
 )
 def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch):
-    """Every image goes through the file, and the metrics, which are not zero, are PyTorch's."""
+    """Every image goes through the file, and the metrics, which are not zero, are PyTorch's.
+
+    LiteRT's takes pixels, and NHWC.
+    """
     config, weights, shapes = made(task) / 'toy.py', made(task) / 'weights.pth', []
     source, checkpoint = load_source(config, weights, part), ['--checkpoint', weights]
-    report = export_backbone(source, tmp_path, SHAPE, (kind,))[kind]
+    pixels = 'image' if kind == 'litert' else 'tensor'
+    report = export_backbone(source, tmp_path, SHAPE, (kind,), pixels)[kind]
     assert {'picture1', 'picture2'} <= set(report['deviations'])  # of the config's test data
     file = tmp_path / report['file']
 
@@ -137,12 +141,13 @@ def test_one_table_for_all_formats(made, run_tool, tmp_path):
     config, weights = made('segmentation') / 'toy.py', made('segmentation') / 'weights.pth'
     source = load_source(config, weights, 'model')
     export_backbone(source, tmp_path, SHAPE, ('onnx', 'executorch', 'ncnn'))
-    report = export_backbone(source, tmp_path, SHAPE, ('executorch',), int8=True)
+    report = export_backbone(source, tmp_path, SHAPE, ('executorch', 'litert'), int8=True)
     assert set(report['executorch']['quantization']['snr']) == {'logits'}
-    files = [tmp_path / f'toy_model_64x96{end}' for end in ('.onnx', '.pte', '.ncnn', '_int8.pte')]
+    ends = ('.onnx', '.pte', '.ncnn', '_int8.pte', '_int8.tflite')
+    files = [tmp_path / f'toy_model_64x96{end}' for end in ends]
     table = run_tool('segmentation', files[0], *files[1:], '--checkpoint', weights)
     assert list(table) == ['PyTorch', *(str(file) for file in files)]
-    for file, limit in zip(files, (1e-3, 1e-3, 1e-3, 2), strict=True):
+    for file, limit in zip(files, (1e-3, 1e-3, 1e-3, 2, 2), strict=True):
         assert table[str(file)]['mIoU'] == pytest.approx(table['PyTorch']['mIoU'], abs=limit)
 
 
