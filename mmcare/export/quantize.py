@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from mmcare.export.formats.base import Job
 from mmcare.export.verify import ExportError, signal_to_noise
 
-LEAST_SNR = 10.0  # of every output, in dB: below it, results are of no use
+LEAST_SNR = 10.0  # of every output, in dB: below it, results are useless
 AGREEMENT = 0.3  # of the file and what computes the same, in dB
 FINE = 30.0  # dB; from here on roundings alone make more difference
 Run = Callable[[Tensor], Sequence[Any]]  # images to outputs

@@ -45,7 +45,7 @@ def open_exported(path: Path) -> Exported:
 def measure_in_turn(
     runs: Mapping[Any, Callable[[], object]], rounds: int, threads: int = 1
 ) -> pd.DataFrame:
-    """Time A, B, C, A, B, C, ..., so that a slow moment of the machine meets all of them.
+    """Time A, B, C, A, B, C, ..., so that noise affects all equally.
 
     In each round each run is warmed up, then repeated for 0.2 seconds. On a GPU the timer waits
     until the work is done.

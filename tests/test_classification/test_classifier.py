@@ -141,7 +141,7 @@ def drop(part):
     ],
 )
 def test_files_that_do_not_fit_the_heads(source, change, words):
-    """SafeLoadingHook checks them, too."""
+    """SafeLoadingHook also checks them."""
     state = source.state_dict()
     change(state)
     with pytest.raises(CheckpointError, match=words):
