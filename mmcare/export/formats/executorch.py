@@ -23,7 +23,9 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     """Write a program in operators that XNNPACK has, with pieces of weights as weights."""
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
-    return constant_prop_pass(program.run_decompositions(dict(XNNPACK)))
+    program = program.run_decompositions(dict(XNNPACK))
+    program._constants = dict(program.constants)  # other formats need what ExecuTorch removes
+    return constant_prop_pass(program)
 
 
 class ExecuTorch(Format):

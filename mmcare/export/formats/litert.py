@@ -123,9 +123,8 @@ def _count_operators(path: Path) -> dict[str, Any]:
     program = Interpreter(str(path), num_threads=1)
     program.allocate_tensors()
     nodes = {node['index']: node for node in program._get_ops_details()}
-    kinds = {index: node['op_name'] for index, node in nodes.items()}
-    delegates = [nodes[index] for index, kind in kinds.items() if kind == 'DELEGATE']
-    kinds = {index: kind for index, kind in kinds.items() if kind != 'DELEGATE'}
+    delegates = [node for node in nodes.values() if node['op_name'] == 'DELEGATE']
+    kinds = {key: one['op_name'] for key, one in nodes.items() if one['op_name'] != 'DELEGATE'}
     makers = {tensor: index for index in kinds for tensor in nodes[index]['outputs']}
     inside = set()
     for delegate in delegates:  # those between its inputs and outputs
