@@ -62,21 +62,11 @@ def test_segmentation_models_pytorch():
 
 
 @torch.no_grad()
-def test_transformers_backbone(tmp_path):
-    """TimmBackbone.from_pretrained takes names of timm, not folders: weights go into a new one."""
+def test_transformers_backbone():
     transformers = pytest.importorskip('transformers')
-    from safetensors.torch import load_file
-
     config = transformers.TimmBackboneConfig(backbone='care_s0', out_indices=(1, 2, 3))
     backbone = transformers.TimmBackbone(config).eval()
-    image = torch.rand(1, 3, 64, 96)
-    maps = backbone(image).feature_maps
-    assert_maps(maps, backbone.channels)
-    backbone.save_pretrained(tmp_path)
-    config = transformers.TimmBackboneConfig.from_pretrained(tmp_path)
-    loaded = transformers.TimmBackbone(config).eval()
-    loaded.load_state_dict(load_file(tmp_path / 'model.safetensors'))
-    torch.testing.assert_close(loaded(image).feature_maps, maps, rtol=0, atol=0)
+    assert_maps(backbone(torch.rand(1, 3, 64, 96)).feature_maps, backbone.channels)
 
 
 @torch.no_grad()
