@@ -19,15 +19,12 @@ from mil_interpreter import deviation, run_program
 from torch import nn
 
 from mmcare.export import export_backbone, load_source
-from mmcare.export.export import write_file
-from mmcare.export.formats import FORMATS
 from mmcare.export.formats.base import Job
 from mmcare.export.formats.coreml import compress_coreml, convert_coreml, count_operators
 from mmcare.export.load import IMAGENET, Network, Normalization, Source, fold
 from mmcare.export.runtime import open_exported
 from mmcare.export.verify import ExportError, trial_images, verify
 from mmcare.models.backbones.care import LinearAttention
-from mmcare.models.backbones.care_ablation import CAREAblation
 from mmcare.weights.whole import CheckpointError
 
 TOOL = ROOT / 'tools' / 'export_backbone.py'
@@ -103,33 +100,6 @@ def test_runnable_files(exported, kind, end):
     assert max(report[kind]['deviations'].values()) < 1e-3
     assert 'BatchNormalization' not in report['onnx']['operators']
     assert report['executorch']['delegates'] == 1 and report['executorch']['outside'] == {}
-
-
-@pytest.mark.slow
-def test_executorch_of_an_ablation_at_an_odd_size(tmp_path):
-    network = Network(thin_backbone(CAREAblation, inter2=False))
-    source = Source('thin', 'random', network, IMAGENET)
-    report = export_backbone(source, tmp_path, (70, 91), ('executorch',))['executorch']
-    assert report['delegates'] == 1 and report['outside'] == {}
-    assert max(report['deviations'].values()) < 1e-4
-
-
-class Planted(nn.Module):
-    """Two convolutions, and between them an operator that XNNPACK does not have."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
-
-    def forward(self, images):
-        return (self.second(self.first(images).cumsum(3)),)
-
-
-def test_what_xnnpack_does_not_take_is_named(tmp_path):
-    job = job_of(Planted().requires_grad_(False), ['sums'], (8, 8))
-    with pytest.warns(UserWarning, match='2 XNNPACK delegates instead of one.* aten_cumsum'):
-        report = write_file(FORMATS['executorch'], job, tmp_path / 'p.pte')
-    assert report['delegates'] == 2 and report['outside'] == {'aten_cumsum_default': 1}
 
 
 def test_coreml(exported):
