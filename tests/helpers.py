@@ -55,6 +55,18 @@ def thin_backbone(kind=CARE, **arguments):
     return backbone.eval()
 
 
+def deviation(expected, found):
+    """Largest difference of outputs, as a share of each one's largest magnitude."""
+    pairs = list(zip(expected, found, strict=True))
+    assert all((a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs)
+    return torch.stack([(a - b).abs().max() / a.abs().max() for a, b in pairs]).max().item()
+
+
+def assert_equal(found, expected):
+    """Compare tensors, also in lists and state dicts, bit by bit."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def run(*command, cwd=None, check=True, **environment):
     """Run a command with the interpreter's folder first on PATH; show its output if it fails."""
     path = f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'

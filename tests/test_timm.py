@@ -7,7 +7,7 @@ from argparse import Namespace
 import numpy as np
 import pytest
 import torch
-from helpers import DATA, THIN, published_weights, reference_image
+from helpers import DATA, THIN, assert_equal, published_weights, reference_image
 
 from mmcare.models import CARE
 from mmcare.weights.reading import read_whole
@@ -27,10 +27,6 @@ def thin(**options):
 
 def count(model):
     return sum(map(torch.numel, model.parameters()))
-
-
-def assert_equal(found, expected):
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.fixture(scope='module')

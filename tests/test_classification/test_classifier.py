@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import DATA, THIN, published_weights, reference_image
+from helpers import DATA, THIN, assert_equal, published_weights, reference_image
 from mmengine.model import ExponentialMovingAverage
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DefaultScope, init_default_scope
@@ -61,11 +61,6 @@ def randomise(model):
         if tensor.is_floating_point():
             tensor.copy_(torch.rand_like(tensor) + 0.5)
     return model
-
-
-def assert_equal(state, other):
-    assert state.keys() == other.keys()
-    assert [key for key in state if not torch.equal(state[key], other[key])] == []
 
 
 def labelled(labels):

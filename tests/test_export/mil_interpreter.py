@@ -10,13 +10,6 @@ import torch
 import torch.nn.functional as F
 
 
-def deviation(expected, found):
-    """Largest difference of outputs, as a share of each one's largest magnitude."""
-    pairs = list(zip(expected, found, strict=True))
-    assert all(a.shape == b.shape for a, b in pairs)
-    return torch.stack([(a - b).abs().max() / a.abs().max() for a, b in pairs]).max().item()
-
-
 def run_program(model, image):
     """Outputs of an ``MLModel`` that was just converted for an image, in order, as float32."""
     function = model._mil_program.functions['main']

@@ -14,8 +14,8 @@ import pytest
 import torch
 import yaml
 from coremltools.optimize.coreml import decompress_weights
-from helpers import ROOT, THIN, published_weights, reference_image, run, thin_backbone
-from mil_interpreter import deviation, run_program
+from helpers import ROOT, THIN, deviation, published_weights, reference_image, run, thin_backbone
+from mil_interpreter import run_program
 from torch import nn
 
 from mmcare.export import export_backbone, load_source

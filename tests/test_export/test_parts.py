@@ -1,11 +1,9 @@
 """Necks and whole models of the three toolboxes, exported with a thin backbone."""
 
-import sys
-
 import pytest
 import torch
-from helpers import THIN
-from mil_interpreter import deviation, run_program
+from helpers import THIN, deviation
+from mil_interpreter import run_program
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from test_export import folded, job_of, run_file
@@ -162,10 +160,3 @@ def test_weights_of_less(whole, lost):
     torch.save(dict(state_dict=state), weights)
     with pytest.raises(CheckpointError, match=f'(?s)does not fit.*{lost}'):
         load_source(config, weights, 'model')
-
-
-def test_toolbox_missing(write_config, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'mmcare.classification', None)
-    with pytest.raises(ImportError, match=r'mmcare\.classification'):
-        load_source(write_config('classifier'), part='model')
-    assert load_source(write_config('classifier')).network.backbone.out_indices == (3,)

@@ -4,14 +4,13 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, THIN, run, thin_backbone
-from mmengine.config import Config
+from helpers import ROOT, THIN, assert_equal, run, thin_backbone
 from mmengine.registry import MODELS, init_default_scope
 from test_loading import published_state, random_backbone
 from toy_configs import toy_config
 
 from mmcare.models import CARE
-from mmcare.weights.convert import convert_checkpoint, find_test_size, fold_checkpoint
+from mmcare.weights.convert import convert_checkpoint, fold_checkpoint
 from mmcare.weights.names import as_classifier
 from mmcare.weights.reading import read_checkpoint
 from mmcare.weights.whole import CheckpointError
@@ -37,8 +36,7 @@ def test_both_ways(published, tmp_path, ending):
     assert "checkpoint of an MM classifier: CARE('thin')" in convert_checkpoint(published, there)
     assert "in the published format: CARE('thin')" in convert_checkpoint(there, back)
     first, second = (read_checkpoint(file)['state_dict'] for file in (published, back))
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert_equal(second, first)
 
 
 @pytest.mark.parametrize('kind', ['resnet', 'folded'])
@@ -62,20 +60,6 @@ def test_tools_say_what_is_wrong_in_one_line(tmp_path):
         assert done.returncode == 2 and done.stderr.startswith('error: ')
         assert 'Traceback' not in done.stderr
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ('name', 'size'),
-    [
-        ('imagenet/care_s0_in1k', (224, 224)),
-        ('mask_rcnn/care_s0_coco', (800, 1333)),
-        ('mask_rcnn/care_s0_nuclei', (512, 512)),  # which are tested as they are
-        ('_base_/default_runtime', (512, 512)),
-    ],
-)
-def test_size_of_noise(name, size):
-    pytest.importorskip('mmpretrain')
-    assert find_test_size(Config.fromfile(ROOT / f'configs/{name}.py')) == size
 
 
 def test_fold_a_whole_model(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import KEYS, THIN, published_weights, thin_backbone
+from helpers import KEYS, THIN, assert_equal, published_weights, thin_backbone
 from mmengine.hooks import EMAHook
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
@@ -35,12 +35,6 @@ def published_state(backbone):
     shapes = {'norm.weight': 128, 'norm.bias': 128, 'fc.weight': (10, 128), 'fc.bias': 10}
     heads = {f'{h}.{n}': torch.rand(s) for h in ('head', 'dist_head') for n, s in shapes.items()}
     return {**to_published(backbone.state_dict()), **heads}
-
-
-def equal(first, second):
-    """Whether all weights and buffers of two backbones are equal."""
-    first, second = first.state_dict(), second.state_dict()
-    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
 class LoadingModel(BaseModel):
@@ -113,10 +107,11 @@ def test_every_kind_of_file(files, source, name):
         backbone, model = CARE(THIN, init_cfg=init_cfg), LoadingModel(init_cfg=init_cfg)
         backbone.init_weights()
         model.init_weights()
-        assert equal(backbone, source) and equal(model.backbone, source)
+        assert_equal(backbone.state_dict(), source.state_dict())
+        assert_equal(model.backbone.state_dict(), source.state_dict())
     model = LoadingModel()
     load_in_a_run(model, files / name)
-    assert equal(model.backbone, source)
+    assert_equal(model.backbone.state_dict(), source.state_dict())
 
 
 def test_prefix_selects_a_part(source, tmp_path):
@@ -126,7 +121,7 @@ def test_prefix_selects_a_part(source, tmp_path):
     init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'both.pth'), prefix='teacher')
     backbone = CARE(THIN, init_cfg=init_cfg)
     backbone.init_weights()
-    assert equal(backbone, source)
+    assert_equal(backbone.state_dict(), source.state_dict())
 
 
 def test_a_published_file_as_a_state_dict(files, source):
@@ -136,7 +131,8 @@ def test_a_published_file_as_a_state_dict(files, source):
     with pytest.raises(RuntimeError, match=r'Unexpected key.* in state_dict: "head'):
         backbone.load_state_dict(state)
     missing, unexpected = backbone.load_state_dict(state, strict=False)
-    assert not missing and len(unexpected) == 8 and equal(backbone['backbone'], source)
+    assert not missing and len(unexpected) == 8
+    assert_equal(backbone['backbone'].state_dict(), source.state_dict())
 
 
 @pytest.mark.parametrize('variant', ['s0', 's1', 's2'])
@@ -207,16 +203,6 @@ def test_values_that_cannot_be_weights(source, value, words, tmp_path):
     assert_refused(tmp_path / 'file.pth', words, arch=THIN)
 
 
-@pytest.mark.parametrize(('name', 'size'), [('cut', 0.7), ('damaged', 1)])
-def test_damage(source, tmp_path, name, size):
-    file = tmp_path / f'{name}.pth'
-    torch.save(as_classifier(source.state_dict()), file)
-    content = bytearray(file.read_bytes()[: int(size * file.stat().st_size)])
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    assert_refused(file, 'damaged', arch=THIN)
-
-
 @pytest.mark.parametrize('name', ['student.backbone', 'model.detector.backbone'])
 @pytest.mark.parametrize('given', ['nothing', 'resnet', 'part'])
 def test_deeper_in_the_model(source, tmp_path, name, given):
@@ -233,7 +219,7 @@ def test_deeper_in_the_model(source, tmp_path, name, given):
     )
     torch.save(other[given], tmp_path / 'file.pth')
     load_in_a_run(model, tmp_path / 'whole.pth')
-    assert equal(model.get_submodule(name), source)
+    assert_equal(model.get_submodule(name).state_dict(), source.state_dict())
     with pytest.raises(CheckpointError, match=rf"file\.pth .*'{name}\.'[\s\S]*missing"):
         load_in_a_run(model, tmp_path / 'file.pth')
 
@@ -261,7 +247,7 @@ def test_folded_and_unfolded(tmp_path):
     assert_refused(tmp_path / 'plain.pth', 'not: fold them first', arch=THIN, deploy=True)
     backbone = CARE(THIN, deploy=True)
     backbone.load_state_dict(read_whole(backbone, tmp_path / 'folded.pth'))
-    assert equal(backbone, folded)
+    assert_equal(backbone.state_dict(), folded.state_dict())
 
 
 def test_what_may_be_missing_or_left_over(source, tmp_path):
