@@ -1,7 +1,5 @@
 """Sample data: reproducible, and what the toolboxes expect."""
 
-import json
-
 import cv2
 import numpy as np
 import pytest
@@ -54,8 +52,6 @@ def test_coco_in_mmdet(directories):
     dataset = build_dataset('mask_rcnn/care_s0_coco', 'train', directory, DATASETS)
     names = dataset.metainfo['classes']
     assert len(dataset) == 24 and len(names) == 80
-    content = json.loads((directory / 'annotations/instances_train2017.json').read_text())
-    assert [category['name'] for category in content['categories']] == list(names)
     seen = set()
     for index in range(24):
         truth = dataset[index]['data_samples'].gt_instances

@@ -11,10 +11,7 @@ from mmengine.runner import Runner
 from toy_configs import changes_of, make_data, toy_config
 
 pytest.importorskip('mmpretrain')
-from mmpretrain import get_model
 from mmpretrain.registry import MODELS
-
-from mmcare.weights.reading import safe_loader
 
 PLAIN, DISTILLED = (
     ROOT / f'configs/imagenet/care_s0_{kind}.py' for kind in ('in1k', 'distill_in1k')
@@ -64,15 +61,6 @@ def test_train_resume_and_test(toy, tmp_path):
     # What was distilled is tested without its teacher.
     metrics = build_runner('test', 'nowhere.pth', load_from=str(whole / 'epoch_2.pth')).test()
     assert 0 <= metrics['accuracy/top1'] <= metrics['accuracy/top5'] <= 100
-
-
-def test_published_file_through_mmpretrain(tmp_path):
-    state = published_weights('s0')
-    torch.save(dict(state_dict=state), tmp_path / 'CARETrans_S0.pth.tar')
-    with safe_loader():  # as importing mmcare.engine.safe_loading does for good
-        model = get_model(str(PLAIN), pretrained=str(tmp_path / 'CARETrans_S0.pth.tar'))
-    assert torch.equal(model.head.distill_head.fc.weight, state['dist_head.fc.weight'])
-    assert torch.equal(model.backbone.stem.conv.weight, state['stem.0.weight'])
 
 
 @pytest.mark.slow
