@@ -165,7 +165,8 @@ def test_operators_outside_of_delegates_are_named_and_count_once(tmp_path):
 
     class Summed(nn.Module):
         def forward(self, image):
-            return ((image + 1).cumsum(3) + 1,)
+            sums = (image + image).cumsum(3)
+            return (sums + sums,)
 
     job, path = Job(Summed(), Summed(), ['sum'], trial_images(3, (8, 8))), tmp_path / 'summed.pte'
     with pytest.warns(UserWarning, match='2 XNNPACK delegates instead of one.* aten_cumsum'):
