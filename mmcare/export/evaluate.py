@@ -114,7 +114,8 @@ def replaced_part(model: Any, program: Exported, picture: Tensor | None = None) 
     image = torch.zeros(program.input_shape, device=device)
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.from_numpy(output).to(device) for output in program.run(images.cpu()))
+        maps = map(torch.from_numpy, program.run(images.cpu()))
+        return tuple(one.to(device).contiguous() for one in maps)  # mmcv silently misreads others
 
     shapes, found = _format(run(image)), {}
     for part in PARTS:

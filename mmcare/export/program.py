@@ -54,8 +54,8 @@ def _conv2d(
     """Cut a depth-wise kernel along its longer side if pieces, which are added up, are faster.
 
     XNNPACK's kernels hold 9 or 25 values. One of 11 would take the time of 25; one of more than 25
-    goes to slower operators. Others stay ``aten.conv2d``, and these alone are quantized: pieces in
-    int8 would lose more in the sum than they save.
+    goes to slower operators. Others stay ``aten.conv2d``, and ExecuTorch quantizes these alone: its
+    sums of pieces in int8 would take longer.
     """
     sides = weight.shape[2:]
     values = prod(sides)
@@ -65,21 +65,13 @@ def _conv2d(
         return NotImplemented  # leaves it as it is
     dim = 3 if sides[1] == max(sides) else 2
     extent = x.shape[dim] + 2 * padding[dim - 2] - weight.shape[dim] + 1
+    rest = stride, padding, dilation, False, (0, 0), groups
     # Each piece pads the image itself, since ExecuTorch (1.5.1) cannot pad between int8 and float.
-    parts = [
-        aten.convolution(
-            x,
-            piece,
-            None if index else bias,
-            stride,
-            padding,
-            dilation,
-            False,
-            (0, 0),
-            groups,
-        ).narrow(dim, index * length, extent)
+    whole = (
+        aten.convolution(x, piece, None if index else bias, *rest)
         for index, piece in enumerate(weight.split(length, dim))
-    ]
+    )
+    parts = [part.narrow(dim, index * length, extent) for index, part in enumerate(whole)]
     return sum(parts[1:], parts[0])
 
 

@@ -96,7 +96,7 @@ def annotate(data, predictions):
                 *('detection', 'backbone', kind, ['coco/bbox_mAP', 'coco/segm_mAP']),
                 marks=pytest.mark.slow,
             )
-            for kind in ('onnx', 'executorch')
+            for kind in ('executorch', 'litert')
         ),
         ('classification', 'model', 'onnx', ['accuracy/top500']),
         ('retinanet', 'model', 'litert', ['coco/bbox_mAP']),

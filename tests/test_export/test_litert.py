@@ -94,10 +94,11 @@ def test_weights_are_int8(exported):
     assert row.numpy().tobytes() in (out_dir / report['litert']['file']).read_bytes()
 
 
-def test_int8_keeps_the_order_of_outputs(tmp_path):
-    """The quantizer's signature has them by name. Two levels share their weights."""
+def test_int8_keeps_ranges_and_the_order_of_outputs(tmp_path):
+    """The brightest picture counts in full. Two levels share their weights."""
+    pictures = [smooth(1) / 10, smooth(1)]
     torch.manual_seed(0)
-    job = job_of(Shared().eval(), ['second', 'first'], SHAPE, calibration=[smooth(1)])
+    job = job_of(Shared().eval(), ['second', 'first'], SHAPE, calibration=pictures)
     job.images['picture1'] = smooth(0)
     report = write_file(FORMATS['litert'], job, tmp_path / 'shared.tflite')
     snr = report['quantization']['snr']

@@ -93,14 +93,19 @@ def _quantize(path: Path, images: Sequence[Tensor], names: Sequence[str]) -> Non
     """Quantize the convolutions of a file, in place."""
     from ai_edge_litert import schema_py_generated as schema
     from ai_edge_litert.tools import flatbuffer_utils
-    from ai_edge_quantizer import qtyping, quantizer
+    from ai_edge_quantizer import calibrator, qtyping, quantizer
+    from ai_edge_quantizer.utils.qsv_utils import min_max_update
 
     quantized = quantizer.Quantizer(str(path))
     for name in ('CONV_2D', 'DEPTHWISE_CONV_2D'):
         quantized.add_static_config('.*', qtyping.TFLOperationName[name], 8, 8)
     data = [dict(image=image.permute(0, 2, 3, 1).contiguous().numpy()) for image in images]
-    ranges = quantized.calibrate(dict(serving_default=data), num_threads=1)
-    result = quantized.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
+    # By default it averages the ranges of pictures, and rare activations are cut off.
+    ranges = calibrator.Calibrator(str(path), 1, qsv_update_func=min_max_update)
+    ranges.calibrate(dict(serving_default=data), quantized._recipe_manager)
+    result = quantized.quantize(
+        ranges.get_model_qsvs(), enable_progress_bar=False, enable_progress_report=False
+    )
     model = flatbuffer_utils.read_model_from_bytearray(result.quantized_model)
     # The quantizer (0.10.0) confuses types where an output also feeds a convolution: the output is
     # int8, or the convolution's input float32. The signature still names the tensors in float32.
