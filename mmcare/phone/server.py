@@ -9,8 +9,9 @@ import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import ThreadingTCPServer
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -199,10 +200,10 @@ class Handler(BaseHTTPRequestHandler):
         """Stay silent: the terminal shows the results."""
 
 
-class PhoneServer(ThreadingHTTPServer):
+class PhoneServer(ThreadingTCPServer):
     """Serve what :func:`gather` collects at ``url``, whose token is random unless it is given."""
 
-    daemon_threads = True
+    daemon_threads = allow_reuse_address = True
 
     def __init__(
         self, contents: Contents, out: Path, host: str, port: int = 0, secure: bool = True,
@@ -212,9 +213,9 @@ class PhoneServer(ThreadingHTTPServer):
         self.contents, self.out, self.token = contents, out, token or secrets.token_urlsafe(16)
         self.index = json.loads(bytes(contents['files.json']))
         if secure:  # threads shake hands, so that nobody holds up the others
-            wrap = partial(certify(host).wrap_socket, server_side=True)
+            wrap = partial(certify(str(self.server_address[0])).wrap_socket, server_side=True)
             self.socket = wrap(self.socket, do_handshake_on_connect=False)
-        self.url = f'http{"s" * secure}://{host}:{self.server_port}/{self.token}/'
+        self.url = f'http{"s" * secure}://{host}:{self.server_address[1]}/{self.token}/'
 
     def handle_error(self, *_: Any) -> None:
         """Stay silent where a browser leaves, or refuses the certificate."""
