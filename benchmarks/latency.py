@@ -33,6 +33,7 @@ from mmcare.compatibility import require
 from mmcare.export.export import write_file
 from mmcare.export.formats import FORMATS
 from mmcare.export.formats.base import Job
+from mmcare.export.load import IMAGENET
 from mmcare.export.runtime import measure_in_turn, open_exported
 from mmcare.export.verify import trial_images
 from mmcare.files import check_writable
@@ -111,13 +112,18 @@ def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple
     images['picture'] = images['smooth']  # no pictures are at hand
     names = [f'stride{stride}' for stride in STRIDES]
     kind, int8 = ENGINES[engine]
-    path = path.with_name(f'{path.name}_{engine}{FORMATS[kind].ending}')
-    job = Job(network, network, names, images, [images['smooth']] if int8 else None)
+    key, path = path.name, path.with_name(f'{path.name}_{engine}{FORMATS[kind].ending}')
+    pictures = [images['smooth']] if int8 else None
+    job = Job(network, network, names, images, pictures, normalization=IMAGENET)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # several delegates are noted in the recording
         report = write_file(FORMATS[kind], job, path)
     if FORMATS[kind].layout == 'NHWC':  # as apps have it: not to be converted in each run
         image = image.to(memory_format=torch.channels_last)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    about = dict(name=PEERS['label'][key], key=key, part='backbone', parameters=parameters)
+    about |= {'checkpoint': 'random', 'shape': [*image.shape[2:]], kind: report}
+    save(path.with_suffix('.json'), json.dumps(about, indent=1) + '\n')  # for tools/phone.py
     run = partial(open_exported(path).run, image)
     run()
     return run, report.get('delegates', 0)
@@ -180,7 +186,8 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     is a median, ``q1`` and ``q3`` are quartiles.
     """
     times = pd.DataFrame(recording['milliseconds'][engine])
-    table = PEERS.loc[list(times)].assign(engine=engine)
+    table = PEERS.reindex(list(times)).assign(engine=engine)
+    table['label'] = table['label'].fillna(table.index.to_series())  # phones measure others also
     table['million'] = pd.Series(recording['parameters']) / 1e6
     if engine in recording['delegates']:
         table['delegates'] = pd.Series(recording['delegates'][engine])
@@ -210,7 +217,8 @@ def conditions(recording: Recording) -> str:
     """Say in one line what was measured and on what."""
     settings, (height, width) = recording['settings'], recording['settings']['shape']
     return (
-        f'{height}x{width}, batch 1, one thread, median of {settings["runs"]} rounds; '
+        f'{height}x{width}, batch 1, {settings.get("threads", "one thread")}, '
+        f'median of {settings["runs"]} rounds; '
         f'{", ".join(recording["versions"])}'
     )
 
@@ -230,7 +238,7 @@ def markdown(recording: Recording) -> str:
         text = shown.to_markdown(index=False, floatfmt=formats)
         parts += [f'## {engine}', text, '\n'.join(losses(latency_table(recording, engine)))]
     parts += [f'Left out: {what}: {reason}.' for what, reason in recording['left_out'].items()]
-    share = recording['processor_share']
+    share = recording.get('processor_share', 1)
     if share < BUSY:
         parts.append(f'The machine was busy: this process had {share:.2f} of a core.')
     return '\n\n'.join(parts) + '\n'
@@ -238,7 +246,7 @@ def markdown(recording: Recording) -> str:
 
 def draw(recording: Recording, engine: str) -> Figure:
     """Draw published accuracy over latency, with quartiles and the Pareto line."""
-    table = latency_table(recording, engine)
+    table = latency_table(recording, engine).dropna(subset='top1')
     figure = Figure(figsize=(10, 8), layout='constrained')
     axes = figure.subplots()
     labels, line = [], table[table['pareto']].sort_values('ms')
@@ -270,7 +278,8 @@ def write(recording: Recording, out_dir: Path) -> None:
     save(out_dir / 'latency.csv', pd.concat(tables).round(3).reset_index())
     save(out_dir / 'latency.md', markdown(recording))
     for engine in recording['milliseconds']:
-        save(out_dir / f'accuracy_{engine}.png', draw(recording, engine))
+        if PEERS.index.isin(recording['milliseconds'][engine]).any():
+            save(out_dir / f'accuracy_{engine}.png', draw(recording, engine))
     print(f'\n{markdown(recording)}\nWritten to {out_dir}')
 
 
@@ -285,6 +294,7 @@ def parse_args() -> argparse.Namespace:
     add('--engine', nargs='+', choices=ENGINES, default=ENGINES, help='default: all')
     add('--runs', type=int, default=9, help='rounds; default: %(default)s')
     add('--out-dir', type=Path, default=Path('work_dirs/latency'), metavar='DIR')
+    add('--keep', type=Path, metavar='DIR', help='leave the exported files there, for a phone')
     add('--from-recording', type=Path, metavar='JSON', help='measure nothing, read this')
     arguments = parser.parse_args()
     if any(side <= 0 or side % STRIDES[-1] for side in arguments.shape):
@@ -302,7 +312,7 @@ def main() -> None:
         for engine in arguments.engine:
             FORMATS[ENGINES[engine][0]].check({})
         with TemporaryDirectory() as directory:
-            recording = measure(arguments, Path(directory))
+            recording = measure(arguments, arguments.keep or Path(directory))
         text = json.dumps(recording, indent=1)
         text = re.sub(r'(?<=[\d\[,])\s+(?=[\d\]])', ' ', text)  # times on one line
         save(arguments.out_dir / 'recording.json', text + '\n')
