@@ -61,7 +61,7 @@ def serve(tmp_path):
     def start(*files, source=None, **options):
         contents = server_module.gather(files, source=source)
         server = server_module.PhoneServer(
-            contents, tmp_path / 'out', '127.0.0.1', secure=False, **options
+            contents, tmp_path / 'out', '127.0.0.1', **{'secure': False, **options}
         )
         Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         servers.append(server)
@@ -88,7 +88,7 @@ def browser():
 @pytest.fixture
 def phone(browser):
     """Open addresses in a new profile of a phone's size; no other host may be asked."""
-    context = browser.new_context(viewport=dict(width=390, height=844))
+    context = browser.new_context(viewport=dict(width=390, height=844), ignore_https_errors=True)
     page, asked, errors = context.new_page(), [], []
     page.on('request', lambda request: asked.append(request.url))
     page.on('pageerror', lambda error: errors.append(error))

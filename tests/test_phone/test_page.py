@@ -75,7 +75,7 @@ def prepared(photo, source):
 
 def test_figures_arrive(exported, serve, phone, tmp_path, capfd):
     tflite, onnx, source = exported('retinanet', 'backbone')
-    page = phone(serve(tflite, onnx, source=source))
+    page = phone(serve(tflite, onnx, source=source, secure=True))
     measure(page, 4, 'threads')
     assert until(page, '^(done|error)') == 'done'
     until(page, 'Sent', 'sent')

@@ -7,7 +7,7 @@ export async function readPhoto(blob) {
   const options = { imageOrientation: 'from-image', colorSpaceConversion: 'none' };
   let bitmap;
   try {
-    bitmap = await createImageBitmap(blob, options);
+    bitmap = await createImageBitmap(blob, options).catch(() => createImageBitmap(blob));
   } catch {
     throw new Error(`${blob.name ?? 'this'} cannot be decoded as an image by this browser`);
   }
