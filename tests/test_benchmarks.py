@@ -22,8 +22,8 @@ from mmcare.export.export import write_file
 from mmcare.export.formats import FORMATS
 from mmcare.export.formats.base import Job
 from mmcare.export.load import IMAGENET, Network, Source
-from mmcare.export.report import describe_exported
 from mmcare.export.verify import trial_images
+from mmcare.phone.files import describe
 
 RECORDED = ROOT / 'benchmarks/results/latency_1.0.0rc2.json'
 
@@ -92,10 +92,9 @@ def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
     assert recording['parameters'] == dict(s0=4 * (3 * 4 * 16 + 4))
     for engine in ('litert', 'onnxruntime'):  # as a phone gets them
         (file,) = (path for path in kept.glob(f's0_{engine}.*') if path.suffix != '.json')
-        about = describe_exported(file)
-        assert (about.report['key'], about.report['parameters']) == ('s0', 784)
-        assert about.shape == (64, 64) and about.input['mean'] == list(IMAGENET.mean)
-        assert len(about.values) == 1 + len(latency.STRIDES)
+        about, _ = describe(file, None)
+        assert (about['key'], about['parameters'], about['shape']) == ('s0', 784, [64, 64])
+        assert about['input']['mean'] == [*IMAGENET.mean] and len(about['outputs']) == 4
     # Everything else can be made again from the recording.
     again, recorded = tmp_path / 'again', tmp_path / 'out/recording.json'
     call(latency, monkeypatch, '--from-recording', recorded, '--out-dir', again)

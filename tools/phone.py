@@ -13,9 +13,9 @@ from pathlib import Path
 
 from mmcare.compatibility import require
 from mmcare.export import load_source
-from mmcare.export.report import find_report
 from mmcare.files import check_writable
-from mmcare.phone.server import ISOLATION, RUNTIMES, PhoneServer, gather, write_static
+from mmcare.phone.files import RUNTIMES, find_report, gather
+from mmcare.phone.server import PhoneServer, write_static
 
 
 def parse_args() -> argparse.Namespace:
@@ -42,7 +42,7 @@ def main() -> None:
         contents = gather(arguments.files, arguments.runtime, source)
         if arguments.static:
             write_static(contents, arguments.static)
-            return print(f'Written to {arguments.static}. Threads need the headers {ISOLATION}.')
+            return print(f'Written to {arguments.static}. For threads, see docs/phone.md.')
         if not (host := arguments.host or '127.0.0.1' * arguments.http):
             with socket.socket(type=socket.SOCK_DGRAM) as probe:
                 probe.connect(('192.0.2.1', 9))  # an example's address; nothing is sent

@@ -3,6 +3,7 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import test from 'node:test';
 import { suppress } from '../../mmcare/phone/page/decode.js';
+import { nodesOnCpu, ordered } from '../../mmcare/phone/page/engines.js';
 import { deviation, measureInTurn, summarize } from '../../mmcare/phone/page/measure.js';
 
 const expected = JSON.parse(readFileSync(process.env.EXPECTED));
@@ -18,9 +19,9 @@ test('statistics', () => {
 });
 
 test('overlapping boxes', () => {
-  const kept = suppress(expected.boxes, 0.4, 1000);
-  assert.deepEqual(kept.map(({ box }) => box), expected.kept);
-  assert.equal(suppress(expected.boxes, 0.4, 3).length, 3);
+  const boxes = expected.boxes.map(([box, score, label]) => ({ box, score, label }));
+  assert.deepEqual(suppress(boxes, 0.4, 1000).map(({ box }) => box), expected.kept);
+  assert.equal(suppress(boxes, 0.4, 3).length, 3);
 });
 
 test('turns', async () => {
@@ -36,4 +37,12 @@ test('turns', async () => {
   let turns = 0;
   const stopped = await measureInTurn(runs, 2, () => ++turns <= 9);
   assert.deepEqual(stopped.map((list) => list.length), [1, 1]);
+});
+
+test('logs and names of runtimes', () => {
+  const log = ['] Node(s) placed on [CPUExecutionProvider]. 1', 'VerifyEachNode]   Round (one)',
+    '] Node(s) placed on [WebGpuExecutionProvider]. 1', 'VerifyEachNode]   Conv (two)'];
+  assert.deepEqual(nodesOnCpu(log), ['Round']);
+  assert.deepEqual(ordered(['b', 'a'], ['a', 'b']), [1, 0]);
+  assert.deepEqual(ordered(['output_0', 'output_10', 'output_2'], null), [0, 2, 1]);
 });

@@ -23,7 +23,7 @@ const text = (id, words) => ($(id).textContent = words);
 const plain = (error) => String(error?.message ?? error).replace(/\s+/g, ' ').slice(0, 300);
 const fixed = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits) : '');
 const bytesOf = async ({ url }) => new Uint8Array(await (await load(url)).arrayBuffer());
-const outputNames = (file) => (file.report ? file.outputs.map(({ name }) => name) : null);
+const outputNames = (file) => (file.why ? null : file.outputs.map(({ name }) => name));
 let served; // the computer's list of files
 let device = '';
 let looking = null; // the session that looks at photos: {key, session}
@@ -66,10 +66,10 @@ async function describeDevice() {
 
 /** Open a file, run it once on the computer's image, and compare the outputs. */
 async function prepareRow(file, backend) {
-  const { name, key, runtime, int8, input, compared } = file;
+  const { name, key, runtime, int8, input, against } = file;
   const engine = `${runtime}-${backend}${int8 ? '-int8' : ''}`;
   const row = { file: name, key, engine, ms: null, MB: file.bytes / 1e6, deviation: null,
-    against: compared, note: '', times: [] };
+    against, note: '', times: [] };
   try {
     const bytes = await bytesOf(file);
     const values = new Float32Array(await (await load(file.reference)).arrayBuffer());
@@ -84,7 +84,7 @@ async function prepareRow(file, backend) {
     const found = await session.run(image, input.shape);
     row.first = performance.now() - start;
     const expected = file.outputs.map((one) => values.subarray(from, (from += size(one))));
-    if (compared) row.deviation = deviation(found, expected);
+    row.deviation = deviation(found, expected);
     row.run = () => session.run(image, input.shape);
   } catch (error) {
     row.note = `error: ${plain(error)}`;
@@ -97,7 +97,7 @@ async function prepareRow(file, backend) {
 async function measure() {
   const boxes = document.querySelectorAll('#backends input:checked');
   const chosen = [...boxes].map(({ value }) => value);
-  const rounds = $('rounds').valueAsNumber;
+  const rounds = Math.floor($('rounds').valueAsNumber);
   if (!chosen.length || !(rounds >= 1)) throw new Error('choose what computes, and rounds');
   stopped = false;
   const rows = [];
@@ -177,7 +177,7 @@ function showResults(rows, rounds) {
   $('results').tBodies[0].replaceChildren(...rows.map((row, index) => line('td', cells[index], {
     'data-name': row.file, 'data-engine': row.engine,
     'data-median': row.ms ?? '', 'data-deviation': row.deviation ?? '',
-    class: row.ms && (row.deviation ?? 0) <= LARGEST_DEVIATION ? '' : 'wrong',
+    class: row.ms && row.deviation <= LARGEST_DEVIATION ? '' : 'wrong',
   })));
   $('results').hidden = $('copy').hidden = false;
   $('copy').onclick = async () => {
@@ -199,7 +199,7 @@ async function see() {
   [$('least').hidden, $('seen').hidden] = [true, true];
   ['legend', 'steps'].forEach((id) => $(id).replaceChildren());
   text('why', file.why);
-  if (!photo || !file.report) return;
+  if (!photo || file.why) return;
   text('status', 'looking');
   const steps = [];
   const step = async (name, work) => {
