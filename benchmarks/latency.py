@@ -234,8 +234,17 @@ def markdown(recording: Recording) -> str:
             q1='from', q3='to', x_care='x CARE', x_float32='x float32', delegates='delegates',
         )  # fmt: skip
         shown = table[[one for one in columns if one in table]].rename(columns=columns)
-        formats = ['', '', *['.1f'] * 5, *['.2f'] * (1 + ('x float32' in shown)), 'g']
-        text = shown.to_markdown(index=False, floatfmt=formats)
+        shown = shown.dropna(axis='columns', how='all')  # what only peers have
+        formats = {
+            'class': '',
+            'backbone': '',
+            'delegates': 'g',
+            'x CARE': '.2f',
+            'x float32': '.2f',
+        }
+        text = shown.to_markdown(
+            index=False, floatfmt=[formats.get(one, '.1f') for one in shown], missingval=''
+        )
         parts += [f'## {engine}', text, '\n'.join(losses(latency_table(recording, engine)))]
     parts += [f'Left out: {what}: {reason}.' for what, reason in recording['left_out'].items()]
     share = recording.get('processor_share', 1)
