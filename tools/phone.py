@@ -1,8 +1,7 @@
 """Measure exported files in a phone's browser, and show what they see in its photos.
 
-Open the address, or scan its code, with a phone in the same network, and accept the certificate,
-which was made on the spot. Results are printed here, and written to --out in the form of
-benchmarks/latency.py's recordings. Ctrl+C ends.
+Open the address with a phone in the same network, and accept the certificate, made on the spot.
+Results are printed, and written to --out as benchmarks/latency.py's recordings. Ctrl+C ends.
 """
 
 import argparse
