@@ -131,7 +131,7 @@ test-phone: $(READY) $(RUNTIMES)/.ready ## test the page for phones, in Chromium
 test-slow: $(READY) ## run the slow tests
 	$(BIN)/python -m pytest tests -m slow
 
-# What runs with Python 3.8; exports and analysis need more.
+# What runs with Python 3.8; exports, analysis and the server for phones need more.
 CORE := mmcare/*.py $(addprefix mmcare/,classification engine models sample_data weights) setup.py
 
 lint: $(READY) ## check style and formatting
