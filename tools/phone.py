@@ -10,15 +10,20 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+try:
+    from mmcare.export import load_source
+except ImportError as error:  # an older Python or PyTorch
+    print(f'error: {error}', file=sys.stderr)
+    sys.exit(2)
 from mmcare.compatibility import require
-from mmcare.export import load_source
+from mmcare.export.runtime import find_report
 from mmcare.files import check_writable
-from mmcare.phone.files import RUNTIMES, find_report, gather
+from mmcare.phone.files import RUNTIMES, gather
 from mmcare.phone.server import PhoneServer, write_static
 
 
-def parse_args() -> argparse.Namespace:
-    """Read the command line."""
+def main() -> None:
+    """Serve, or write, the page."""
     add = (parser := argparse.ArgumentParser(description=__doc__)).add_argument
     add('files', type=Path, nargs='+', metavar='FILE', help='.tflite or .onnx, of one --shape')
     add('--source', nargs='+', default=[], help='config, checkpoint: compare with PyTorch')
@@ -28,12 +33,7 @@ def parse_args() -> argparse.Namespace:
     add('--out', type=Path, default=Path('work_dirs/phone'), metavar='DIR', help='for results')
     add('--static', type=Path, metavar='DIR', help='serve nothing; write it for any HTTPS host')
     add('--runtime', type=Path, default=RUNTIMES, metavar='DIR', help='another node_modules')
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Serve, or write, the page."""
-    arguments = parse_args()
+    arguments = parser.parse_args()
     try:
         check_writable(arguments.static or arguments.out)
         part = find_report(arguments.files[0])[0].get('part', 'backbone')

@@ -6,7 +6,6 @@ import re
 import secrets
 import ssl
 import sys
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler
 from mimetypes import MimeTypes
@@ -14,6 +13,7 @@ from pathlib import Path
 from socketserver import ThreadingTCPServer
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import unquote
 
 import pandas as pd
 
@@ -27,7 +27,6 @@ HEADERS = {
     'Cross-Origin-Embedder-Policy': 'require-corp',  # without these, a page has no threads
     # The runtimes write functions; nothing comes from another host.
     'Content-Security-Policy': "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:",
-    'Referrer-Policy': 'no-referrer',
     'Cache-Control': 'no-store',
 }
 OBEYED = r'\\u00[0189]|\\[bfnrt]|\x7f'  # by terminals, in JSON
@@ -35,32 +34,29 @@ OBEYED = r'\\u00[0189]|\\[bfnrt]|\x7f'  # by terminals, in JSON
 
 def write_static(contents: Contents, folder: Path) -> None:
     """Write the page and all that it needs to a folder, for any host."""
-    index = json.loads(bytes(contents['files.json'])) | dict(static=True)
-    for name, content in {**contents, 'files.json': json.dumps(index).encode()}.items():
-        if name:
-            with moved_into_place(folder / name) as temporary:
-                data = content.read_bytes() if isinstance(content, Path) else content
-                temporary.write_bytes(data)
+    for name in contents.keys() - {''}:
+        with moved_into_place(folder / name) as temporary:
+            temporary.write_bytes(contents[name]())
 
 
-def read_results(body: bytes, index: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Read what the page posts: a name, and a recording as benchmarks/latency.py's, or None."""
+def read_results(body: bytes) -> tuple[str, dict[str, Any], pd.DataFrame] | None:
+    """Read what the page posts: a name, a recording as benchmarks/latency.py's, and its rows."""
     try:
         posted = json.loads(body)
-        recording, keys = posted['recording'], {file['key'] for file in index['files']}
+        recording, rows = posted['recording'], pd.DataFrame(posted['recording']['rows'])
         settings, engines = recording['settings'], recording['milliseconds']
-        times = [pair for engine in engines.values() for pair in engine.items()]
+        times = [ms for engine in engines.values() for ms in engine.values()]
         name = f'{posted["time"]}_{re.sub("[^A-Za-z0-9]+", "-", posted["device"])[:60].strip("-")}'
-        pd.DataFrame(recording['rows'])[['file', 'engine', 'ms']]  # to be printed
         good = [
             *(re.fullmatch('[a-z]+-[a-z]+(-int8)?', engine) for engine in engines),
-            *(key in keys and len(ms) == settings['runs'] and min(ms) > 0 for key, ms in times),
-            times and settings['shape'] == index['shape'] and re.match(r'\d{8}-\d{6}_', name),
+            *(len(ms) == settings['runs'] and min(ms) > 0 for ms in times),
+            times and re.fullmatch(r'\d+x\d+', 'x'.join(map(str, settings['shape']))),
+            re.match(r'\d{8}-\d{6}_', name) and {'file', 'engine', 'ms'} <= {*rows},
             not re.search(OBEYED, json.dumps(posted, allow_nan=False)),
         ]
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return None
-    return (name, recording) if all(good) else None
+    return (name, recording, rows) if all(good) else None
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -79,24 +75,20 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(404)
         return False
 
-    def answer(self, status: int, content: Path | bytes = b'', kind: str = 'text/plain') -> None:
-        """Send bytes or a file."""
-        data = content if isinstance(content, bytes) else content.read_bytes()
+    def answer(self, status: int, data: bytes = b'', kind: str = 'text/plain') -> None:
+        """Send bytes."""
         self.send_response(status)
         described = {'Content-Type': kind, 'Content-Length': str(len(data))}
         for name, value in (HEADERS | described).items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command != 'HEAD':
-            self.wfile.write(data)
+        self.wfile.write(data)
 
     def do_GET(self) -> None:
         """Send what the page asks for, by its name."""
-        content = self.server.contents.get(self.name)
+        content = self.server.contents.get(unquote(self.name))
         kind = TYPES.guess_type(self.name or 'index.html')[0] or 'application/octet-stream'
-        self.answer(404) if content is None else self.answer(200, content, kind)
-
-    do_HEAD = do_GET
+        self.answer(404) if content is None else self.answer(200, content(), kind)
 
     def do_POST(self) -> None:
         """Write the results of a measurement, and print them."""
@@ -104,14 +96,14 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(size) if re.fullmatch('[0-9]{1,8}', size) else 0)
         if self.name != 'results' or len(body) > 2**20:
             return self.answer(404 if self.name != 'results' else 413, b'These are too long.')
-        if not (results := read_results(body, self.server.index)):
+        if not (results := read_results(body)):
             return self.answer(400, b'These are not results of this page.')
-        name, recording = results
+        name, recording, rows = results
         with moved_into_place(self.server.out / f'{name}.json') as temporary:
             temporary.write_text(json.dumps(recording, indent=1) + '\n')
-        table = pd.DataFrame(recording['rows']).to_string(index=False, na_rep='')
-        print(f'{table}\nWritten to {self.server.out / name}.json', flush=True)
-        self.answer(200, b'')
+        print(rows.to_string(index=False, na_rep=''))
+        print(f'Written to {self.server.out / name}.json', flush=True)
+        self.answer(200)
 
     def log_message(self, *_: Any) -> None:
         """Stay silent: the terminal shows the results."""
@@ -126,8 +118,8 @@ class PhoneServer(ThreadingTCPServer):
         self, contents: Contents, out: Path, host: str, port: int = 0, secure: bool = True
     ) -> None:
         super().__init__((host, port), Handler)
-        self.contents, self.out, self.token = contents, out, secrets.token_urlsafe(16)
-        self.index = json.loads(bytes(contents['files.json']))
+        self.contents = contents | {'results': bytes}  # so the page knows that they are taken
+        self.out, self.token = out, secrets.token_urlsafe(16)
         if secure:  # threads shake hands, so that nobody holds up the others
             context = certify(str(self.server_address[0]))
             self.socket = context.wrap_socket(self.socket, True, do_handshake_on_connect=False)
@@ -148,8 +140,8 @@ def certify(host: str) -> ssl.SSLContext:
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, 'mmcare')])
     address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(30))
+    about = name, name, key.public_key(), x509.random_serial_number()
+    builder = x509.CertificateBuilder(*about, now - timedelta(1), now + timedelta(30))
     certificate = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
     pem = serialization.Encoding.PEM
     hidden = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

@@ -44,5 +44,5 @@ test('logs and names of runtimes', () => {
     '] Node(s) placed on [WebGpuExecutionProvider]. 1', 'VerifyEachNode]   Conv (two)'];
   assert.deepEqual(nodesOnCpu(log), ['Round']);
   assert.deepEqual(ordered(['b', 'a'], ['a', 'b']), [1, 0]);
-  assert.deepEqual(ordered(['output_0', 'output_10', 'output_2'], null), [0, 2, 1]);
+  assert.deepEqual(ordered(['output_0', 'output_10', 'output_2'], [undefined]), [0, 2, 1]);
 });

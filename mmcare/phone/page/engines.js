@@ -3,7 +3,7 @@
 
 const threads = globalThis.navigator?.hardwareConcurrency ?? 1;
 const suspends = 'Suspending' in WebAssembly; // lets a network run partly on the GPU
-const here = (path) => new URL(`runtime/${path}`, import.meta.url).href;
+const here = (path) => new URL(path, import.meta.url).href;
 const accelerated = (backend) => backend.startsWith('web');
 const started = new Map(); // a runtime keeps its first settings, so each backend has its own
 
@@ -99,7 +99,7 @@ export function nodesOnCpu(lines) {
 
 /** Give the places of outputs: by the report's names, or by the numbers in LiteRT's own. */
 export function ordered(found, names) {
-  if (names?.every((name) => found.includes(name))) return names.map((name) => found.indexOf(name));
+  if (names.every((name) => found.includes(name))) return names.map((name) => found.indexOf(name));
   const number = (index) => Number(found[index].match(/\d+$/)?.[0] ?? index);
   return found.map((_, index) => index).sort((a, b) => number(a) - number(b));
 }
@@ -123,7 +123,7 @@ export async function findBackends() {
  * Open a file: run(data, shape) maps a Float32Array to arrays of the named outputs, note says what
  * was left to the CPU, close() frees the memory.
  */
-export async function open(runtime, bytes, backend, names) {
+export async function open({ runtime, outputs }, bytes, backend) {
   const key = `${runtime}-${backend}`;
   const { start, open: openFile } = RUNTIMES[runtime];
   if (!started.has(key)) {
@@ -133,7 +133,7 @@ export async function open(runtime, bytes, backend, names) {
   const library = await started.get(key);
   heard = [];
   try {
-    return await openFile(library, bytes, backend, names);
+    return await openFile(library, bytes, backend, outputs.map(({ name }) => name));
   } finally {
     heard = null;
   }

@@ -62,12 +62,12 @@ export function toRecording({ shape, versions, files }, device, runs, rows) {
   const recording = { settings: { shape, runs, threads: 'threads as named' },
     versions: [device, ...packages], parameters: {}, delegates: {}, left_out: {},
     milliseconds: {}, rows: [] };
-  for (const { times, key, ...row } of rows) {
+  for (const { times, key, run, close, ...row } of rows) {
     recording.parameters[key] = files.find(({ name }) => name === row.file).parameters ?? undefined;
     if (times.length) (recording.milliseconds[row.engine] ??= {})[key] = times.map(short);
     else recording.left_out[`${key}, ${row.engine}`] = row.note;
-    const figures = Object.entries(row).filter(([, value]) => typeof value !== 'function');
-    recording.rows.push(Object.fromEntries(figures.map(([name, value]) => [name, short(value)])));
+    const figures = Object.entries(row).map(([name, value]) => [name, short(value)]);
+    recording.rows.push(Object.fromEntries(figures));
   }
   return recording;
 }

@@ -22,8 +22,6 @@ const $ = (id) => document.getElementById(id);
 const text = (id, words) => ($(id).textContent = words);
 const plain = (error) => String(error?.message ?? error).replace(/\s+/g, ' ').slice(0, 300);
 const fixed = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits) : '');
-const bytesOf = async ({ url }) => new Uint8Array(await (await load(url)).arrayBuffer());
-const outputNames = (file) => (file.why ? null : file.outputs.map(({ name }) => name));
 let served; // the computer's list of files
 let device = '';
 let looking = null; // the session that looks at photos: {key, session}
@@ -48,10 +46,17 @@ function unsent(results) {
   }
 }
 
-async function load(path) {
-  const answer = await fetch(path).catch(() => null);
-  if (!answer?.ok) throw new Error(`${path} cannot be loaded: is tools/phone.py running?`);
-  return answer;
+async function load(...path) {
+  const answer = await fetch(path.map(encodeURIComponent).join('/')).catch(() => null);
+  if (!answer?.ok) throw new Error(`${path.at(-1)} cannot be loaded: is tools/phone.py running?`);
+  return answer.arrayBuffer();
+}
+
+/** Say why a file is measured only, if it is. */
+function whyNotSeen({ outputs, report: { part, decode } }) {
+  if (!part) return 'No report (.json) next to it names it, so it is measured only.';
+  if (part !== 'model' || decode || outputs.length === 1) return '';
+  return 'Its head decodes boxes in a way of its own, so it is measured only.';
 }
 
 /** Describe the device and the browser as far as the browser does. */
@@ -71,13 +76,13 @@ async function prepareRow(file, backend) {
   const row = { file: name, key, engine, ms: null, MB: file.bytes / 1e6, deviation: null,
     against, note: '', times: [] };
   try {
-    const bytes = await bytesOf(file);
-    const values = new Float32Array(await (await load(file.reference)).arrayBuffer());
+    const bytes = new Uint8Array(await load('files', name));
+    const values = new Float32Array(await load('references', name));
     const size = ({ shape }) => shape.reduce((a, b) => a * b);
     let from = size(input);
     const image = values.subarray(0, from);
     let start = performance.now();
-    const session = await open(runtime, bytes, backend, outputNames(file));
+    const session = await open(file, bytes, backend);
     row.close = () => session.close();
     [row.load, row.note] = [performance.now() - start, session.note ?? ''];
     start = performance.now();
@@ -124,8 +129,7 @@ async function measure() {
   $('progress').value = 1;
   if (stopped) return text('status', 'stopped: the table has whole rounds, nothing is sent');
   if (rows.some(({ times }) => times.length)) {
-    const local = new Date(Date.now() - 60000 * new Date().getTimezoneOffset()).toISOString();
-    const time = local.slice(0, 19).replace(/[-:]/g, '').replace('T', '-');
+    const time = new Date().toLocaleString('sv').replace(/[-:]/g, '').replace(' ', '-');
     const recording = toRecording(served, device, rounds, rows);
     unsent([...unsent(), { time, device, recording }]);
   }
@@ -212,9 +216,8 @@ async function see() {
   if (looking?.key !== file.name + backend) {
     looking?.session.close();
     looking = null;
-    const bytes = await bytesOf(file);
-    const session = await step('loading', () =>
-      open(file.runtime, bytes, backend, outputNames(file)));
+    const bytes = new Uint8Array(await load('files', file.name));
+    const session = await step('loading', () => open(file, bytes, backend));
     looking = { key: file.name + backend, session };
   }
   const [height, width] = served.shape;
@@ -234,7 +237,7 @@ async function see() {
 
 /** Make RGBA pixels an image that can be drawn. */
 function drawable({ data, width, height }) {
-  const canvas = Object.assign(document.createElement('canvas'), { width, height });
+  const canvas = new OffscreenCanvas(width, height);
   canvas.getContext('2d').putImageData(new ImageData(data, width, height), 0, 0);
   return canvas;
 }
@@ -277,12 +280,11 @@ function show({ part, decode, classes, palette }, maps, image, small) {
     drawPhoto(small);
     const best = [...softmax(values).entries()].sort((a, b) => b[1] - a[1]).slice(0, 5);
     legend(best.map(([label, share]) => [...line(label, share), share]));
-  } else if (part === 'model' && Object.keys(maps).length === 1) {
+  } else if (part === 'model') {
     const labels = labelMap(values, shape, ...served.shape);
     const shares = drawMap(labels, image, small, colour).sort((a, b) => b[1] - a[1]);
     legend(shares.map((pair) => line(...pair)));
   } else {
-    if (part === 'model') text('why', 'This head decodes in a way of its own: these are its maps.');
     drawMaps(Object.entries(maps), image, small);
   }
 }
@@ -348,11 +350,13 @@ async function begin() {
     if (!missing) $('backend').append(make('option', label, { value: name }));
   }
   text('device', (device = await describeDevice()));
-  served = await (await load('files.json')).json();
-  for (const { name, bytes, why } of served.files) {
-    const size = `${(bytes / 1e6).toFixed(1)} MB, ${served.shape.join('x')}`;
-    $('files').append(make('li', `${name} (${size})${why ? `. ${why}` : ''}`));
-    $('model').append(make('option', name, { value: name }));
+  served = JSON.parse(new TextDecoder().decode(await load('files.json')));
+  served.static = !(await fetch('results')).ok; // only tools/phone.py takes them
+  for (const file of served.files) {
+    const size = `${fixed(file.bytes / 1e6, 1)} MB, ${served.shape.join('x')}`;
+    file.why = whyNotSeen(file);
+    $('files').append(make('li', `${file.name} (${size})${file.why && `. ${file.why}`}`));
+    $('model').append(make('option', file.name, { value: file.name }));
   }
   $('measure').onclick = () => busily(measure).then(send);
   $('stop').onclick = () => (stopped = true);

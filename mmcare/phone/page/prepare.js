@@ -5,18 +5,14 @@ const EDGE = 0.875; // of the shorter side, which classifiers see
 /** Decode a photo, turned as its EXIF data say. */
 export async function readPhoto(blob) {
   const options = { imageOrientation: 'from-image', colorSpaceConversion: 'none' };
-  let bitmap;
-  try {
-    bitmap = await createImageBitmap(blob, options).catch(() => createImageBitmap(blob));
-  } catch {
-    throw new Error(`${blob.name ?? 'this'} cannot be decoded as an image by this browser`);
-  }
-  const canvas = document.createElement('canvas');
-  [canvas.width, canvas.height] = [bitmap.width, bitmap.height];
-  const context = canvas.getContext('2d', { willReadFrequently: true });
+  const bitmap = await createImageBitmap(blob, options).catch(() => createImageBitmap(blob))
+    .catch(() => null);
+  if (!bitmap) throw new Error(`${blob.name} cannot be decoded as an image by this browser`);
+  const { width, height } = bitmap;
+  const context = new OffscreenCanvas(width, height).getContext('2d', { willReadFrequently: true });
   context.drawImage(bitmap, 0, 0);
   bitmap.close();
-  return context.getImageData(0, 0, canvas.width, canvas.height);
+  return context.getImageData(0, 0, width, height);
 }
 
 /** Round halves to the even number, as Python does. */
@@ -77,8 +73,8 @@ export function crop(image, width, height) {
   return { data: cut, width, height };
 }
 
-/** Make the tensor that a report's input asks for; an image is at its top left, the rest zero. */
-export function toTensor(image, { shape, layout, kind, mean, std, channels }) {
+/** Make the tensor that a report's input asks for: an image at its top left, and padding. */
+export function toTensor(image, { shape, layout, kind, mean, std, channels, padding }) {
   if (!mean && kind !== 'image') throw new Error('the report has no mean and std of images');
   const [height, width] = layout === 'NHWC' ? shape.slice(1, 3) : shape.slice(2);
   const tensor = new Float32Array(height * width * 3);
@@ -86,10 +82,12 @@ export function toTensor(image, { shape, layout, kind, mean, std, channels }) {
   for (let c = 0; c < 3; c++) {
     const from = channels === 'BGR' ? 2 - c : c;
     const [shift, scale] = kind === 'image' ? [0, 1] : [mean[c], std[c]];
-    for (let row = 0; row < image.height; row++) {
-      for (let column = 0; column < image.width; column++) {
+    for (let row = 0; row < height; row++) {
+      for (let column = 0; column < width; column++) {
+        const inside = row < image.height && column < image.width;
         const pixel = image.data[(row * image.width + column) * 4 + from];
-        tensor[(row * width + column) * step + c * plane] = (pixel - shift) / scale;
+        const value = inside ? (pixel - shift) / scale : (padding?.[c] ?? 0);
+        tensor[(row * width + column) * step + c * plane] = value;
       }
     }
   }
