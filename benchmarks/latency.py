@@ -225,7 +225,8 @@ def conditions(recording: Recording) -> str:
 
 def markdown(recording: Recording) -> str:
     """Write a table for each engine, who beats CARE, and what was left out."""
-    parts = [f'Four maps of an image, {conditions(recording)}. Bold: on the Pareto line.']
+    maps = 'Four maps of an image, ' * ('threads' not in recording['settings'])  # phones: any file
+    parts = [f'{maps}{conditions(recording)}. Bold: on the Pareto line.']
     for engine in recording['milliseconds']:
         table = latency_table(recording, engine)
         table['label'] = table['label'].where(~table['pareto'], '**' + table['label'] + '**')
@@ -235,16 +236,9 @@ def markdown(recording: Recording) -> str:
         )  # fmt: skip
         shown = table[[one for one in columns if one in table]].rename(columns=columns)
         shown = shown.dropna(axis='columns', how='all')  # what only peers have
-        formats = {
-            'class': '',
-            'backbone': '',
-            'delegates': 'g',
-            'x CARE': '.2f',
-            'x float32': '.2f',
-        }
-        text = shown.to_markdown(
-            index=False, floatfmt=[formats.get(one, '.1f') for one in shown], missingval=''
-        )
+        formats = {'delegates': 'g', 'x CARE': '.2f', 'x float32': '.2f'}
+        floats = [formats.get(one, '.1f') for one in shown]
+        text = shown.to_markdown(index=False, floatfmt=floats, missingval='')
         parts += [f'## {engine}', text, '\n'.join(losses(latency_table(recording, engine)))]
     parts += [f'Left out: {what}: {reason}.' for what, reason in recording['left_out'].items()]
     share = recording.get('processor_share', 1)

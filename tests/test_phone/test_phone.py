@@ -262,7 +262,7 @@ def test_seen_as_by_the_toolbox(task, exported, serve, phone, photos):
 
 
 def test_classes_stages_and_looks(exported, serve, phone, photos, tmp_path):
-    """Nothing is wider than the screen. FILES and PHOTO are those of docs/images/phone.png."""
+    """Nothing is wider than the screen. FILES, PHOTO, PICTURES: for docs/images/phone.png."""
     files = [Path(file) for file in os.environ.get('FILES', '').split()]
     quantized, onnx = exported('classification', int8=True)[0], exported('retinanet', 'backbone')[1]
     page = phone(serve(*files or [quantized, onnx]).url)
@@ -282,7 +282,7 @@ def test_classes_stages_and_looks(exported, serve, phone, photos, tmp_path):
     for left, scheme in enumerate(('light', 'dark')):  # the top of one, the bottom of the other
         half = Image.open(folder / f'phone_390_{scheme}.png')
         both.paste(half, (410 * left, (844 - half.height) * left))
-    both.save(folder / 'phone.png')
+    both.quantize(dither=0).save(folder / 'phone.png', optimize=True)
     if not files:
         assert rows['engine'][0] == 'litert-wasm-int8'
         assert len(page.query_selector_all('#legend meter')) == 5
