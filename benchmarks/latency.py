@@ -121,9 +121,8 @@ def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple
     if FORMATS[kind].layout == 'NHWC':  # as apps have it: not to be converted in each run
         image = image.to(memory_format=torch.channels_last)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    about = dict(name=PEERS['label'][key], key=key, part='backbone', parameters=parameters)
-    about |= {'checkpoint': 'random', 'shape': [*image.shape[2:]], kind: report}
-    save(path.with_suffix('.json'), json.dumps(about, indent=1) + '\n')  # for tools/phone.py
+    about = dict(key=key, part='backbone', parameters=parameters, shape=[*image.shape[2:]])
+    save(path.with_suffix('.json'), json.dumps(about | {kind: report}))  # for tools/phone.py
     run = partial(open_exported(path).run, image)
     run()
     return run, report.get('delegates', 0)

@@ -52,9 +52,9 @@ def main() -> None:
         print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
         sys.exit(2)
     print(server.url, flush=True)
-    with suppress(KeyboardInterrupt), server:
-        server.serve_forever()
+    server.serve_forever()
 
 
 if __name__ == '__main__':
-    main()
+    with suppress(KeyboardInterrupt):
+        main()

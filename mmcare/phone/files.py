@@ -46,9 +46,8 @@ def gather(
     shape, *others = {tuple(file['shape']) for file in files}
     if others:
         raise ValueError(f'images of {[shape, *others]}: export files for one --shape')
-    versions = json.loads((HERE / 'package.json').read_text())['dependencies']
-    index = json.dumps(dict(shape=shape, versions=versions, files=files))
-    return contents | {'files.json': index.encode}
+    index = dict(shape=shape, files=files, npm=json.loads((HERE / 'package.json').read_text()))
+    return contents | {'files.json': json.dumps(index).encode}
 
 
 @torch.no_grad()

@@ -56,9 +56,9 @@ export async function measureInTurn(runs, rounds, onTurn) {
 }
 
 /** Bring measured rows into the form of benchmarks/latency.py's recordings. */
-export function toRecording({ shape, versions, files }, device, runs, rows) {
+export function toRecording({ shape, npm, files }, device, runs, rows) {
   const short = (value) => (typeof value === 'number' ? Number(value.toPrecision(5)) : value);
-  const packages = Object.entries(versions).map((pair) => pair.join(' '));
+  const packages = Object.entries(npm.dependencies).map((pair) => pair.join(' '));
   const recording = { settings: { shape, runs, threads: 'threads as named' },
     versions: [device, ...packages], parameters: {}, delegates: {}, left_out: {},
     milliseconds: {}, rows: [] };
