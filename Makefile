@@ -13,8 +13,8 @@ OLDEST_READY := .venv-torch2.0/.ready
 SETUPTOOLS := setuptools>=77,<81
 
 .DEFAULT_GOAL := help
-.PHONY: .venv .venv-onedl bench demo demo-seg dist docs help install lint test test-onedl \
-	test-reach test-slow test-torch2.0 test-torch2.1 typecheck
+.PHONY: .venv .venv-onedl bench demo demo-seg dist docs help install lint phone test test-onedl \
+	test-phone test-reach test-slow test-torch2.0 test-torch2.1 typecheck
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -35,7 +35,7 @@ $(ONEDL_READY) test-onedl: BIN := .venv-onedl/bin
 
 $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirements/coreai.txt \
 		requirements/export.txt requirements/lint.txt requirements/litert.txt \
-		requirements/litert-nodeps.txt requirements/ncnn.txt requirements/runtime.txt \
+		requirements/litert-nodeps.txt requirements/ncnn.txt requirements/phone.txt requirements/runtime.txt \
 		requirements/tests.txt requirements/timm.txt setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
 		{ echo 'Python 3.11 is needed: make PYTHON=/path/to/python3.11 $@' >&2; exit 1; }
@@ -48,7 +48,7 @@ $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirem
 	@echo '      pip keeps the wheel, so that the next environment has it within seconds'
 	MMCV_WITH_OPS=1 $(PIP) install --no-build-isolation $(MMCV)
 	@echo '[4/5] the MM toolboxes, and what exports, benchmarks, tests and linting need'
-	$(PIP) install -r $(STACK) -r requirements/tests.txt -r requirements/lint.txt
+	$(PIP) install -r $(STACK) -r requirements/tests.txt -r requirements/phone.txt -r requirements/lint.txt
 	@echo '      setuptools again, since openmim pulls in 60.2 (the remark about openxlab is harmless)'
 	$(PIP) install '$(SETUPTOOLS)'
 	@echo '      in a call of their own, or pip would take another torch: timm, the converters to Core AI and ncnn'
@@ -97,9 +97,10 @@ bench: $(READY) ## measure latency next to the peers, into work_dirs/latency
 	$(BIN)/python benchmarks/latency.py
 
 # On the CPU anywhere, so that the outcome does not depend on the machine.
-test test-onedl test-reach test-slow test-torch2.0 test-torch2.1: export CUDA_VISIBLE_DEVICES := -1
+test test-onedl test-phone test-reach test-slow test-torch2.0 test-torch2.1: \
+	export CUDA_VISIBLE_DEVICES := -1
 # One thread for each of the processes, which share no fixtures but those of a file.
-test test-onedl test-torch2.0 test-torch2.1: export OMP_NUM_THREADS := 1
+test test-onedl test-phone test-torch2.0 test-torch2.1: export OMP_NUM_THREADS := 1
 PYTEST_FAST = $(BIN)/python -m pytest tests README.md docs -m 'not slow' --numprocesses auto --dist loadfile
 
 test: $(READY) ## run the tests without the slow ones, and the code blocks of the pages
@@ -115,10 +116,22 @@ test-torch2.0: $(OLDEST_READY) ## the tests of models, weights and hooks with th
 	$(BIN)/python -m pytest tests/test_models tests/test_weights tests/test_engine tests/test_flows.py \
 		-m 'not slow' --numprocesses auto --dist loadfile
 
+# The browsers' runtimes, in the versions of the lock file; npm runs none of their scripts.
+RUNTIMES := mmcare/phone/node_modules
+
+phone: $(RUNTIMES)/.ready ## what the page for phones needs, through npm
+
+$(RUNTIMES)/.ready: mmcare/phone/package-lock.json
+	npm ci --ignore-scripts --no-audit --no-fund --prefix mmcare/phone
+	@touch $@
+
+test-phone: $(READY) $(RUNTIMES)/.ready ## test the page for phones, in Chromium
+	$(BIN)/python -m pytest tests/test_phone
+
 test-slow: $(READY) ## run the slow tests
 	$(BIN)/python -m pytest tests -m slow
 
-# What runs with Python 3.8; exports and analysis need more.
+# What runs with Python 3.8; exports, analysis and the server for phones need more.
 CORE := mmcare/*.py $(addprefix mmcare/,classification engine models sample_data weights) setup.py
 
 lint: $(READY) ## check style and formatting

@@ -33,6 +33,7 @@ from mmcare.compatibility import require
 from mmcare.export.export import write_file
 from mmcare.export.formats import FORMATS
 from mmcare.export.formats.base import Job
+from mmcare.export.load import IMAGENET
 from mmcare.export.runtime import measure_in_turn, open_exported
 from mmcare.export.verify import trial_images
 from mmcare.files import check_writable
@@ -111,13 +112,17 @@ def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple
     images['picture'] = images['smooth']  # no pictures are at hand
     names = [f'stride{stride}' for stride in STRIDES]
     kind, int8 = ENGINES[engine]
-    path = path.with_name(f'{path.name}_{engine}{FORMATS[kind].ending}')
-    job = Job(network, network, names, images, [images['smooth']] if int8 else None)
+    key, path = path.name, path.with_name(f'{path.name}_{engine}{FORMATS[kind].ending}')
+    pictures = [images['smooth']] if int8 else None
+    job = Job(network, network, names, images, pictures, normalization=IMAGENET)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # several delegates are noted in the recording
         report = write_file(FORMATS[kind], job, path)
     if FORMATS[kind].layout == 'NHWC':  # as apps have it: not to be converted in each run
         image = image.to(memory_format=torch.channels_last)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    about = dict(key=key, part='backbone', parameters=parameters, shape=[*image.shape[2:]])
+    save(path.with_suffix('.json'), json.dumps(about | {kind: report}))  # for tools/phone.py
     run = partial(open_exported(path).run, image)
     run()
     return run, report.get('delegates', 0)
@@ -180,7 +185,8 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     is a median, ``q1`` and ``q3`` are quartiles.
     """
     times = pd.DataFrame(recording['milliseconds'][engine])
-    table = PEERS.loc[list(times)].assign(engine=engine)
+    table = PEERS.reindex(list(times)).assign(engine=engine)
+    table['label'] = table['label'].fillna(table.index.to_series())  # phones measure others also
     table['million'] = pd.Series(recording['parameters']) / 1e6
     if engine in recording['delegates']:
         table['delegates'] = pd.Series(recording['delegates'][engine])
@@ -210,14 +216,16 @@ def conditions(recording: Recording) -> str:
     """Say in one line what was measured and on what."""
     settings, (height, width) = recording['settings'], recording['settings']['shape']
     return (
-        f'{height}x{width}, batch 1, one thread, median of {settings["runs"]} rounds; '
+        f'{height}x{width}, batch 1, {settings.get("threads", "one thread")}, '
+        f'median of {settings["runs"]} rounds; '
         f'{", ".join(recording["versions"])}'
     )
 
 
 def markdown(recording: Recording) -> str:
     """Write a table for each engine, who beats CARE, and what was left out."""
-    parts = [f'Four maps of an image, {conditions(recording)}. Bold: on the Pareto line.']
+    maps = 'Four maps of an image, ' * ('threads' not in recording['settings'])  # phones: any file
+    parts = [f'{maps}{conditions(recording)}. Bold: on the Pareto line.']
     for engine in recording['milliseconds']:
         table = latency_table(recording, engine)
         table['label'] = table['label'].where(~table['pareto'], '**' + table['label'] + '**')
@@ -226,11 +234,13 @@ def markdown(recording: Recording) -> str:
             q1='from', q3='to', x_care='x CARE', x_float32='x float32', delegates='delegates',
         )  # fmt: skip
         shown = table[[one for one in columns if one in table]].rename(columns=columns)
-        formats = ['', '', *['.1f'] * 5, *['.2f'] * (1 + ('x float32' in shown)), 'g']
-        text = shown.to_markdown(index=False, floatfmt=formats)
+        shown = shown.dropna(axis='columns', how='all')  # what only peers have
+        formats = {'delegates': 'g', 'x CARE': '.2f', 'x float32': '.2f'}
+        floats = [formats.get(one, '.1f') for one in shown]
+        text = shown.to_markdown(index=False, floatfmt=floats, missingval='')
         parts += [f'## {engine}', text, '\n'.join(losses(latency_table(recording, engine)))]
     parts += [f'Left out: {what}: {reason}.' for what, reason in recording['left_out'].items()]
-    share = recording['processor_share']
+    share = recording.get('processor_share', 1)
     if share < BUSY:
         parts.append(f'The machine was busy: this process had {share:.2f} of a core.')
     return '\n\n'.join(parts) + '\n'
@@ -238,7 +248,7 @@ def markdown(recording: Recording) -> str:
 
 def draw(recording: Recording, engine: str) -> Figure:
     """Draw published accuracy over latency, with quartiles and the Pareto line."""
-    table = latency_table(recording, engine)
+    table = latency_table(recording, engine).dropna(subset='top1')
     figure = Figure(figsize=(10, 8), layout='constrained')
     axes = figure.subplots()
     labels, line = [], table[table['pareto']].sort_values('ms')
@@ -270,7 +280,8 @@ def write(recording: Recording, out_dir: Path) -> None:
     save(out_dir / 'latency.csv', pd.concat(tables).round(3).reset_index())
     save(out_dir / 'latency.md', markdown(recording))
     for engine in recording['milliseconds']:
-        save(out_dir / f'accuracy_{engine}.png', draw(recording, engine))
+        if PEERS.index.isin(recording['milliseconds'][engine]).any():
+            save(out_dir / f'accuracy_{engine}.png', draw(recording, engine))
     print(f'\n{markdown(recording)}\nWritten to {out_dir}')
 
 
@@ -285,6 +296,7 @@ def parse_args() -> argparse.Namespace:
     add('--engine', nargs='+', choices=ENGINES, default=ENGINES, help='default: all')
     add('--runs', type=int, default=9, help='rounds; default: %(default)s')
     add('--out-dir', type=Path, default=Path('work_dirs/latency'), metavar='DIR')
+    add('--keep', type=Path, metavar='DIR', help='leave the exported files there, for a phone')
     add('--from-recording', type=Path, metavar='JSON', help='measure nothing, read this')
     arguments = parser.parse_args()
     if any(side <= 0 or side % STRIDES[-1] for side in arguments.shape):
@@ -302,7 +314,7 @@ def main() -> None:
         for engine in arguments.engine:
             FORMATS[ENGINES[engine][0]].check({})
         with TemporaryDirectory() as directory:
-            recording = measure(arguments, Path(directory))
+            recording = measure(arguments, arguments.keep or Path(directory))
         text = json.dumps(recording, indent=1)
         text = re.sub(r'(?<=[\d\[,])\s+(?=[\d\]])', ' ', text)  # times on one line
         save(arguments.out_dir / 'recording.json', text + '\n')

@@ -12,7 +12,7 @@ import torch
 from helpers import IS_NEW
 
 if not IS_NEW:  # exports, and what is measured with them
-    collect_ignore_glob = ['test_export/*', 'test_benchmarks.py', 'test_reach.py']
+    collect_ignore_glob = ['test_export/*', 'test_benchmarks.py', 'test_phone/*', 'test_reach.py']
 
 
 @pytest.fixture(autouse=True)

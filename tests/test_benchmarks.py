@@ -23,6 +23,7 @@ from mmcare.export.formats import FORMATS
 from mmcare.export.formats.base import Job
 from mmcare.export.load import IMAGENET, Network, Source
 from mmcare.export.verify import trial_images
+from mmcare.phone.files import describe
 
 RECORDED = ROOT / 'benchmarks/results/latency_1.0.0rc4.json'
 
@@ -78,7 +79,7 @@ def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
     networks = dict(s0=Tiny())
     monkeypatch.setattr(latency, 'CARE', networks.__getitem__)
     arguments = '--archs', 's0', 's1', '--peers', '--shape', 64, 64, '--runs', 2
-    call(latency, monkeypatch, *arguments, '--out-dir', tmp_path / 'out')
+    call(latency, monkeypatch, *arguments, '--out-dir', tmp_path / 'out', '--keep', tmp_path)
     recording = json.loads((tmp_path / 'out/recording.json').read_text())
     assert list(recording['milliseconds']) == list(latency.ENGINES)
     for times in recording['milliseconds'].values():
@@ -88,6 +89,10 @@ def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
     assert recording['delegates'] == {one: dict(s0=1) for one in [*latency.ENGINES][1:]}
     assert "Left out: CARE-S1, xnnpack: KeyError: 's1'." in capsys.readouterr().out
     assert recording['parameters'] == dict(s0=4 * (3 * 4 * 16 + 4))
+    for name in ('s0_litert.tflite', 's0_onnxruntime.onnx'):  # as a phone gets them
+        about, _ = describe(tmp_path / name, None)
+        assert (about['key'], about['parameters'], about['shape']) == ('s0', 784, [64, 64])
+        assert about['input']['mean'] == [*IMAGENET.mean] and len(about['outputs']) == 4
     # Everything else can be made again from the recording.
     again, recorded = tmp_path / 'again', tmp_path / 'out/recording.json'
     call(latency, monkeypatch, '--from-recording', recorded, '--out-dir', again)
@@ -124,6 +129,20 @@ def test_ratios_and_the_pareto_line_of_planted_times():
         '- At least as fast and as accurate as CARE-S0: EfficientFormerV2-S1.'
     ]
     assert 'had 0.50 of a core' in latency.markdown(recording)
+
+
+def test_recordings_of_phones(tmp_path):
+    """Other files are tabled; only those of the peers have an accuracy to draw."""
+    times = dict(s0=[10.0, 12.0], resnet18=[20.0, 21.0], mine=[5.0, 6.0])
+    recording = planted() | dict(settings=dict(shape=[64, 64], runs=2, threads='threads as named'))
+    recording |= dict(milliseconds={'litert-wasm': times, 'litert-webgpu': dict(mine=[1.0, 2.0])})
+    del recording['processor_share']
+    latency.write(recording, tmp_path)
+    rows = pd.read_csv(tmp_path / 'latency.csv')
+    assert list(rows['label']) == ['CARE-S0', 'ResNet18', 'mine', 'mine']
+    assert list(rows['x_care'][:2]) == [1, 1.875]
+    assert [path.name for path in tmp_path.glob('*.png')] == ['accuracy_litert-wasm.png']
+    assert latency.markdown(recording).startswith('64x64, batch 1, threads as named, median')
 
 
 def test_the_page_shows_the_recording(tmp_path, monkeypatch):

@@ -80,6 +80,7 @@ def describe_decoding(model: nn.Module) -> dict[str, Any]:
         prior_params={name: getattr(priors, name) for name in wanted if hasattr(priors, name)},
         coder=dict(type=type(coder).__name__, **vars(coder), **defaults),
         score_activation='sigmoid' if head.use_sigmoid_cls else 'softmax',
+        test_cfg=head.test_cfg,
         box_transform_applied=type(coder).__name__ == 'DistancePointBBoxCoder',
     )
     return dict(decode=json.loads(json.dumps(described, default=Tensor.tolist)))

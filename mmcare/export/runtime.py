@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,16 +31,25 @@ def open_exported(path: Path) -> Exported:
         raise ValueError(f'{path} is not {", ".join(formats)}: other formats cannot be run here')
     if not path.exists():
         raise FileNotFoundError(f'{path} does not exist')
-    form, report = formats[path.suffix], path.with_suffix('.json')
-    entry = json.loads(report.read_text()).get(form.name, {}) if report.is_file() else {}
+    form, (_, entry) = formats[path.suffix], find_report(path)
     (image,) = entry.get('inputs') or [{}]
-    pixels = entry.get('file') == path.name and image.get('kind') == 'image'
     try:
-        return replace(form.open(path), pixels=pixels)
+        return replace(form.open(path), pixels=image.get('kind') == 'image')
     except ImportError:
         raise
     except Exception as error:  # the runtimes have classes of their own
         raise ValueError(f'{path} cannot be opened: {error}') from error
+
+
+def find_report(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the report next to a file that names it, and its entry there; both may be empty."""
+    for file in sorted(path.parent.glob('*.json')):
+        with suppress(AttributeError, ValueError):  # it is of something else
+            report = json.loads(file.read_text(encoding='utf-8'))
+            for entry in report.values():
+                if isinstance(entry, dict) and entry.get('file') == path.name:
+                    return report, entry
+    return {}, {}
 
 
 def measure_in_turn(

@@ -29,7 +29,7 @@ def test_pixels(tmp_path, kind, shape):
     source = thin_source(out_indices=(0, 3))
     report = export_backbone(source, tmp_path, shape, (kind,), input_kind='image')
     (image,) = report[kind]['inputs']
-    assert (image['kind'], image['mean'], image['channels']) == ('image', None, 'RGB')
+    assert (image['mean'], image['padding']) == (None, [*source.normalization.mean])
     program = open_exported(tmp_path / report[kind]['file'])
     assert program.pixels and program.input_shape == (1, 3, *shape)
     pixels = torch.randint(0, 256, (1, 3, *shape)).float()

@@ -148,6 +148,7 @@ class Format:
             kind='image' if job.pixels else 'tensor',
             mean=[*norm.mean] if outside else None,
             std=[*norm.std] if outside else None,
+            padding=[*norm.mean] if job.pixels else [0.0] * job.size[0],
             channels=norm and norm.channels,
         )
         return dict(inputs=described[:1], outputs=described[1:])

@@ -1,0 +1,1 @@
+"""A page that measures exported files in a phone's browser and shows what they see."""

@@ -1,0 +1,84 @@
+"""Exported files as the page gets them: described, with an image and the outputs for it."""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmcare.export.load import Source
+from mmcare.export.runtime import find_report, open_exported
+from mmcare.export.verify import trial_images
+
+HERE = Path(__file__).parent
+RUNTIMES = HERE / 'node_modules'  # where `make phone` puts them
+# By ending: the engine's name, its layout, and what the page may load of its packages.
+ENGINES = {
+    '.tflite': ('litert', 'NHWC', ('@litertjs/*/dist/index.js', '@litertjs/core/wasm/*')),
+    '.onnx': ('onnxruntime', 'NCHW', ('*/dist/ort.*.min.mjs', '*/dist/ort-wasm*')),
+}
+Contents = dict[str, Callable[[], bytes]]  # read when they are asked for
+
+
+def gather(
+    paths: Sequence[Path], runtimes: Path = RUNTIMES, source: Source | None = None
+) -> Contents:
+    """Collect all that the page needs for exported files, by the names that it asks for."""
+    contents: Contents = {page.name: page.read_bytes for page in (HERE / 'page').iterdir()}
+    contents[''], files = contents['index.html'], []
+    for path in paths:
+        if path.suffix not in ENGINES:
+            raise ValueError(f'{path} is neither .tflite nor .onnx, which browsers can run')
+        runtime, _, patterns = ENGINES[path.suffix]
+        if not (found := [one for each in patterns for one in runtimes.glob(each)]):
+            raise FileNotFoundError(
+                f'{runtimes} has no {runtime}: run `make phone`, or name another with --runtime'
+            )
+        contents |= {one.relative_to(runtimes).as_posix(): one.read_bytes for one in found}
+        if f'files/{(name := path.name)}' in contents:
+            raise ValueError(f'two files are called {name}: rename one')
+        description, values = describe(path, source)
+        files.append(description)
+        contents |= {f'files/{name}': path.read_bytes, f'references/{name}': partial(bytes, values)}
+    shape, *others = {tuple(file['shape']) for file in files}
+    if others:
+        raise ValueError(f'images of {[shape, *others]}: export files for one --shape')
+    index = dict(shape=shape, files=files, npm=json.loads((HERE / 'package.json').read_text()))
+    return contents | {'files.json': json.dumps(index).encode}
+
+
+@torch.no_grad()
+def describe(path: Path, source: Source | None) -> tuple[dict[str, Any], bytes]:
+    """Describe a file for the page, and give an image with the outputs that it should have.
+
+    These are PyTorch's, if the report names the source and the file takes tensors in float, or else
+    those of the file as it runs here.
+    """
+    report, entry = find_report(path)
+    program, (runtime, layout, *_) = open_exported(path), ENGINES[path.suffix]
+    _, channels, *sides = program.input_shape
+    shape, int8 = report.get('shape', sides), 'quantization' in entry
+    if not all(isinstance(side, int) for side in shape):
+        raise ValueError(f'{path} takes images of any size, and no report next to it names one')
+    image = trial_images(channels, tuple(shape))['random']
+    if program.pixels:
+        image = 120 + 50 * image
+    expected, against = program.run(image), 'this computer'
+    same = source and (source.name, source.network.part) == (report.get('name'), report.get('part'))
+    if source and same and not int8 and not program.pixels:
+        expected, against = [one.numpy() for one in source.network(image)], 'PyTorch'
+    values = [image.numpy(), *expected]
+    values = [np.moveaxis(v, 1, -1) if layout == 'NHWC' and v.ndim == 4 else v for v in values]
+    named = [*entry.get('inputs', [{}]), *entry.get('outputs', [{}] * len(expected))]
+    pairs = zip(named, values, strict=True)
+    tensors = [dict(tensor, shape=one.shape, layout=layout) for tensor, one in pairs]
+    description = dict(
+        name=path.name, key=report.get('key', path.stem), parameters=report.get('parameters'),
+        runtime=runtime, int8=int8, bytes=path.stat().st_size, against=against, shape=shape,
+        input=tensors[0], outputs=tensors[1:],
+        report={key: report.get(key) for key in ('part', 'decode', 'classes', 'palette')},
+    )  # fmt: skip
+    return description, b''.join(one.astype('<f4').tobytes() for one in values)

@@ -1,0 +1,135 @@
+// From a network's outputs to classes, maps and boxes. Maps are (channels, height, width).
+
+import { resize } from './prepare.js';
+
+const CODERS = ['DeltaXYWHBBoxCoder', 'DistancePointBBoxCoder'];
+const within = (value, low, high) => Math.min(Math.max(value, low), high);
+const sigmoid = (value) => 1 / (1 + Math.exp(-value));
+
+/** Bring an output of the layout NHWC to NCHW. */
+export function channelsFirst(values, { shape, layout }) {
+  if (layout !== 'NHWC' || shape.length !== 4) return { values, shape };
+  const [, height, width, channels] = shape;
+  const moved = new Float32Array(values.length);
+  for (let i = 0, from = 0; i < height * width; i++) {
+    for (let c = 0; c < channels; c++) moved[c * height * width + i] = values[from++];
+  }
+  return { values: moved, shape: [1, channels, height, width] };
+}
+
+/** Give the probabilities of logits. */
+export function softmax(logits) {
+  const largest = logits.reduce((a, b) => Math.max(a, b), -Infinity);
+  const powers = Float64Array.from(logits, (value) => Math.exp(value - largest));
+  const sum = powers.reduce((a, b) => a + b);
+  return powers.map((power) => power / sum);
+}
+
+/** Give the class of each pixel at a larger size, from logits at the stride of a head. */
+export function labelMap(logits, [, classes, height, width], newHeight, newWidth) {
+  const labels = new Uint16Array(newHeight * newWidth);
+  const best = new Float32Array(labels.length).fill(-Infinity);
+  for (let c = 0; c < classes; c++) {
+    const data = logits.subarray(c * height * width, (c + 1) * height * width);
+    const { data: scores } = resize({ data, width, height }, newWidth, newHeight, 1);
+    for (let i = 0; i < labels.length; i++) {
+      if (scores[i] > best[i]) [best[i], labels[i]] = [scores[i], c];
+    }
+  }
+  return labels;
+}
+
+/** Keep boxes that overlap no better one of the same class by more than a share; best first. */
+export function suppress(boxes, share, most) {
+  const kept = [];
+  const area = ({ box: [x1, y1, x2, y2] }) => (x2 - x1) * (y2 - y1);
+  for (const one of [...boxes].sort((a, b) => b.score - a.score)) {
+    const hidden = kept.some((other) => {
+      if (other.label !== one.label) return false;
+      const width = Math.min(one.box[2], other.box[2]) - Math.max(one.box[0], other.box[0]);
+      const height = Math.min(one.box[3], other.box[3]) - Math.max(one.box[1], other.box[1]);
+      const common = Math.max(width, 0) * Math.max(height, 0);
+      return common > share * (area(one) + area(other) - common);
+    });
+    if (!hidden && kept.push(one) === most) break;
+  }
+  return kept;
+}
+
+/** Decode the distances or deltas of one prior to x1, y1, x2, y2. */
+function decodeBox(values, [x1, y1, x2, y2], coder) {
+  if (coder.type === 'DistancePointBBoxCoder') {
+    return [x1 - values[0], y1 - values[1], x1 + values[2], y1 + values[3]];
+  }
+  const [dx, dy, dw, dh] = values.map((value, i) => value * coder.stds[i] + coder.means[i]);
+  const most = Math.abs(Math.log(coder.wh_ratio_clip));
+  const [clamp, least] = coder.add_ctr_clamp ? [coder.ctr_clamp, -Infinity] : [Infinity, -most];
+  const side = (low, high, shift, scale) => {
+    const center = (low + high) / 2 + within(shift * (high - low), -clamp, clamp);
+    const half = ((high - low) * Math.exp(within(scale, least, most))) / 2;
+    return [center - half, center + half];
+  };
+  const [[left, right], [top, bottom]] = [side(x1, x2, dx, dw), side(y1, y2, dy, dh)];
+  return [left, top, right, bottom];
+}
+
+/**
+ * Decode a one-stage detector's boxes as mmdet does: {box: [x1, y1, x2, y2], score, label}.
+ *
+ * Maps are {values, shape} by the report's names. Boxes end with the image in the input.
+ */
+export function decodeBoxes(maps, decode, [imageWidth, imageHeight]) {
+  const { coder, strides, prior_params: params, test_cfg: test } = decode;
+  const { score_thr: least = 0.05, nms_pre: most = 1000, max_per_img: number = 100 } = test ?? {};
+  if (!CODERS.includes(coder.type)) throw new Error(`this page does not decode a ${coder.type}`);
+  const found = [];
+  strides.forEach((stride, level) => {
+    const { values: scores, shape: [, channels, height, width] } = maps[`cls_score${level + 1}`];
+    const deltas = maps[`bbox_pred${level + 1}`];
+    const centerness = maps[`centerness${level + 1}`]?.values;
+    const [cells, priors] = [height * width, deltas.shape[1] / 4];
+    const classes = channels / priors;
+    const candidates = [];
+    for (let prior = 0; prior < priors; prior++) {
+      for (let cell = 0; cell < cells; cell++) {
+        let all = new Float64Array(classes);
+        all.forEach((_, k) => (all[k] = scores[(prior * classes + k) * cells + cell]));
+        all = decode.score_activation === 'softmax' ? softmax(all).slice(0, -1) : all.map(sigmoid);
+        all.forEach((score, label) => {
+          if (score > least) candidates.push({ score, label, cell, prior });
+        });
+      }
+    }
+    candidates.sort((a, b) => b.score - a.score);
+    for (const { score, label, cell, prior } of candidates.slice(0, most > 0 ? most : undefined)) {
+      const [column, row] = [cell % width, Math.floor(cell / width)];
+      const corner = [column, row].map((index) => (index + (params.offset ?? 0)) * stride);
+      const anchor = params.base_anchors?.[level][prior] ?? [0, 0, 0, 0];
+      const place = anchor.map((value, index) => value + corner[index % 2]);
+      const values = [0, 1, 2, 3].map((side) => deltas.values[(prior * 4 + side) * cells + cell]);
+      const box = decodeBox(values, place, coder).map((value, index) =>
+        within(value, 0, index % 2 ? imageHeight : imageWidth));
+      const factor = centerness ? sigmoid(centerness[prior * cells + cell]) : 1;
+      found.push({ box, score: score * factor, label });
+    }
+  });
+  const size = test?.min_bbox_size ?? -1;
+  const large = ({ box }) => size < 0 || (box[2] - box[0] > size && box[3] - box[1] > size);
+  return suppress(found.filter(large), test?.nms?.iou_threshold ?? 0.5, number);
+}
+
+/** Give the channel of a map that has the largest range, as a grey image. */
+export function liveliest(values, [, channels, height, width]) {
+  let best = { range: -1 };
+  for (let channel = 0; channel < channels; channel++) {
+    const plane = values.subarray(channel * height * width, (channel + 1) * height * width);
+    const low = plane.reduce((a, b) => Math.min(a, b));
+    const range = plane.reduce((a, b) => Math.max(a, b)) - low;
+    if (range > best.range) best = { channel, plane, low, range };
+  }
+  const { channel, plane, low, range } = best;
+  const grey = (value) => (255 * (value - low)) / (range || 1);
+  const data = new Uint8ClampedArray(plane.length * 4);
+  plane.forEach((value, i) => data.set([grey(value), grey(value), grey(value), 255], i * 4));
+  return { channel, data, height, width };
+}

@@ -1,0 +1,153 @@
+"""Serve exported files with one page, in the local network or as files for any host."""
+
+import ipaddress
+import json
+import re
+import secrets
+import ssl
+import sys
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler
+from mimetypes import MimeTypes
+from pathlib import Path
+from socketserver import ThreadingTCPServer
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import unquote
+
+import pandas as pd
+
+from mmcare.compatibility import require
+from mmcare.files import moved_into_place
+from mmcare.phone.files import Contents
+
+TYPES = MimeTypes()  # Python's own, whatever the system says
+HEADERS = {
+    'Cross-Origin-Opener-Policy': 'same-origin',
+    'Cross-Origin-Embedder-Policy': 'require-corp',  # without these, a page has no threads
+    # The runtimes write functions; nothing comes from another host.
+    'Content-Security-Policy': "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:",
+    'Cache-Control': 'no-store',
+}
+OBEYED = r'\\u00[0189]|\\[bfnrt]|\x7f'  # by terminals, in JSON
+
+
+def write_static(contents: Contents, folder: Path) -> None:
+    """Write the page and all that it needs to a folder, for any host."""
+    for name in contents.keys() - {''}:
+        with moved_into_place(folder / name) as temporary:
+            temporary.write_bytes(contents[name]())
+
+
+def read_results(body: bytes) -> tuple[str, dict[str, Any], pd.DataFrame] | None:
+    """Read what the page posts: a name, a recording as benchmarks/latency.py's, and its rows."""
+    try:
+        posted = json.loads(body)
+        recording, rows = posted['recording'], pd.DataFrame(posted['recording']['rows'])
+        settings, engines = recording['settings'], recording['milliseconds']
+        times = [ms for engine in engines.values() for ms in engine.values()]
+        name = f'{posted["time"]}_{re.sub("[^A-Za-z0-9]+", "-", posted["device"])[:60].strip("-")}'
+        good = [
+            *(re.fullmatch('[a-z]+-[a-z]+(-int8)?', engine) for engine in engines),
+            *(len(ms) == settings['runs'] and min(ms) > 0 for ms in times),
+            times and re.fullmatch(r'\d+x\d+', 'x'.join(map(str, settings['shape']))),
+            re.match(r'\d{8}-\d{6}_', name) and {'file', 'engine', 'ms'} <= {*rows},
+            not re.search(OBEYED, json.dumps(posted, allow_nan=False)),
+        ]
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return None
+    return (name, recording, rows) if all(good) else None
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answer below the server's token: what it contains, and the results."""
+
+    server: 'PhoneServer'
+    timeout, server_version, sys_version = 60, 'mmcare', ''
+
+    def parse_request(self) -> bool:
+        """Refuse all that lacks the token, before any method is looked at."""
+        if not super().parse_request():
+            return False
+        token, _, self.name = self.path.split('?')[0].removeprefix('/').partition('/')
+        if secrets.compare_digest(token.encode(), self.server.token.encode()):
+            return True
+        self.answer(404)
+        return False
+
+    def answer(self, status: int, data: bytes = b'', kind: str = 'text/plain') -> None:
+        """Send bytes."""
+        self.send_response(status)
+        described = {'Content-Type': kind, 'Content-Length': str(len(data))}
+        for name, value in (HEADERS | described).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self) -> None:
+        """Send what the page asks for, by its name."""
+        content = self.server.contents.get(unquote(self.name))
+        kind = TYPES.guess_type(self.name or 'index.html')[0] or 'application/octet-stream'
+        self.answer(404) if content is None else self.answer(200, content(), kind)
+
+    def do_POST(self) -> None:
+        """Write the results of a measurement, and print them."""
+        size = self.headers.get('Content-Length', '')
+        body = self.rfile.read(int(size) if re.fullmatch('[0-9]{1,8}', size) else 0)
+        if self.name != 'results' or len(body) > 2**20:
+            return self.answer(404 if self.name != 'results' else 413, b'These are too long.')
+        if not (results := read_results(body)):
+            return self.answer(400, b'These are not results of this page.')
+        name, recording, rows = results
+        with moved_into_place(self.server.out / f'{name}.json') as temporary:
+            temporary.write_text(json.dumps(recording, indent=1) + '\n')
+        print(rows.to_string(index=False, na_rep=''))
+        print(f'Written to {self.server.out / name}.json', flush=True)
+        self.answer(200)
+
+    def log_message(self, *_: Any) -> None:
+        """Stay silent: the terminal shows the results."""
+
+
+class PhoneServer(ThreadingTCPServer):
+    """Serve what :func:`mmcare.phone.files.gather` collects, at ``url`` with a random token."""
+
+    daemon_threads = allow_reuse_address = True
+
+    def __init__(
+        self, contents: Contents, out: Path, host: str, port: int = 0, secure: bool = True
+    ) -> None:
+        super().__init__((host, port), Handler)
+        self.contents = contents | {'results': bytes}  # so the page knows that they are taken
+        self.out, self.token = out, secrets.token_urlsafe(16)
+        if secure:  # threads shake hands, so that nobody holds up the others
+            context = certify(str(self.server_address[0]))
+            self.socket = context.wrap_socket(self.socket, True, do_handshake_on_connect=False)
+        self.url = f'http{"s" * secure}://{host}:{self.server_address[1]}/{self.token}/'
+
+    def handle_error(self, *client: Any) -> None:
+        """Stay silent where a browser leaves, or refuses the certificate."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(*client)
+
+
+def certify(host: str) -> ssl.SSLContext:
+    """Make a certificate for an IP address."""
+    x509 = require('cryptography.x509', 'HTTPS', 'phone')
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, 'mmcare')])
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
+    about = name, name, key.public_key(), x509.random_serial_number()
+    builder = x509.CertificateBuilder(*about, now - timedelta(1), now + timedelta(30))
+    certificate = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    hidden = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with TemporaryDirectory() as folder:  # the ssl module reads files only
+        file = Path(folder, 'pem')
+        file.write_bytes(key.private_bytes(pem, *hidden) + certificate.public_bytes(pem))
+        context.load_cert_chain(file)
+    return context

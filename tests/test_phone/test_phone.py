@@ -1,0 +1,371 @@
+"""The page in Chromium, and its server: figures arrive, and it sees what the toolboxes see."""
+
+import http.server
+import json
+import os
+import shutil
+import socket
+import ssl
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torchvision
+from helpers import ROOT, run
+from PIL import Image
+from toy_configs import make_data, toy_config
+
+from mmcare.export import export_backbone, load_source
+from mmcare.export.pictures import read_pictures
+from mmcare.phone.files import RUNTIMES, gather
+from mmcare.phone.server import PhoneServer
+
+SHAPE, HERE, TOOL = (64, 96), Path(__file__).parent, ('python', ROOT / 'tools/phone.py')
+PHOTOS = sorted((ROOT.parent / 'shared/data').rglob('*.jpg'))
+CHROMIUM = shutil.which('chromium') or shutil.which('google-chrome')
+OPTIONS = ['--no-sandbox', '--enable-unsafe-webgpu', '--use-webgpu-adapter=swiftshader']
+RECORDING = dict(
+    settings=dict(shape=[64, 96], runs=3),
+    milliseconds={'onnxruntime-wasm': dict(a=[1, 2, 3])},
+    rows=[dict(file='a.onnx', engine='onnxruntime-wasm', ms=2.0)],
+)
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory):
+    """Export a thin network once: .tflite, .onnx, and the network in PyTorch."""
+    pytest.importorskip('litert_torch')
+
+    @cache
+    def export(task, part='model', **of_litert):
+        folder, files = tmp_path_factory.mktemp(task), []
+        data, config = folder / 'data', folder / f'{task}.py'
+        make_data(task, data)
+        changes = {'model.data_preprocessor.bgr_to_rgb': False} if task == 'rtmdet' else {}
+        toy_config(task, data, folder / 'run', **changes).dump(config)
+        source = load_source(config, part=part)
+        for name, weight in source.network.named_parameters():
+            if 'head' in name and weight.dim() > 1:  # as if it were sure of what it sees
+                torch.nn.init.normal_(weight, std=1.5 / weight[0].numel() ** 0.5)
+        for kind, options in dict(litert=of_litert, onnx={}).items():
+            report = export_backbone(source, folder, SHAPE, (kind,), **options)
+            files.append(folder / report[kind]['file'])
+        return *files, source
+
+    return export
+
+
+@pytest.fixture(scope='module')
+def photos(tmp_path_factory):
+    """Write three photographs, or noise where none are; EXIF turns the last one."""
+    folder, turned = tmp_path_factory.mktemp('photos'), Image.Exif()
+    turned[0x0112] = 6
+    for number, exif in enumerate((b'', b'', turned)):
+        image = Image.open(PHOTOS[number]) if PHOTOS else Image.effect_noise((417, 301), 64)
+        image.convert('RGB').save(folder / f'{number}.jpg', quality=95, exif=exif)
+    return sorted(folder.iterdir())
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Start servers for files, or for contents; results go to ``out``."""
+    servers = []
+
+    def start(*files, contents=None, source=None, port=0, secure=False):
+        contents = contents or gather(files, source=source)
+        servers.append(PhoneServer(contents, tmp_path / 'out', '127.0.0.1', port, secure))
+        Thread(target=servers[-1].serve_forever, args=(0.05,), daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def phone():
+    """Open an address in Chromium, at a phone's size; the page may ask no other host."""
+    playwright = pytest.importorskip('playwright.sync_api')
+    if CHROMIUM is None or not RUNTIMES.exists():
+        pytest.skip('no Chromium (apt-get install chromium), or no runtimes (make phone)')
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
+        options = dict(ignore_https_errors=True, permissions=['clipboard-read', 'clipboard-write'])
+        page = browser.new_page(viewport=dict(width=390, height=844), **options)
+        here, wrong = ('http://127.0.0.1:', 'https://127.0.0.1:', 'blob:', 'data:'), []
+        page.on('request', lambda one: one.url.startswith(here) or wrong.append(one.url))
+        page.on('pageerror', lambda error: wrong.append(error))
+
+        def visit(url):
+            page.goto(url)
+            page.wait_for_selector('#measure:enabled')
+            return page
+
+        yield visit
+        assert not wrong
+
+
+def until(page, pattern, place='#status'):
+    """Wait until a text on the page matches, and return it."""
+    return page.wait_for_selector(f'{place}:text-matches("{pattern}")', timeout=60_000).inner_text()
+
+
+def start(page, rounds, backend='wasm'):
+    """Touch the button that measures."""
+    page.fill('#rounds', str(rounds))
+    page.check(f'#backends input[value={backend}]')
+    page.click('#measure')
+
+
+def finish(page, status='done'):
+    """Wait until it ends as it should, and return the table."""
+    assert until(page, '^(done|error|stopped)').startswith(status)
+    rows = page.eval_on_selector_all('tr[data-name]', 'all => all.map((row) => ({...row.dataset}))')
+    return pd.DataFrame(rows)
+
+
+def test_figures_arrive(exported, serve, phone, tmp_path):
+    tflite, onnx, source = exported('retinanet', 'backbone')
+    page = phone(serve(tflite, onnx, source=source, secure=True).url)
+    page.evaluate('navigator.wakeLock.request = async (kind) => { window.awake = kind; }')
+    start(page, 4, 'threads')
+    rows = finish(page)
+    engines = ['litert-wasm', 'onnxruntime-wasm', 'litert-threads', 'onnxruntime-threads']
+    assert list(rows['engine']) == engines and (rows['deviation'].astype(float) < 1e-5).all()
+    assert page.evaluate('awake') == 'screen'
+    until(page, 'Sent', '#sent')
+    (file,) = (tmp_path / 'out').iterdir()
+    assert file.match('*-*_*Chromium*.json')
+    recording = json.loads(file.read_text())
+    times = [recording['milliseconds'][engine][tflite.stem] for engine in engines]
+    assert np.median(times, 1) == pytest.approx(rows['median'].astype(float), rel=1e-3)
+    written = pd.DataFrame(recording['rows'])
+    assert (written['against'] == 'PyTorch').all() and np.shape(times) == (4, 4)
+    assert written['ratio'][1] == pytest.approx(np.median(np.divide(*times[1::-1])), rel=1e-3)
+    page.click('#copy')
+    until(page, 'Copied', '#sent')
+    assert f'| {tflite.name} | litert-wasm |' in page.evaluate('navigator.clipboard.readText()')
+
+
+def test_stop_and_errors(exported, serve, phone, tmp_path):
+    """Rounds end when asked; what fails is a sentence, and the page goes on."""
+    tflite, onnx, _ = exported('retinanet', input_kind='tensor')
+    names = 'a #%.onnx', 'b.onnx', onnx.name
+    lonely, broken, undecoded = (Path(shutil.copy(onnx, tmp_path / name)) for name in names)
+    report = json.loads(onnx.with_suffix('.json').read_text()) | dict(decode=None)
+    undecoded.with_suffix('.json').write_text(json.dumps(report))
+    server = serve(lonely, broken, undecoded, tflite)
+    broken.write_bytes(b'no program')
+    page = phone(server.url)
+    start(page, 1000)
+    page.wait_for_function("document.querySelector('#progress').value > 0.01")
+    page.click('#stop')
+    assert list(finish(page, 'stopped')['median'].astype(bool)) == [True, False, True, True]
+    start(page, 2)
+    assert 'b.onnx, onnxruntime-wasm' in until(page, '^error')
+    until(page, 'Sent', '#sent')  # of those that could be measured
+    (file,) = (tmp_path / 'out').iterdir()
+    assert list(json.loads(file.read_text())['left_out']) == ['b, onnxruntime-wasm']
+    page.set_input_files('#photo', __file__)
+    for number, why in enumerate(('No report', 'No report', 'a way of its own')):
+        page.select_option('#model', index=number)
+        assert until(page, why, '#why') in page.text_content(f'#files :nth-child({number + 1})')
+    page.select_option('#model', index=3)
+    assert 'test_phone.py cannot be decoded' in until(page, '^error')
+
+
+def test_computer_gone_and_back(exported, serve, phone, tmp_path):
+    _, onnx, _ = exported('retinanet', 'backbone')
+    server = serve(onnx)
+    page = phone(server.url)
+    start(page, 150)
+    until(page, '^measuring')
+    server.shutdown()
+    server.server_close()
+    until(page, 'stay here', '#sent')
+    assert not finish(page).empty and not (tmp_path / 'out').exists()
+    serve(onnx, port=server.server_address[1]).token = server.token
+    page.reload()
+    until(page, 'Sent', '#sent')
+    assert len(list((tmp_path / 'out').iterdir())) == 1
+
+
+def test_static(exported, phone, tmp_path):
+    """Any host will do; one that sends no headers gives one thread."""
+    run(*TOOL, *exported('retinanet', 'backbone')[:2], '--static', tmp_path)
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as host:
+        Thread(target=host.serve_forever, args=(0.05,), daemon=True).start()
+        page = phone(f'http://127.0.0.1:{host.server_port}/')
+        assert 'threads: the host sends no headers' in page.text_content('#backends')
+        start(page, 2)
+        assert (finish(page)['deviation'].astype(float) < 1e-5).all()
+        host.shutdown()
+    assert 'copy them' in page.text_content('#sent')
+
+
+def test_webgpu_in_software(exported, serve, phone):
+    page = phone(serve(*exported('retinanet', 'backbone')[:2]).url)
+    if page.is_disabled('#backends input[value=webgpu]'):
+        pytest.skip('no adapter of WebGPU')
+    page.uncheck('#backends input[value=wasm]')
+    start(page, 1, 'webgpu')
+    rows = finish(page)
+    assert list(rows['engine']) == ['litert-webgpu', 'onnxruntime-webgpu']
+    assert (rows['deviation'].astype(float) < 1e-5).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('task', ['segmentation', 'retinanet', 'rtmdet'])
+def test_seen_as_by_the_toolbox(task, exported, serve, phone, photos):
+    """A photo becomes mmcv's tensor; from a tensor come mmseg's map and mmdet's boxes."""
+    pixels = task == 'segmentation'  # from 0 to 255, taken by its .tflite; rtmdet takes BGR
+    *files, source = exported(task, input_kind='image' if pixels else 'tensor')
+    page, model, norm = phone(serve(*files).url), source.network.model, source.normalization
+    mean, std = torch.tensor([norm.mean, norm.std])[..., None, None]
+    tensors = read_pictures(source, SHAPE, len(photos), photos[0].parent)
+    for photo, tensor in zip(photos, tensors, strict=True):
+        page.set_input_files('#photo', photo)
+        finish(page)
+        assert page.query_selector_all('#legend li') and page.text_content('#steps')
+        for number, layout in enumerate([(0, 2, 3, 1), (0, 1, 2, 3)]):
+            scaled = pixels and number == 0
+            flat = (tensor * std + mean if scaled else tensor).permute(layout).flatten().tolist()
+            found = page.evaluate((HERE / 'seen.js').read_text(), [number, flat])
+            apart = np.abs(np.subtract(found['prepared'], flat)).max()
+            assert apart * (1 if scaled else std.min()) < 1.1  # grey levels
+            metas = [dict(img_shape=SHAPE if pixels else found['size'])]
+            if pixels:
+                logits = model.decode_head.predict(model.extract_feat(tensor), metas, {})
+                assert (logits.argmax(1).flatten().numpy() == found['seen']).mean() > 0.99
+                continue
+            (boxes,) = model.bbox_head.predict_by_feat(*model(tensor), batch_img_metas=metas)
+            wanted = torch.cat([boxes.bboxes, boxes.scores[:, None], boxes.labels[:, None]], 1)
+            assert len(found['seen']) == len(wanted) > 0
+            for row in wanted[wanted[:, 4] > wanted[-1, 4] + 1e-5]:  # equal ones may differ
+                apart = (torch.tensor(found['seen']) - row).abs()
+                assert (apart < torch.tensor([0.5] * 4 + [1e-3, 1e-9])).all(1).any()
+
+
+def test_classes_stages_and_looks(exported, serve, phone, photos, tmp_path):
+    """Nothing is wider than the screen. FILES, PHOTO, PICTURES: for docs/images/phone.png."""
+    files = [Path(file) for file in os.environ.get('FILES', '').split()]
+    quantized, onnx = exported('classification', int8=True)[0], exported('retinanet', 'backbone')[1]
+    page = phone(serve(*files or [quantized, onnx]).url)
+    start(page, 20 if files else 1)
+    rows = finish(page)
+    page.set_input_files('#photo', os.environ.get('PHOTO', photos[0]))
+    page.wait_for_selector('#legend li')
+    finish(page)
+    folder = Path(os.environ.get('PICTURES', tmp_path))
+    for width, scheme in product((1280, 390), ('light', 'dark')):
+        page.set_viewport_size(dict(width=width, height=800))
+        page.emulate_media(color_scheme=scheme)
+        page.screenshot(path=folder / f'phone_{width}_{scheme}.png', full_page=True)
+        assert page.evaluate('document.documentElement.scrollWidth') <= width
+    both = Image.new('RGB', (800, 844), 'white')
+    for left, scheme in enumerate(('light', 'dark')):  # the top of one, the bottom of the other
+        half = Image.open(folder / f'phone_390_{scheme}.png')
+        both.paste(half, (410 * left, (844 - half.height) * left))
+    both.quantize(dither=0).save(folder / 'phone.png', optimize=True)
+    if not files:
+        assert rows['engine'][0] == 'litert-wasm-int8'
+        assert len(page.query_selector_all('#legend meter')) == 5
+        page.select_option('#model', index=1)
+        until(page, 'stage4: channel', '#legend li')
+
+
+@pytest.mark.skipif(not shutil.which('node'), reason='no node')
+def test_numbers_in_node(tmp_path):
+    """Statistics and NMS are NumPy's and torchvision's."""
+    values = np.random.default_rng(0).gamma(2, size=(3, 20))
+    corners, file = torch.rand(200, 2) * 50, tmp_path / 'expected.json'
+    boxes = torch.cat([corners, corners + torch.rand(200, 2) * 30], 1)
+    scores, labels = torch.rand(200), torch.randint(3, (200,))
+    expected = dict(
+        values=values.tolist(),
+        quantiles=np.quantile(values[0], [0.25, 0.5, 0.75]).tolist(),
+        boxes=list(zip(boxes.tolist(), scores.tolist(), labels.tolist(), strict=True)),
+        kept=boxes[torchvision.ops.batched_nms(boxes, scores, labels, 0.4)].tolist(),
+        deviation=float((np.abs(values - values[::-1]).max(1) / values.max(1)).max()),
+    )
+    file.write_text(json.dumps(expected))
+    assert 'pass 4' in run('node', '--test', HERE / 'numbers.test.mjs', EXPECTED=str(file)).stdout
+
+
+def test_bad_input_is_one_sentence(exported, tmp_path):
+    """And ends the tool with status 2."""
+    tflite, onnx, source = exported('retinanet', 'backbone')
+    small = tmp_path / export_backbone(source, tmp_path, (32, 64), ('onnx',))['onnx']['file']
+    runtimes, damaged = tmp_path / 'node_modules', tmp_path / 'a.onnx'
+    (runtimes / 'onnxruntime-web/dist').mkdir(parents=True)
+    for empty in (runtimes / 'onnxruntime-web/dist/ort.wasm.min.mjs', damaged):
+        empty.touch()
+    bad = {'is neither': [HERE], 'does not exist': [HERE / 'b.onnx'], 'cannot be': [damaged]}
+    bad |= {'are called': [onnx, onnx], 'one --shape': [onnx, small], 'make phone': [tflite]}
+    for error, files in bad.items():
+        with pytest.raises((OSError, ValueError), match=error):
+            gather(files, runtimes)
+    with socket.create_server(('127.0.0.1', 0)) as taken:
+        at = '--http', '--port', taken.getsockname()[1], '--runtime', runtimes
+        done = run(*TOOL, onnx, *at, check=False)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith('error: [Errno')
+
+
+@pytest.fixture
+def ask(serve):
+    """Ask a server that has a page and no files."""
+    server = serve(contents={'': b'the page'.strip, 'a.js': b'code'.strip}, secure=True)
+    trust = ssl._create_unverified_context()
+
+    def send(method, path, body=b'', token=f'/{server.token}'):
+        connection = http.client.HTTPSConnection(*server.server_address, context=trust)
+        connection.request(method, token + path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read(), answer.headers
+
+    send.address = server.server_address
+    return send
+
+
+def test_only_named_things_and_only_with_the_token(ask):
+    status, body, headers = ask('GET', '/')
+    assert (status, body, headers['Content-Type']) == (200, b'the page', 'text/html')
+    assert ask('GET', '/a.js?x')[1] == b'code' and ask('PUT', '/a.js')[0] == 501
+    for path in ('/../a.js', '/%2e%2e/a.js', '//a.js', '/./a.js', '//etc/passwd', '/b', '/%2fa.js'):
+        assert ask('GET', path)[:2] == (404, b''), path
+    for token in ('', '/', '/wrong', '/%ff', '/..'):
+        for method in ('GET', 'POST', 'PUT', 'DELETE', 'ODD'):
+            assert ask(method, '/a.js', token=token)[0] == 404
+    assert ask('POST', '/a.js', b'{}')[0] == 404
+    with socket.create_connection(ask.address) as stalled:  # holds up nobody
+        stalled.sendall(b'\x00nonsense')
+        assert ask('GET', '/')[0] == 200
+
+
+def test_results_are_written_and_nonsense_is_not(ask, tmp_path, capfd):
+    posted = dict(time='20260102-030405', device='Phone/../7', recording=RECORDING)
+    good = json.dumps(posted).encode()
+    nonsense = [b'', b'{}', b'[1]', b'\xff', b'[' * 100_000, b'null', b'{"recording": 1}']
+    for old, new in (
+        (b'96]', b'"../"]'), (b'"runs": 3', b'"runs": 4'), (b'20260102', b'../../up'),
+        (b'"onnxruntime-wasm": {', b'"../../up": {'), (b'a.onnx', b'a\\u001b[2J'),
+        (b'2, 3]', b'2, "x"]'), (b'2, 3]', b'-2, 3]'), (b'2, 3]', b'NaN, 3]'),
+        (b'2, 3]', b'1e999, 3]'), (b'"ms"', b'"m"'), (b'"a": [1, 2, 3]', b''),
+    ):  # fmt: skip
+        nonsense.append(good.replace(old, new))
+    for body in nonsense:
+        assert ask('POST', '/results', body)[:2] == (400, b'These are not results of this page.')
+    assert ask('POST', '/results', b' ' * 10 * 2**20)[0] == 413
+    assert not (tmp_path / 'out').exists()
+    for _ in range(2):  # once more, as after a lost answer
+        assert ask('POST', '/results', good)[:2] == (200, b'')
+    file = tmp_path / 'out/20260102-030405_Phone-7.json'
+    assert json.loads(file.read_text()) == RECORDING
+    assert 'a.onnx onnxruntime-wasm' in capfd.readouterr().out
