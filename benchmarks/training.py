@@ -153,7 +153,7 @@ def main() -> None:
         f'{table.to_markdown(index=False, floatfmt=".2f")}\n\n'
         'ms (median and quartiles) and MiB are for one image, time and memory are shares of the '
         f'first option. Batch {arguments.batch}, {arguments.precision}, {arguments.device}, '
-        f'threads: {arguments.threads}; {", ".join(describe_machine("mmengine"))}.\n'
+        f'threads: {arguments.threads}; {", ".join(describe_machine())}.\n'
     )
     save(arguments.out_dir / 'training.md', text)
     print(text)
