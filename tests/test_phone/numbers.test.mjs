@@ -1,4 +1,4 @@
-// Values of NumPy and torchvision are in the file that EXPECTED names; see test_page.py.
+// Values of NumPy and torchvision are in the file that EXPECTED names; see test_phone.py.
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import test from 'node:test';

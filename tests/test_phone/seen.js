@@ -1,4 +1,4 @@
-// Run in the page by test_page.py: how it prepares the photo, and what it decodes from a tensor.
+// Run in the page by test_phone.py: how it prepares the photo, and what it decodes from a tensor.
 async ([number, tensor]) => {
   const { channelsFirst, decodeBoxes, labelMap } = await import('./decode.js');
   const { open } = await import('./engines.js');
