@@ -7,7 +7,7 @@ import json
 import random
 import sys
 from copy import deepcopy
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +90,7 @@ def gradients(task, folder, **changes):
 def unused_parameters():
     """Two steps each: the second raises if the first left a parameter without gradient."""
     image = torch.rand(2, 3, 32, 32)
-    subsets = [chosen for size in range(1, 5) for chosen in combinations(range(4), size)]
+    subsets = (0,), (1,), (2,), (3,), (0, 1, 2, 3)
     again = dict(with_cp='activations'), dict(with_cp=True, out_norm_cfg=dict(type='BN'))
     for out_indices, options in product(subsets, ({}, *again)):
         model = MMDistributedDataParallel(CARE(THIN, out_indices=out_indices, **options))

@@ -143,15 +143,14 @@ def test_recordings_of_phones(tmp_path):
     assert latency.markdown(recording).startswith('64x64, batch 1, threads as named, median')
 
 
-def test_the_page_shows_the_recording(tmp_path, monkeypatch):
-    recorded = ROOT / 'benchmarks/results/latency_1.0.0rc4.json'
-    call(latency, monkeypatch, '--from-recording', recorded, '--out-dir', tmp_path)
+def test_the_page_shows_the_recording():
+    """docs/latency.md itself draws its pictures again."""
+    recorded = json.loads((ROOT / 'benchmarks/results/latency_1.0.0rc4.json').read_text())
     page = (ROOT / 'docs/latency.md').read_text()
-    for table in (tmp_path / 'latency.md').read_text().split('\n## ')[1:]:
+    tables = latency.markdown(recorded).split('\n## ')[1:]
+    for table in tables:
         assert table.split('\n\nLeft out')[0].split('\n', 1)[1].strip() in page
-    rows = pd.read_csv(tmp_path / 'latency.csv')
-    assert len(rows) > 30 and rows['link'].str.startswith('https://').all()
-    assert (tmp_path / 'accuracy_xnnpack.png').stat().st_size > 10_000
+    assert len(tables) == 5 and latency.PEERS['link'].str.startswith('https://').all()
 
 
 def test_a_shape_that_cannot_be_measured_is_named(monkeypatch, capsys):

@@ -12,7 +12,7 @@ import torch
 from mmengine.registry import Registry
 from mmengine.runner import CheckpointLoader
 
-NEW = not torch.__version__.startswith(('2.0', '2.1'))
+NEW = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 6)
 ROOTS = {n: v for n, v in vars(registry).items() if isinstance(v, Registry)}
 
 

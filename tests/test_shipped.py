@@ -1,28 +1,44 @@
 """``python -m mmcare.shipped`` and atomic writes."""
 
 import os
+import runpy
 import signal
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import run
+import torch
+from helpers import ROOT, run
 
 from mmcare import shipped
 from mmcare.files import check_writable, check_writable_file, moved_into_place
 
 
-def test_names_and_paths():
-    names = run(sys.executable, '-m', 'mmcare.shipped').stdout.split()
+def test_names_and_paths(monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['shipped'])
+    shipped.main()
+    names = capsys.readouterr().out.split()
     assert 'mask_rcnn/care_s1_coco' in names and not [n for n in names if n.startswith('_base_')]
     for name in ('mask_rcnn/care_s1_coco', 'configs/mask_rcnn/care_s1_coco.py'):
         path = shipped.shipped_config(name)
         assert path.is_file() and path.parts[-2:] == ('mask_rcnn', 'care_s1_coco.py')
-    done = run(sys.executable, '-m', 'mmcare.shipped', 'no/such_config', check=False)
-    assert (done.returncode, done.stdout) == (2, '')
-    assert "no shipped config is named 'no/such_config'" in done.stderr
+    monkeypatch.setattr(sys, 'argv', ['shipped', 'no/such_config'])
+    with pytest.raises(SystemExit, match='2'):
+        shipped.main()
+    assert "no shipped config is named 'no/such_config'" in capsys.readouterr().err
     with pytest.raises(ValueError, match="it is now 'rtmdet/rtmdet_care_s1_coco'"):
         shipped.shipped_config('rtmdet/care_s1_coco')
+
+
+@pytest.mark.parametrize('tool', ['export_backbone', 'phone', 'test_exported'])
+def test_exports_say_what_they_need(tool, monkeypatch, capsys):
+    monkeypatch.setattr(torch, '__version__', '2.1.2')
+    for name in [name for name in sys.modules if name.startswith('mmcare.export')]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(SystemExit, match='2'):
+        runpy.run_path(str(ROOT / f'tools/{tool}.py'), run_name='__main__')
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('error: exports need') and line.endswith('and torch 2.1.2')
 
 
 def test_file_names_are_unique():

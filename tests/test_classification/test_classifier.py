@@ -72,15 +72,16 @@ def batch():
     return dict(inputs=images, data_samples=labelled([0, 1, 2, 0]))
 
 
-@pytest.mark.parametrize('neck', [POOLING, None], ids=['pooled', 'map'])
-def test_logits_of_the_released_network(tmp_path, neck):
+def test_logits_of_the_released_network(tmp_path):
     torch.save(dict(state_dict=published_weights('s0')), tmp_path / 'CARETrans_S0.pth.tar')
-    model = classifier('s0', 1000, 1024, neck=neck).eval()
+    model = classifier('s0', 1000, 1024).eval()
     model.load_state_dict(load_weights(tmp_path / 'CARETrans_S0.pth.tar'))
     with torch.no_grad():
         image = reference_image(224, 224)
         logits = dict(logits=model(image))
         both = model.head.head_logits(model.extract_feat(image))
+        of_maps = model.head.head_logits(model.backbone(image))  # without a neck
+        torch.testing.assert_close(of_maps, both)
         logits.update(zip(('cls_logits', 'dist_logits'), both, strict=True))
         model.head.switch_to_deploy()
         logits_folded = model(image)

@@ -34,7 +34,7 @@ def run(work_dir, hooks, **arguments):
 
 
 def test_roi_extractors_get_contiguous_maps():
-    """On CPUs mmcv's RoIAlign reads other maps as if they were contiguous."""
+    """mmcv's RoIAlign reads other maps as if they were contiguous."""
     SingleRoIExtractor = pytest.importorskip('mmdet.models').SingleRoIExtractor
     extractor = SingleRoIExtractor(dict(type='RoIAlign', output_size=7), 8, [4])
     maps, rois = torch.rand(1, 8, 16, 16), torch.tensor([[0, 4.0, 8.0, 40.0, 60.0]])

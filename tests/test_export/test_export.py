@@ -259,7 +259,7 @@ def failing(tmp_path, monkeypatch, capsys):
     """Run the tool, which must fail with one line and leave nothing; return the line."""
 
     def run_tool(*arguments):
-        command = [TOOL, '--out-dir', tmp_path / 'out', *arguments]
+        command = [TOOL, '--out-dir', tmp_path / 'out', '--shape', 32, 32, *arguments]
         monkeypatch.setattr(sys, 'argv', [str(part) for part in command])
         with pytest.raises(SystemExit) as stop:
             runpy.run_path(str(TOOL), run_name='__main__')

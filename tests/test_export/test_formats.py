@@ -22,8 +22,6 @@ TOOL = str(ROOT / 'tools' / 'export_backbone.py')
 @pytest.mark.filterwarnings('ignore:.*delegates instead of one')  # of attention with one head
 def test_pixels(tmp_path, kind, shape):
     """Pixels in, the maps of the normalised image out, also where CARE pads."""
-    if kind == 'ncnn' and shape != SHAPE:
-        pytest.skip('see test_ncnn.py')
     for package in FORMATS[kind].packages:
         pytest.importorskip(package)
     source = thin_source(out_indices=(0, 3))

@@ -1,7 +1,4 @@
-"""Every size and every tracer: maps as a user would compute them by hand, laid out for mmcv's ops.
-
-Each case was wrong or raised in 1.0.0rc3.
-"""
+"""Every size and every tracer: maps as a user would compute them by hand, laid out for mmcv's ops."""
 
 import pytest
 import torch

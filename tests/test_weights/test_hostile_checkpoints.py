@@ -154,7 +154,7 @@ class Allowed:
 
 @has_list
 def test_the_programs_list_stays_as_it_is(tmp_path):
-    """In other threads too, and with what they allow in the meantime."""
+    """Also in other threads, and with what they allow in the meantime."""
     file = save(dict(args=Namespace(lr=0.1), place=Fraction(1, 3), value=np.float64(1)), tmp_path)
     with pytest.raises(CheckpointError, match='Fraction') as error:
         read_checkpoint(file)

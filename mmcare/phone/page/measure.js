@@ -33,8 +33,8 @@ export function deviation(found, expected) {
 }
 
 /**
- * Time A, B, C, A, B, C, ..., so that a slow moment meets all of them: milliseconds of each, round
- * by round. onTurn gets the share that is done; false ends the rounds, and whole ones are left.
+ * Interleave runs (A, B, C, A, B, C, ...) so that noise affects all equally: milliseconds of each,
+ * round by round. onTurn gets the share that is done; false ends the rounds, and whole ones are left.
  */
 export async function measureInTurn(runs, rounds, onTurn) {
   const times = runs.map(() => []);
