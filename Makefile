@@ -132,7 +132,8 @@ test-slow: $(READY) ## run the slow tests
 	$(BIN)/python -m pytest tests -m slow
 
 # What runs with Python 3.8; exports, analysis and the server for phones need more.
-CORE := mmcare/*.py $(addprefix mmcare/,classification engine models sample_data weights) setup.py
+CORE := mmcare/*.py $(addprefix mmcare/,classification engine models sample_data weights) setup.py \
+	$(patsubst %,tools/%.py,convert_checkpoint make_sample_data reparameterize_model)
 
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check .

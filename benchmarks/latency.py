@@ -197,7 +197,7 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     if float32 in recording['milliseconds'] and float32 != engine:
         table['x_float32'] = (times / pd.DataFrame(recording['milliseconds'][float32])).median()
     table = table.sort_values(['ms', 'top1'], ascending=[True, False])
-    table['pareto'] = table['top1'] > table['top1'].cummax().shift(fill_value=0)
+    table['pareto'] = table['top1'] > table['top1'].fillna(0).cummax().shift(fill_value=0)
     return table.sort_values(['care', 'ms'])
 
 
@@ -308,6 +308,7 @@ def main() -> None:
     """Measure, or read a recording; write and print the tables."""
     arguments = parse_args()
     check_writable(arguments.out_dir)
+    check_writable(arguments.keep or arguments.out_dir)
     if arguments.from_recording is not None:
         recording = json.loads(arguments.from_recording.read_text(encoding='utf-8'))
     else:

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from timing import describe_machine, save
 from torch import Tensor
 
-from mmcare.export.runtime import open_exported
+from mmcare.export.runtime import find_report, open_exported
 from mmcare.files import check_writable
 
 CONVOLUTION = re.compile(r'(Fused)?Conv(olution)?\b|Fully Connected')
@@ -97,11 +97,9 @@ def profile(path: Path, runs: int) -> pd.DataFrame:
     if not all(isinstance(side, int) for side in shape):
         raise ValueError(f'{path} has a free size: export it without --dynamic')
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    engines = {'.pte': ('executorch', read_executorch), '.onnx': ('onnx', read_onnx)}
-    engine, read = engines[path.suffix]
-    events = read(path, image, runs)
-    report = json.loads(path.with_suffix('.json').read_text())
-    events['stage'] = find_stages(events, report[engine]['convolutions'])
+    readers = {'.pte': read_executorch, '.onnx': read_onnx}
+    events = readers[path.suffix](path, image, runs)
+    events['stage'] = find_stages(events, find_report(path)[1]['convolutions'])
     groups = events.groupby(['stage', 'kind'], sort=False)['ms']
     return groups.agg(number='size', ms='sum').reset_index().assign(file=str(path))
 

@@ -24,6 +24,13 @@ def test_every_module_is_called():
     assert {type(m) for m in set(model.modules()) - called} <= {*lists}
 
 
+def test_vmap_and_a_wrapped_stem():
+    model, images = thin_backbone(), torch.randn(2, 1, 3, 50, 70)
+    expected = torch.stack([model(image)[3] for image in images])
+    model.stem = nn.Sequential(model.stem)
+    torch.testing.assert_close(torch.vmap(lambda image: model(image)[3])(images), expected)
+
+
 def hook(conv):
     conv.register_forward_hook(lambda module, inputs, output: 2 * output)
 

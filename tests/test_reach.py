@@ -62,14 +62,6 @@ def test_segmentation_models_pytorch():
 
 
 @torch.no_grad()
-def test_transformers_backbone():
-    transformers = pytest.importorskip('transformers')
-    config = transformers.TimmBackboneConfig(backbone='care_s0', out_indices=(1, 2, 3))
-    backbone = transformers.TimmBackbone(config).eval()
-    assert_maps(backbone(torch.rand(1, 3, 64, 96)).feature_maps, backbone.channels)
-
-
-@torch.no_grad()
 def test_transformers_model_with_the_backbone(tmp_path):
     transformers = pytest.importorskip('transformers')
     backbone = transformers.TimmBackboneConfig(backbone='care_s0', out_indices=(0, 1, 2, 3))

@@ -191,13 +191,10 @@ def test_file_goes_into_features_other_classes_and_channels(published):
     [
         ('care_s0', None, 'Runtime.*CARE-Transformer.*checkpoint_path=FILE'),
         ('care_s1', 'published', "Checkpoint.*_S0.pth.*arch='s0'"),
-        ('care_s0', 'resnet', 'Checkpoint.*resnet.pth does not fit'),
     ],
 )
-def test_bad_input(published, tmp_path, name, file, words):
-    torch.save({'conv1.weight': torch.zeros(1)}, tmp_path / 'resnet.pth')
-    files = dict(published=published, resnet=tmp_path / 'resnet.pth')
-    source = file and dict(file=str(files[file]))
+def test_bad_input(published, name, file, words):
+    source = file and dict(file=str(published))
     with pytest.raises(RuntimeError) as caught:
         timm.create_model(name, pretrained=True, pretrained_cfg_overlay=source, num_classes=7)
     assert re.match(words, f'{caught.typename}: {caught.value}', re.DOTALL)

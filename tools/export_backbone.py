@@ -46,10 +46,8 @@ def parse_args() -> argparse.Namespace:
     )
     help_shape = 'of the images; default: 512 512'
     add('--shape', type=int, nargs=2, default=(512, 512), metavar=('H', 'W'), help=help_shape)
-    help_format = (
-        'executorch: .pte for XNNPACK; coreai: .aimodel, in beta; ncnn: .ncnn, a folder; litert: '
-        '.tflite; default: coreml onnx'
-    )
+    endings = ', '.join(f'{name}: {form.ending}' for name, form in FORMATS.items())
+    help_format = f'{endings}; default: coreml onnx'
     add('--format', nargs='+', choices=FORMATS, default=('coreml', 'onnx'), help=help_format)
     help_out = 'where the files go, replacing older ones; default: %(default)s'
     add('--out-dir', type=Path, default=Path('work_dirs/export'), metavar='DIR', help=help_out)
@@ -59,10 +57,11 @@ def parse_args() -> argparse.Namespace:
     )
     add('--input', choices=INPUTS, help=help_input)
     help_dynamic = (
-        'ONNX for any height and width up to 4096; beyond a backbone, those that 32 divides'
+        'ONNX for any height and width from 33 to 4096; beyond a backbone, those that 32 divides'
     )
     add('--dynamic', action='store_true', help=help_dynamic)
-    help_quantize = 'ExecuTorch and LiteRT with convolutions in int8, calibrated with pictures'
+    able = ' and '.join(name for name, form in FORMATS.items() if form.int8)
+    help_quantize = f'{able} with convolutions in int8, calibrated with pictures'
     add('--quantize', choices=('int8',), help=help_quantize)
     help_number = "pictures to calibrate with, of the config's training data; default: %(default)s"
     add('--calibration', type=int, default=64, metavar='N', help=help_number)

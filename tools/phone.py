@@ -11,15 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 
 try:
+    from mmcare.compatibility import require
     from mmcare.export import load_source
-except ImportError as error:  # an older Python or PyTorch
+    from mmcare.export.runtime import find_report
+    from mmcare.files import check_writable
+    from mmcare.phone.files import RUNTIMES, gather
+    from mmcare.phone.server import PhoneServer, write_static
+except ImportError as error:  # an older Python or PyTorch, or no pandas
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
-from mmcare.compatibility import require
-from mmcare.export.runtime import find_report
-from mmcare.files import check_writable
-from mmcare.phone.files import RUNTIMES, gather
-from mmcare.phone.server import PhoneServer, write_static
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     try:
         check_writable(arguments.static or arguments.out)
         part = find_report(arguments.files[0])[0].get('part', 'backbone')
-        source = load_source(*arguments.source[:2], part=part) if arguments.source else None
+        source = load_source(*arguments.source, part=part) if arguments.source else None
         contents = gather(arguments.files, arguments.runtime, source)
         if arguments.static:
             write_static(contents, arguments.static)

@@ -178,7 +178,7 @@ def export_backbone(
         for form, kind in forms.items():
             one = free if dynamic and form.dynamic else job
             if kind == 'image':
-                one = one.of_pixels()
+                one = one.of_pixels
             name = f'{base}_dynamic' if one.step else stem
             report[form.name] = write_file(form, one, Path(folder, f'{name}{form.ending}'))
         Path(folder, f'{stem}.json').write_text(json.dumps(report, indent=2) + '\n')

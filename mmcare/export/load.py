@@ -205,8 +205,6 @@ def _read_config(config: Config, part: str) -> tuple[Mapping[str, Any], Normaliz
 def _load(network: Network, checkpoint: str | os.PathLike) -> None:
     """Load weights whole, into a network that is folded if they are."""
     state = load_weights(checkpoint)
-    if not any(key.endswith('stem.conv.weight') for key in state):
-        raise CheckpointError(f'{checkpoint} holds no CARE: give a checkpoint that has one')
     if any(key.split('.')[-1] == 'folded' for key in state):
         fold(network)
     model, backbone = network.model, network.backbone

@@ -69,9 +69,12 @@ def describe_classes(source: Source) -> dict[str, Any]:
         return {}
     head = next(getattr(model, name) for name in HEADS if hasattr(model, name))
     dataset = _innermost(config.test_dataloader.dataset)
-    with DATASETS.switch_scope_and_registry(config.get('default_scope')) as registry:
-        kind: Any = registry.get(dataset.type)
-    known = kind._load_metainfo(deepcopy(dataset.get('metainfo'))) if kind else {}
+    kind: Any = dataset.type
+    if isinstance(kind, str):
+        with DATASETS.switch_scope_and_registry(config.get('default_scope')) as registry:
+            kind = registry.get(kind)
+    load = getattr(kind, '_load_metainfo', None)  # data sets of several have none
+    known = load(deepcopy(dataset.get('metainfo'))) if load else {}
     return {
         name: [one if isinstance(one, str) else [*one] for one in known[name]]
         for name in ('classes', 'palette')

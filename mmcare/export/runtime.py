@@ -42,9 +42,9 @@ def open_exported(path: Path) -> Exported:
 
 
 def find_report(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the report next to a file that names it, and its entry there; both may be empty."""
-    for file in sorted(path.parent.glob('*.json')):
-        with suppress(AttributeError, ValueError):  # it is of something else
+    """Return the newest report next to a file that names it, and its entry; both may be empty."""
+    for file in sorted(path.parent.glob('*.json'), key=lambda one: -one.stat().st_mtime):
+        with suppress(AttributeError, OSError, ValueError):  # it is of something else
             report = json.loads(file.read_text(encoding='utf-8'))
             for entry in report.values():
                 if isinstance(entry, dict) and entry.get('file') == path.name:

@@ -39,7 +39,6 @@ def verify(
 
     Args:
         run: Runs the file; ``runtime`` and ``file`` name both in the message.
-        job: Only those of its images whose names begin as ``JUDGED`` says can fail.
 
     Raises:
         ExportError: If the outputs differ on an image whose name begins as ``JUDGED`` says.

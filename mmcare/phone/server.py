@@ -51,7 +51,7 @@ def read_results(body: bytes) -> tuple[str, dict[str, Any], pd.DataFrame] | None
             *(re.fullmatch('[a-z]+-[a-z]+(-int8)?', engine) for engine in engines),
             *(len(ms) == settings['runs'] and min(ms) > 0 for ms in times),
             times and re.fullmatch(r'\d+x\d+', 'x'.join(map(str, settings['shape']))),
-            re.match(r'\d{8}-\d{6}_', name) and {'file', 'engine', 'ms'} <= {*rows},
+            re.fullmatch(r'\d{8}-\d{6}', posted['time']) and {'file', 'engine', 'ms'} <= {*rows},
             not re.search(OBEYED, json.dumps(posted, allow_nan=False)),
         ]
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
@@ -94,8 +94,10 @@ class Handler(BaseHTTPRequestHandler):
         """Write the results of a measurement, and print them."""
         size = self.headers.get('Content-Length', '')
         body = self.rfile.read(int(size) if re.fullmatch('[0-9]{1,8}', size) else 0)
-        if self.name != 'results' or len(body) > 2**20:
-            return self.answer(404 if self.name != 'results' else 413, b'These are too long.')
+        if self.name != 'results':
+            return self.answer(404)
+        if len(body) > 2**22:
+            return self.answer(413, b'These are too long.')
         if not (results := read_results(body)):
             return self.answer(400, b'These are not results of this page.')
         name, recording, rows = results

@@ -96,7 +96,7 @@ def fold_checkpoint(
     model = MODELS.build(cfg.model).eval()
     for name, module in model.named_modules():
         if isinstance(module, CARE):
-            check_whole(module, weights, f'{name}.', checkpoint)
+            check_whole(module, weights, f'{name}.' if name else '', checkpoint)
     load_state_dict(model, weights, strict=True)
     kinds = CARE, TwoHeads
     folded = [k for k, one in model.named_modules() if isinstance(one, kinds) and not one.deploy]

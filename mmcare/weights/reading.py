@@ -159,7 +159,7 @@ def _download(address: str) -> Path:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(address, str(file), progress=sys.stderr.isatty())
-        except OSError as error:  # also of urllib
+        except Exception as error:  # of urllib, http and the disk; others wait for this one
             fault = f'{address} cannot be downloaded: {error}'
     faults = [each for each in all_gather_object(fault) if each]  # the others wait here
     if faults:

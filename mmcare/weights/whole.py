@@ -34,8 +34,8 @@ def check_whole(network: Any, state: Mapping[str, Any], prefix: str, file: Any) 
         output norms may be missing.
 
     Raises:
-        CheckpointError: If a weight is missing, left over, of another shape, not a tensor of
-            floating point, or not finite.
+        CheckpointError: If a weight is missing, left over, of another shape, not a tensor, of
+            integers in place of floating point or the reverse, or not finite.
     """
     given, is_backbone = {}, hasattr(network, 'arch_zoo')
     for key, value in state.items():
@@ -74,8 +74,8 @@ def _find_fault(value: Any, wanted: torch.Tensor | None) -> str:
     if wanted is None:
         return 'not in the model'
     plain = isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta
-    if not plain or not value.is_floating_point():
-        return 'not tensors of floating point'
+    if not plain or value.is_floating_point() != wanted.is_floating_point():
+        return 'not tensors of such numbers'
     if value.shape != wanted.shape:
         return SHAPE
     return '' if value.to(wanted.dtype).isfinite().all() else 'not finite'

@@ -83,4 +83,6 @@ def test_the_documented_commands(toy, tmp_path):
     torch.save(dict(state_dict=published_weights('s0')), tmp_path / 'CARETrans_S0.pth.tar')
     for name in ('epoch_3.pth', 'CARETrans_S0.pth.tar'):
         assert 'accuracy/top1: ' in mim('test', PLAIN, '--checkpoint', tmp_path / name)
+    code = 'import sys; from mmpretrain import get_model; get_model(*sys.argv[1:])'
+    run(sys.executable, '-c', code, tmp_path / PLAIN.name, tmp_path / 'epoch_3.pth')
     assert 'loss_distill' in mim('train', distilled)

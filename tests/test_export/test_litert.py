@@ -1,12 +1,11 @@
 """LiteRT: structure, numbers with and without XNNPACK, and int8."""
 
-import mmcv
 import numpy as np
 import pytest
 import torch
 from helpers import THIN
 from test_export import SHAPE, STAGES, folded, job_of, thin_source
-from test_quantize import Shared, smooth
+from test_quantize import Shared, draw_pictures, smooth
 
 from mmcare.export import export_backbone
 from mmcare.export.export import write_file
@@ -36,9 +35,7 @@ def described(path):
 def exported(tmp_path_factory):
     """Export in float, then in int8 calibrated with a folder of four pictures."""
     folder, out_dir = tmp_path_factory.mktemp('pictures'), tmp_path_factory.mktemp('litert')
-    for seed in range(4):
-        pixels = (smooth(seed, (80, 120))[0].permute(1, 2, 0) * 50 + 120).clamp(0, 255)
-        mmcv.imwrite(pixels.byte().numpy(), str(folder / f'{seed}.png'))
+    draw_pictures(folder, '.png')
     options = dict(shape=SHAPE, formats=('litert',))
     source = thin_source(arch=TWO_HEADS)
     reports = [

@@ -1,16 +1,20 @@
 """Necks and whole models of the three toolboxes, exported with a thin backbone."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from helpers import THIN, deviation
 from mil_interpreter import run_program
 from mmengine.config import Config
+from mmengine.dataset import BaseDataset
 from mmengine.registry import MODELS
 from test_export import folded, job_of, run_file
 
 from mmcare.export import export_backbone, load_source
 from mmcare.export.formats.coreml import convert_coreml, count_operators
 from mmcare.export.load import fix_pools
+from mmcare.export.pictures import describe_classes
 from mmcare.weights.whole import CheckpointError
 
 WIDTHS = [16, 16, 32, 128]
@@ -160,3 +164,14 @@ def test_weights_of_less(whole, lost):
     torch.save(dict(state_dict=state), weights)
     with pytest.raises(CheckpointError, match=f'(?s)does not fit.*{lost}'):
         load_source(config, weights, 'model')
+
+
+def test_classes_in_the_report():
+    """Those of the test data, named or a class, if they are as many as the head's."""
+    described = dict(classes=['a', 'b'], palette=[[1, 2, 3], [4, 5, 6]])
+    two = type('Two', (BaseDataset,), dict(METAINFO=described))
+    for kind, number, found in (two, 2, described), (two, 3, {}), ('ConcatDataset', 2, {}):
+        model = SimpleNamespace(head=SimpleNamespace(num_classes=number))
+        config = Config(dict(test_dataloader=dict(dataset=dict(type=kind))))
+        source = SimpleNamespace(config=config, network=SimpleNamespace(model=model))
+        assert describe_classes(source) == found

@@ -24,6 +24,13 @@ def smooth(seed, shape=SHAPE):
     return F.interpolate(torch.randn(1, 3, 4, 4), shape, mode='bicubic')
 
 
+def draw_pictures(folder, ending):
+    """Draw four pictures to calibrate with."""
+    for seed in range(4):
+        pixels = (smooth(seed, (80, 120))[0].permute(1, 2, 0) * 50 + 120).clamp(0, 255)
+        mmcv.imwrite(pixels.byte().numpy(), str(folder / f'{seed}{ending}'))
+
+
 class Small(nn.Module):
     """An ordinary convolution, then a large depth-wise kernel."""
 
@@ -107,9 +114,7 @@ def test_pictures_are_turned_as_their_exif_says(tmp_path):
 def exported(tmp_path_factory):
     """Export a thin network, calibrated with a folder of four pictures."""
     folder = tmp_path_factory.mktemp('pictures')
-    for seed in range(4):
-        pixels = (smooth(seed, (80, 120))[0].permute(1, 2, 0) * 50 + 120).clamp(0, 255)
-        mmcv.imwrite(pixels.byte().numpy(), str(folder / 'deeper' / f'{seed}.PNG'))
+    draw_pictures(folder / 'deeper', '.PNG')
     (folder / 'notes.txt').write_text('no picture')
     out_dir = tmp_path_factory.mktemp('int8')
     options = dict(shape=SHAPE, formats=('executorch',), int8=True, calibration=64, images=folder)

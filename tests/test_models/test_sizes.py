@@ -1,4 +1,4 @@
-"""Every size and every tracer: maps as a user would compute them by hand, laid out for mmcv's ops."""
+"""Every size and every tracer: maps as one would compute them by hand, laid out for mmcv."""
 
 import pytest
 import torch

@@ -75,8 +75,9 @@ class Job:
         channels, height, width = self.size
         return export_program(self.network, channels, (height, width), self.step)
 
+    @cached_property
     def of_pixels(self) -> 'Job':
-        """Return the job for images with pixels from 0 to 255, which the network normalises."""
+        """The job for images with pixels from 0 to 255, which the network normalises."""
         assert self.normalization is not None
         mean, std = torch.tensor([self.normalization.mean, self.normalization.std])
         norm = nn.BatchNorm2d(len(mean), eps=0).eval().requires_grad_(False)

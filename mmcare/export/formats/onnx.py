@@ -9,6 +9,7 @@ import torch
 from mmcare.compatibility import require
 from mmcare.export.formats.base import Exported, Format, Job
 from mmcare.export.program import count_convolutions
+from mmcare.models.backbones.care import TOTAL_STRIDE
 
 OPSET = 20  # the first with an operator for GELU
 
@@ -37,12 +38,11 @@ class Onnx(Format):
         converted.save(path, external_data=False)
         model = onnx.load(path)
         onnx.checker.check_model(model)
+        free = {1: f'from {TOTAL_STRIDE + 1} on', TOTAL_STRIDE: f'multiples of {TOTAL_STRIDE}'}
         operators = Counter(node.op_type for node in model.graph.node if node.op_type != 'Constant')
         return dict(
             opset=OPSET,
-            height_and_width=('any' if job.step == 1 else f'multiples of {job.step}')
-            if job.step
-            else [*job.size[1:]],
+            height_and_width=free[job.step] if job.step else [*job.size[1:]],
             operators=dict(operators.most_common()),
             convolutions=count_convolutions(job.program),
         )

@@ -244,10 +244,7 @@ def crop(x: Tensor, images: Tensor, stride: int, weight: Tensor) -> Tensor:
     height, width = images.shape[2:]
     # A negative padding is a copy, and its size needs no comparison, which tracers would record.
     x = F.pad(x, (0, -(missing(width) // stride), 0, -(missing(height) // stride)))
-    last = any(
-        each.is_contiguous(memory_format=torch.channels_last) and not each.is_contiguous()
-        for each in (images, weight)
-    )
+    last = any(each.stride(1) < each.stride(3) for each in (images, weight))
     return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
@@ -484,13 +481,14 @@ class CARE(BaseModule):
         each of ``out_indices``.
         """
         height, width = x.shape[2:]
+        weight = next((one for one in self.stem.parameters() if one.dim() == 4), x)
         state = self.stem(F.pad(x, (0, missing(width), 0, missing(height))))
         outputs = []
         for index, stage in enumerate(self.stages):
             state = stage(state)
             if index in self.out_indices:
                 output = self.out_norms[str(index)](state) if self.out_norms else state
-                outputs.append(crop(output, x, STEM_STRIDE * 2**index, self.stem.conv.weight))
+                outputs.append(crop(output, x, STEM_STRIDE * 2**index, weight))
         return tuple(outputs)
 
     def train(self, mode: bool = True) -> Self:
@@ -573,7 +571,7 @@ class CARE(BaseModule):
         self.init_cfg = [cfg for cfg in cfgs if cfg not in files]
         super().init_weights()
         self.init_cfg = given
-        for state in states:
+        for cfg, state in zip(files, states):
             self.load_state_dict(state, strict=False)
             if hasattr(self, '_params_init_info'):  # of the model around it, for the log
-                update_init_info(self, f'Loaded from {[cfg["checkpoint"] for cfg in files]}')
+                update_init_info(self, f'Loaded from {cfg["checkpoint"]}')

@@ -27,7 +27,7 @@ let device = '';
 let looking = null; // the session that looks at photos: {key, session}
 let redraw = null; // draws the photo's boxes
 let [stopped, sending] = [false, false];
-let kept = []; // results that could not be stored
+let kept = null; // results that could not be stored
 
 /** Make an element with a text and attributes. */
 function make(tag, words = '', attributes = {}) {
@@ -37,12 +37,13 @@ function make(tag, words = '', attributes = {}) {
 }
 
 /** Give the results that were not sent; with an argument, keep these. They outlive the page. */
-function unsent(results) {
+function unsent(results = kept) {
   try {
     if (results) localStorage.setItem('mmcare-unsent', JSON.stringify(results));
+    kept = null;
     return JSON.parse(localStorage.getItem('mmcare-unsent')) ?? [];
   } catch {
-    return (kept = results ?? kept); // some browsers store nothing in private windows
+    return (kept = results) ?? []; // some browsers store nothing in private windows
   }
 }
 
@@ -75,6 +76,7 @@ async function prepareRow(file, backend) {
   const engine = `${runtime}-${backend}${int8 ? '-int8' : ''}`;
   const row = { file: name, key, engine, ms: null, MB: file.bytes / 1e6, deviation: null,
     against, note: '', times: [] };
+  const fail = (error) => (row.note = `error: ${plain(error)}`);
   try {
     const bytes = new Uint8Array(await load('files', name));
     const values = new Float32Array(await load('references', name));
@@ -90,9 +92,9 @@ async function prepareRow(file, backend) {
     row.first = performance.now() - start;
     const expected = file.outputs.map((one) => values.subarray(from, (from += size(one))));
     row.deviation = deviation(found, expected);
-    row.run = () => session.run(image, input.shape);
+    row.run = () => session.run(image, input.shape).catch((error) => Promise.reject(fail(error)));
   } catch (error) {
-    row.note = `error: ${plain(error)}`;
+    fail(error);
     row.close?.();
   }
   return row;
@@ -119,7 +121,7 @@ async function measure() {
     const times = await measureInTurn(able.map(({ run }) => run), rounds, (done) => {
       $('progress').value = (index + done) / chosen.length;
       return !stopped;
-    }).catch((error) => able.map((row) => ((row.note = `error: ${plain(error)}`), [])));
+    }).catch(() => able.map((row) => ((row.note ||= 'not measured: another one failed'), [])));
     able.forEach((row, i) => (row.times = times[i]));
     const first = able.find(({ file }) => file === served.files[0].name)?.times ?? [];
     able.forEach((row) => row.times.length && Object.assign(row, summarize(row.times, first)));
@@ -133,7 +135,7 @@ async function measure() {
     const recording = toRecording(served, device, rounds, rows);
     unsent([...unsent(), { time, device, recording }]);
   }
-  const failed = rows.find(({ times }) => !times.length);
+  const failed = rows.find(({ note }) => note.startsWith('error'));
   text('status', failed ? `${failed.note} (${failed.file}, ${failed.engine})` : 'done');
 }
 
@@ -355,7 +357,8 @@ async function begin() {
   for (const file of served.files) {
     const size = `${fixed(file.bytes / 1e6, 1)} MB, ${served.shape.join('x')}`;
     file.why = whyNotSeen(file);
-    $('files').append(make('li', `${file.name} (${size})${file.why && `. ${file.why}`}`));
+    const words = `${file.name} (${size}), compared with ${file.against}. ${file.why}`;
+    $('files').append(make('li', words));
     $('model').append(make('option', file.name, { value: file.name }));
   }
   $('measure').onclick = () => busily(measure).then(send);
