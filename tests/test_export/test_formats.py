@@ -7,30 +7,29 @@ import sys
 import pytest
 import torch
 from helpers import ROOT, THIN
-from test_export import SHAPE, deviation, normalised, thin_source
+from test_export import deviation, normalised, thin_source
 
 from mmcare.export import export_backbone
 from mmcare.export.formats import FORMATS
 from mmcare.export.formats.base import Format
 from mmcare.export.runtime import open_exported
 
-TOOL = str(ROOT / 'tools' / 'export_backbone.py')
+PADDED, TOOL = (50, 70), str(ROOT / 'tools' / 'export_backbone.py')
 
 
-@pytest.mark.parametrize('shape', [SHAPE, (50, 70)])
 @pytest.mark.parametrize('kind', [name for name, form in FORMATS.items() if form.runtime])
 @pytest.mark.filterwarnings('ignore:.*delegates instead of one')  # of attention with one head
-def test_pixels(tmp_path, kind, shape):
-    """Pixels in, the maps of the normalised image out, also where CARE pads."""
+def test_pixels(tmp_path, kind):
+    """Pixels in, the maps of the normalised image out, where CARE pads; test_coreml has others."""
     for package in FORMATS[kind].packages:
         pytest.importorskip(package)
     source = thin_source(out_indices=(0, 3))
-    report = export_backbone(source, tmp_path, shape, (kind,), input_kind='image')
+    report = export_backbone(source, tmp_path, PADDED, (kind,), input_kind='image')
     (image,) = report[kind]['inputs']
     assert (image['mean'], image['padding']) == (None, [*source.normalization.mean])
     program = open_exported(tmp_path / report[kind]['file'])
-    assert program.pixels and program.input_shape == (1, 3, *shape)
-    pixels = torch.randint(0, 256, (1, 3, *shape)).float()
+    assert program.pixels and program.input_shape == (1, 3, *PADDED)
+    pixels = torch.randint(0, 256, (1, 3, *PADDED)).float()
     found = [torch.from_numpy(one) for one in program.run(pixels)]
     assert deviation(source.network(normalised(pixels)), found) < 1e-4
 
@@ -62,12 +61,13 @@ def test_a_format_is_a_file(tmp_path, monkeypatch):
         open_exported(tmp_path / 'out' / 'thin_64x64.graph')
 
 
-def test_reports_are_joined(tmp_path):
+def test_reports_are_joined(tmp_path, monkeypatch):
     """Of one network; an entry without its file is left out."""
-    for kind, expected in (('onnx', {'onnx'}), ('executorch', {'onnx', 'executorch'})):
+    monkeypatch.setitem(FORMATS, 'text', Text())
+    for kind, expected in (('onnx', {'onnx'}), ('text', {'onnx', 'text'})):
         export_backbone(thin_source(out_indices=(0,)), tmp_path, (32, 32), (kind,))
         report = json.loads((tmp_path / 'thin_32x32.json').read_text())
         assert report.keys() & FORMATS.keys() == expected
     (tmp_path / 'thin_32x32.onnx').unlink()
-    report = export_backbone(thin_source(out_indices=(0,)), tmp_path, (32, 32), ('executorch',))
-    assert report.keys() & FORMATS.keys() == {'executorch'}
+    report = export_backbone(thin_source(out_indices=(0,)), tmp_path, (32, 32), ('text',))
+    assert report.keys() & FORMATS.keys() == {'text'}
