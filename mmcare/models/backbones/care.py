@@ -481,7 +481,7 @@ class CARE(BaseModule):
         each of ``out_indices``.
         """
         height, width = x.shape[2:]
-        weight = next((one for one in self.stem.parameters() if one.dim() == 4), x)
+        weight = next((one for one in self.stem.parameters() if one.dim() == 4), x)  # if wrapped
         state = self.stem(F.pad(x, (0, missing(width), 0, missing(height))))
         outputs = []
         for index, stage in enumerate(self.stages):
