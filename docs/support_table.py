@@ -52,10 +52,10 @@ def main() -> None:
     """Print the table."""
     warnings.simplefilter('ignore')
     cells = [(name, kind) for name in PARTS for kind in FORMATS]
-    table = pd.DataFrame(index=list(PARTS), columns=list(NAMES.values()))
+    table = pd.DataFrame(index=list(PARTS), columns=list(FORMATS))
     for name, kind in track_iter_progress(cells, file=sys.stderr):
-        table.loc[name, NAMES[kind]] = describe(*PARTS[name], kind)
-    print(table.to_markdown())
+        table.loc[name, kind] = describe(*PARTS[name], kind)
+    print(table.rename(columns=NAMES).to_markdown())
 
 
 if __name__ == '__main__':
