@@ -1,1 +1,1 @@
-__version__ = '1.0.0rc4'
+__version__ = '1.0.0rc5'

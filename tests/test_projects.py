@@ -1,4 +1,4 @@
-"""The configs of docs/use_in_your_project.md, as other projects would have them.
+"""The configs of README and docs/use_in_your_project.md, as other projects would have them.
 
 They import mmcare and nothing else of ours, on stock mmengine, in a folder outside of the
 repository. Each toolbox gets a process of its own, which runs this file with the names of its
@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-PAGE = Path(__file__).parents[1] / 'docs' / 'use_in_your_project.md'
-FILES = dict(re.findall(r'^```python\n# (\w+\.py)\n(.*?)^```$', PAGE.read_text(), re.M | re.S))
+PAGES = ('README.md', 'docs/use_in_your_project.md')
+TEXT = '\n'.join((Path(__file__).parents[1] / page).read_text() for page in PAGES)
+FILES = dict(re.findall(r'^```python\n# (\w+\.py)\n(.*?)^```$', TEXT, re.M | re.S))
 BASES = {name: re.search(r"_base_ = '(\w+)::", text) for name, text in FILES.items()}
 TOOLBOXES = {name: base[1] if base else 'mmdet' for name, base in BASES.items()}
 HEIGHT, WIDTH = 64, 96

@@ -11,6 +11,7 @@ MODES = ('train', 'val', 'test')
 CONFIGS = dict(
     detection='mask_rcnn/care_s0_coco',
     segmentation='fpn/care_s0_ade20k',
+    upernet='upernet/upernet_care_s0_ade20k',
     classification='imagenet/care_s0_in1k',
     distillation='imagenet/care_s0_distill_in1k',
     retinanet='retinanet/retinanet_care_s0_coco',
@@ -20,8 +21,8 @@ CONFIGS = dict(
 
 def make_data(task, directory):
     """Make four images to train on and three to evaluate."""
-    makers = dict(segmentation=make_ade20k, classification=make_imagenet)
-    makers['distillation'] = make_imagenet
+    makers = dict(segmentation=make_ade20k, upernet=make_ade20k)
+    makers |= dict(classification=make_imagenet, distillation=make_imagenet)
     makers.get(task, make_coco)(directory, train=4, val=3, size=SIZE)
 
 
@@ -61,7 +62,7 @@ def changes_of(task, data):
             'model.test_cfg.rpn.max_per_img': 20,
             'model.test_cfg.rcnn.score_thr': 0.0,
         }
-    elif task == 'segmentation':
+    elif task in ('segmentation', 'upernet'):
         scales = dict(train=2, val=1, test=1)
         changes |= {
             'train_dataloader.dataset.pipeline.3.crop_size': (SIZE, SIZE),
@@ -101,6 +102,9 @@ def toy_config(task, data, work_dir, **changes):
     elif task == 'segmentation':
         model.neck.update(in_channels=channels, out_channels=CHANNELS)
         model.decode_head.update(in_channels=[CHANNELS] * 4, channels=CHANNELS)
+    elif task == 'upernet':
+        model.decode_head.update(in_channels=channels, channels=CHANNELS)
+        model.auxiliary_head.update(in_channels=channels[2], channels=CHANNELS)
     elif task in ('classification', 'distillation'):
         model.head.in_channels = channels[-1]
     else:

@@ -97,7 +97,7 @@ def build(work_dir, by_epoch=True, checkpoint=(), hooks=(), exact=True, loader=(
     """Build a runner for all epochs, or as many iterations."""
     interval = 1 if by_epoch else ITERATIONS
     saving = dict(type='mmcare.AtomicCheckpointHook', by_epoch=by_epoch, interval=interval)
-    saving |= dict(max_keep_ckpts=KEPT, save_best='acc', rule='greater')
+    saving.update(max_keep_ckpts=KEPT, save_best='acc', rule='greater')
     length = dict(max_epochs=EPOCHS) if by_epoch else dict(max_iters=EPOCHS * ITERATIONS)
     data = dict(dataset=Numbers(), batch_size=2, collate_fn=collate)
     sampler = dict(type='DefaultSampler' if by_epoch else 'InfiniteSampler', shuffle=True)
@@ -106,7 +106,7 @@ def build(work_dir, by_epoch=True, checkpoint=(), hooks=(), exact=True, loader=(
     arguments = dict(
         work_dir=str(work_dir),
         experiment_name=f'toy_{build.count}',
-        train_dataloader=dict(data, sampler=sampler, num_workers=not by_epoch) | dict(loader),
+        train_dataloader={**data, **dict(sampler=sampler, num_workers=not by_epoch), **dict(loader)},
         train_cfg=dict(by_epoch=by_epoch, val_interval=interval, **length),
         optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.05)),
         param_scheduler=dict(type='LinearLR', start_factor=0.1, end=12, by_epoch=False),
@@ -117,7 +117,7 @@ def build(work_dir, by_epoch=True, checkpoint=(), hooks=(), exact=True, loader=(
         test_cfg=dict(type=Validation),
         test_evaluator=[],
         randomness=dict(seed=3),
-        default_hooks=dict(checkpoint=saving | dict(checkpoint)),
+        default_hooks=dict(checkpoint={**saving, **dict(checkpoint)}),
         custom_hooks=[*[dict(type='mmcare.ExactResumeHook')] * exact, *hooks],
     )
     build.count += 1
@@ -150,7 +150,7 @@ def saved(work_dir):
         for index, state in last['optimizer']['state'].items()
         for name, value in state.items()
     }
-    values = {name: v.flatten().tolist() for name, v in (last['state_dict'] | momenta).items()}
+    values = {name: v.flatten().tolist() for name, v in {**last['state_dict'], **momenta}.items()}
     return dict(files=names(work_dir), last=last['meta']['iter'], values=values)
 
 

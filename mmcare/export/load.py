@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from mmcare.models import CARE
 from mmcare.weights.names import of_backbone
 from mmcare.weights.reading import load_weights
-from mmcare.weights.whole import CheckpointError, check_whole
+from mmcare.weights.whole import CheckpointError, check_whole, loaded_whole
 
 PARTS = ('backbone', 'neck', 'model')
 HEADS = ('head', 'decode_head', 'bbox_head')
@@ -207,11 +207,12 @@ def _load(network: Network, checkpoint: str | os.PathLike) -> None:
     state = load_weights(checkpoint)
     if any(key.split('.')[-1] == 'folded' for key in state):
         fold(network)
-    model, backbone = network.model, network.backbone
-    name = next(name for name, module in model.named_modules() if module is backbone)
-    state = state if name else of_backbone(state)
-    taken = check_whole(backbone, state, f'{name}.' if name else '', checkpoint)
+    alone = network.model is network.backbone
+    state = check_whole(network.backbone, of_backbone(state), '', checkpoint) if alone else state
     try:
-        model.load_state_dict(state if name else taken)
+        with loaded_whole(network.model, (CARE,), checkpoint):
+            network.model.load_state_dict(state)
+    except CheckpointError:
+        raise
     except RuntimeError as error:
         raise CheckpointError(f'{checkpoint} does not fit. {error}') from error

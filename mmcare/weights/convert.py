@@ -26,7 +26,7 @@ from mmcare.weights.reading import (
     read_checkpoint,
     write_checkpoint,
 )
-from mmcare.weights.whole import CheckpointError, check_whole
+from mmcare.weights.whole import CheckpointError, check_whole, loaded_whole
 
 
 def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike) -> str:
@@ -94,10 +94,8 @@ def fold_checkpoint(
     if cfg.get('data_preprocessor'):
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     model = MODELS.build(cfg.model).eval()
-    for name, module in model.named_modules():
-        if isinstance(module, CARE):
-            check_whole(module, weights, f'{name}.' if name else '', checkpoint)
-    load_state_dict(model, weights, strict=True)
+    with loaded_whole(model, (CARE,), checkpoint):
+        load_state_dict(model, weights, strict=True)
     kinds = CARE, TwoHeads
     folded = [k for k, one in model.named_modules() if isinstance(one, kinds) and not one.deploy]
     noise = torch.Generator().manual_seed(0)

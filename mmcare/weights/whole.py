@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+from mmengine.logging import print_log
+from torch import nn
 
 from mmcare.weights.names import BACKBONE_PARTS, name_arch
 
@@ -15,6 +20,46 @@ COUNTERS = ('num_batches_tracked', '_extra_state')
 
 class CheckpointError(RuntimeError):
     """A checkpoint file that is damaged, refused, or does not fit."""
+
+
+@contextmanager
+def loaded_whole(
+    model: nn.Module, kinds: tuple[type, ...], file: Any, source: nn.Module | None = None
+) -> Iterator[None]:
+    """Check modules of some kinds at the moment when PyTorch or MMEngine loads their weights.
+
+    A module that ``init_cfg`` has filled in this process keeps these weights, with a warning, if
+    the file has none for it.
+
+    Args:
+        model: With the modules, anywhere; what wraps it may rename keys while it loads.
+        kinds: See ``network`` of :func:`check_whole`.
+        file: Where the weights come from, for messages.
+        source: Of a copy, such as EMA's: the model that ``init_cfg`` has filled.
+
+    Raises:
+        CheckpointError: While weights are loaded, see :func:`check_whole`.
+    """
+
+    def check(
+        filled: Any, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any
+    ) -> None:
+        if getattr(filled, 'is_init', False) and not _select(module, state, prefix):
+            text = f'{file} has no weights of {prefix[:-1]}, which keeps those of its init_cfg.'
+            print_log(text, logger='current', level=logging.WARNING)
+        else:
+            check_whole(module, state, prefix, file)
+
+    handles = [
+        module._register_load_state_dict_pre_hook(partial(check, filled), with_module=True)
+        for module, filled in zip(model.modules(), (source or model).modules())
+        if isinstance(module, kinds)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def check_whole(network: Any, state: Mapping[str, Any], prefix: str, file: Any) -> dict[str, Any]:
@@ -37,11 +82,7 @@ def check_whole(network: Any, state: Mapping[str, Any], prefix: str, file: Any) 
         CheckpointError: If a weight is missing, left over, of another shape, not a tensor, of
             integers in place of floating point or the reverse, or not finite.
     """
-    given, is_backbone = {}, hasattr(network, 'arch_zoo')
-    for key, value in state.items():
-        name = key[len(prefix) :]
-        if key.startswith(prefix) and not (is_backbone and _is_left_out(network, name)):
-            given[name] = value
+    given, is_backbone = _select(network, state, prefix), hasattr(network, 'arch_zoo')
     wanted = network.state_dict()
     needed = [name for name in wanted if not name.startswith('out_norms.')]
     faults = {'missing': [n for n in needed if n not in given and not n.endswith(COUNTERS)]}
@@ -58,6 +99,14 @@ def check_whole(network: Any, state: Mapping[str, Any], prefix: str, file: Any) 
         lines += _advise(network, given, prefix) if is_backbone else []
         raise CheckpointError('\n  '.join(lines))
     return given
+
+
+def _select(network: Any, state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Select the weights of a network, without those of stages that are not built."""
+    given = {k[len(prefix) :]: value for k, value in state.items() if k.startswith(prefix)}
+    if not hasattr(network, 'arch_zoo'):
+        return given
+    return {name: value for name, value in given.items() if not _is_left_out(network, name)}
 
 
 def _is_left_out(backbone: Any, name: str) -> bool:

@@ -29,5 +29,8 @@ def test_a_detector_trains_in_bfloat16(tmp_path):
 
     with pytest.raises(RuntimeError, match='BFloat16'):
         loss()
-    HOOKS.build(config.default_hooks.bfloat16_ops).before_run(SimpleNamespace(model=model))
+    for _ in range(3):  # a runner that trains, validates and tests
+        HOOKS.build(config.default_hooks.bfloat16_ops).before_run(SimpleNamespace(model=model))
     assert loss().isfinite()
+    attached = [(*m._forward_pre_hooks, *m._forward_hooks) for m in model.modules()]
+    assert {len(hooks) for hooks in attached} == {0, 1}

@@ -63,6 +63,7 @@ def test_iterations_and_seeds_draw_other_numbers(tmp_path):
     [
         (dict(by_epoch=False, loader=dict(num_workers=0)), 'set train_dataloader.num_workers'),
         (dict(randomness=dict(seed=None)), 'set randomness.seed'),
+        (dict(by_epoch=False, loader=dict(num_workers=1, persistent_workers=True)), None),
         (dict(), None),
     ],
 )
@@ -71,15 +72,6 @@ def test_warns_where_it_cannot_be_exact(tmp_path, monkeypatch, options, words):
     monkeypatch.setattr(f'{HOOK}.print_log', lambda text, **_: found.append(text))
     train(tmp_path, hooks=[StopAt(0)], **options)
     assert len(found) == bool(words) and all(words in text for text in found)
-
-
-@pytest.mark.parametrize('by_epoch', [True, False])
-def test_persistent_workers_of_epochs_are_refused(tmp_path, by_epoch):
-    """They would keep the random numbers of the epoch before."""
-    loader = dict(num_workers=1, persistent_workers=True)
-    refused = pytest.raises(ValueError, match=r'train_dataloader\.persistent_workers=False')
-    with refused if by_epoch else nullcontext():
-        train(tmp_path, by_epoch=by_epoch, loader=loader, hooks=[StopAt(0)])
 
 
 def rename(checkpoint):

@@ -3,7 +3,7 @@
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,7 @@ FRESH = dict(
 def trained(tmp_path_factory):
     """Give the folder of a task's run: two epochs (iterations), each followed by a validation."""
 
-    @cache
+    @lru_cache(None)
     def train(task):
         folder = tmp_path_factory.mktemp(task)
         make_data(task, folder / 'data')

@@ -19,7 +19,7 @@ VALUES = dict(
 @pytest.mark.parametrize('values', list(product(*VALUES.values())), ids=str)
 def test_every_combination(values):
     multi_scale = values[0] == 'global_only' or sum(values[1:]) % 2 == 0  # half of those allowed
-    arguments = dict(zip(VALUES, values, strict=True), multi_scale=multi_scale)
+    arguments = dict(zip(VALUES, values), multi_scale=multi_scale)
     model = thin_backbone(CAREAblation, **arguments)
     outputs = model.train()(torch.randn(2, 3, 64, 64))
     assert tuple(output.shape[1] for output in outputs) == model.out_channels

@@ -76,7 +76,7 @@ def test_layout(arguments, size):
         assert each.untyped_storage().nbytes() == 4 * each.numel()
     weights = thin_backbone(**arguments).to(memory_format=torch.channels_last)
     for network, images in ((model, last), (weights, plain)):
-        for each, expected in zip(network(images), model(plain), strict=True):
+        for each, expected in zip(network(images), model(plain)):
             assert each.is_contiguous(memory_format=torch.channels_last)
             torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-4)
 

@@ -72,7 +72,7 @@ def init_weights(file):
     return backbone.state_dict()
 
 
-@functools.cache
+@functools.lru_cache(None)
 def good():
     """Return a training checkpoint, and the bytes of files of it with and without checksums."""
     published = OrderedDict(to_published(thin_backbone().state_dict()))

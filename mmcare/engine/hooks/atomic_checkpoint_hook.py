@@ -13,7 +13,7 @@ from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook
 from mmengine.logging import print_log
-from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
 from mmcare.files import moved_into_place
 from mmcare.registry import HOOKS
@@ -30,7 +30,7 @@ class AtomicCheckpointHook(CheckpointHook):
 
     Arguments and file names are those of MMEngine's ``CheckpointHook``. On local disks a checkpoint
     is written under another name, synced and renamed; only then are old ones deleted. Other
-    backends write as MMEngine does.
+    backends and ``FlexibleRunner`` write, find and delete checkpoints as MMEngine does.
 
     With ``resume=True`` and no ``load_from`` the run resumes from the checkpoint that MMEngine's
     file ``last_checkpoint`` names or, with a warning, from the newest whole one if that one is
@@ -52,6 +52,8 @@ class AtomicCheckpointHook(CheckpointHook):
         """Choose the backend, and the checkpoint to resume from before the runner looks for it."""
         backend = (self.backend_args or {}).get('backend', 'local')
         if backend != 'local' or self.file_client_args or '://' in str(self.out_dir):
+            return
+        if not isinstance(runner, Runner):  # strategies of FlexibleRunner write without a backend
             return
         register_backend(ATOMIC, _AtomicBackend, force=True)
         self.backend_args = dict(backend=ATOMIC, outdated=[])

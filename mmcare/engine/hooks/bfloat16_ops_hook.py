@@ -1,17 +1,20 @@
 """Run mmcv's compiled operators in float32 under bfloat16 autocast."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from mmengine.utils import apply_to
 
+from mmcare.engine.hooks import SwitchableHook
 from mmcare.registry import HOOKS
 
 
 @HOOKS.register_module()
-class BFloat16OpsHook(Hook):
+class BFloat16OpsHook(SwitchableHook):
     """Give RoI layers, losses and NMS float32 where autocast makes bfloat16, which mmcv lacks.
 
     Features are cast where they enter a RoI extractor and predictions where they leave a head;
@@ -21,12 +24,18 @@ class BFloat16OpsHook(Hook):
     def before_run(self, runner: Runner) -> None:
         """Attach the casts to the RoI extractors and heads of the model."""
         for module in runner.model.modules():
-            if hasattr(module, 'roi_layers'):
-                module.register_forward_pre_hook(lambda _, inputs: _to_float32(inputs))
-            if hasattr(module, 'predict_by_feat'):
-                module.register_forward_hook(lambda _, inputs, output: _to_float32(output))
+            if hasattr(module, 'roi_layers') and not _is_attached(module._forward_pre_hooks):
+                module.register_forward_pre_hook(_to_float32)
+            if hasattr(module, 'predict_by_feat') and not _is_attached(module._forward_hooks):
+                module.register_forward_hook(_to_float32)
 
 
-def _to_float32(value: Any) -> Any:
-    """Cast the bfloat16 tensors in a nest of tuples and lists."""
+def _is_attached(hooks: Mapping[int, Any]) -> bool:
+    """Whether an earlier run has attached the cast: a runner can train, then test."""
+    return _to_float32 in hooks.values()
+
+
+def _to_float32(_: Any, *values: Any) -> Any:
+    """Cast the bfloat16 tensors in what a module gets (before it runs) or gives (after it)."""
+    value = values[-1]
     return apply_to(value, lambda x: getattr(x, 'dtype', 0) == torch.bfloat16, torch.Tensor.float)

@@ -3,14 +3,14 @@
 from typing import Any
 
 import torch
-from mmengine.hooks import Hook
 from mmengine.utils import apply_to
 
+from mmcare.engine.hooks import SwitchableHook
 from mmcare.registry import HOOKS
 
 
 @HOOKS.register_module()
-class ChannelsLastHook(Hook):
+class ChannelsLastHook(SwitchableHook):
     """Lay the weights of a model out channels-last, before training, validation and test.
 
     Results agree up to rounding. RoI extractors get contiguous maps: mmcv's RoIAlign silently

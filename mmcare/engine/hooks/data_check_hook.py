@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from mmengine.dataset import BaseDataset
 from mmengine.dist import is_main_process
-from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import BaseLoop, Runner
 from PIL import Image
 from torch import nn
 
+from mmcare.engine.hooks import SwitchableHook
 from mmcare.registry import HOOKS
 
 
 @HOOKS.register_module()
-class DataCheckHook(Hook):
+class DataCheckHook(SwitchableHook):
     """Validate what the toolboxes assume.
 
     Before a run: images and label maps exist; label maps in PNG are undamaged, as large as their
@@ -34,20 +34,14 @@ class DataCheckHook(Hook):
     enough classes (with a ``language_model``: or a warning). Before each iteration: mmseg's labels
     are among the classes, or ignored. Remote data (``backend_args``, ``://``) are not checked.
 
-    Args:
-        enabled: False (``default_hooks.data_check.enabled=False``) switches the checks off.
-
     Raises:
         ValueError: If something is wrong. The message names the files and what to do.
     """
 
-    def __init__(self, enabled: bool = True) -> None:
-        self.enabled = enabled
-
     def before_run(self, runner: Runner) -> None:
         """Check the datasets that were built for this run."""
         datasets: list[tuple[str, BaseDataset]] = []
-        for mode in ('train', 'val', 'test') if self.enabled and is_main_process() else ():
+        for mode in ('train', 'val', 'test') if is_main_process() else ():
             loop = getattr(runner, f'_{mode}_loop')
             for dataset in _unwrap(loop.dataloader.dataset) if isinstance(loop, BaseLoop) else ():
                 if not getattr(dataset, 'backend_args', None):
@@ -68,7 +62,7 @@ class DataCheckHook(Hook):
         """Check the label maps (1, H, W) in a batch of mmseg's."""
         dataset = getattr(runner, f'{mode}_dataloader').dataset
         metainfo = getattr(dataset, 'metainfo', {})
-        if not (self.enabled and metainfo.get('classes') and 'reduce_zero_label' in metainfo):
+        if not (metainfo.get('classes') and 'reduce_zero_label' in metainfo):
             return
         last, shift = len(metainfo['classes']) - 1, int(metainfo['reduce_zero_label'])
         samples = data_batch['data_samples']

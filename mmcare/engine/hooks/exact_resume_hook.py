@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 from mmengine.dataset import worker_init_fn
 from mmengine.dist import get_rank, get_world_size
-from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, find_latest_checkpoint, set_random_seed
 
 from mmcare.compatibility import skips_batches
+from mmcare.engine.hooks import SwitchableHook
 from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
 from mmcare.weights.whole import CheckpointError
 
 
 @HOOKS.register_module()
-class ExactResumeHook(Hook):
+class ExactResumeHook(SwitchableHook):
     """Seed all random generators for each iteration, and resume from whole checkpoints only.
 
     MMEngine does not save the states of generators. With this hook the random numbers of a training
@@ -33,7 +33,6 @@ class ExactResumeHook(Hook):
     segmentors: PyTorch raises, see docs/crashes.md.
 
     Raises:
-        ValueError: If an epoch-based run has persistent workers.
         CheckpointError: If a run resumes from a file without a weight or the state of the
             optimizer, or with other schedulers. MMEngine silently reinitializes them.
     """
@@ -41,19 +40,19 @@ class ExactResumeHook(Hook):
     priority = 'VERY_HIGH'
 
     def before_run(self, runner: Any) -> None:
-        """Refuse persistent workers; warn if a later resume cannot be exact."""
+        """Warn if a resume cannot be exact."""
         if not isinstance(runner._train_loop, BaseLoop):  # a validation or test
             return
         by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
-        if by_epoch and runner.train_dataloader.persistent_workers:
-            raise ValueError(
-                'a run with workers that outlive an epoch cannot be resumed exactly: '
-                'set train_dataloader.persistent_workers=False'
-            )
-        seed, workers = runner._randomness_cfg.get('seed'), runner.train_dataloader.num_workers
-        if seed is None or not (by_epoch or workers):
-            missing = 'randomness.seed' if seed is None else 'train_dataloader.num_workers'
-            text = f'A resumed run will not reproduce an uninterrupted one: set {missing}.'
+        loader = runner.train_dataloader
+        advice = {
+            'randomness.seed': runner._randomness_cfg.get('seed') is None,
+            'train_dataloader.num_workers': not (by_epoch or loader.num_workers),
+            'train_dataloader.persistent_workers=False': by_epoch and loader.persistent_workers,
+        }
+        if missing := ', '.join(setting for setting, needed in advice.items() if needed):
+            run = 'This resumed run does' if runner._resume else 'A resume of this run will'
+            text = f'{run} not reproduce an uninterrupted run: set {missing}.'
             print_log(text, logger='current', level=logging.WARNING)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:

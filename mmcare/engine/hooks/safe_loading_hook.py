@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
-from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.runner import find_latest_checkpoint
 
+from mmcare.engine.hooks import SwitchableHook
 from mmcare.models import CARE
 from mmcare.models.heads import TwoHeads
 from mmcare.registry import HOOKS
-from mmcare.weights.names import without_wrapper
 from mmcare.weights.reading import safe_loader
-from mmcare.weights.whole import check_whole
+from mmcare.weights.whole import loaded_whole
 
 
 @HOOKS.register_module()
-class SafeLoadingHook(Hook):
+class SafeLoadingHook(SwitchableHook):
     """Read ``load_from`` and the checkpoint to resume from by :mod:`mmcare.weights.reading`.
 
-    Published CARE files load into classifiers. A CARE anywhere in the model is loaded whole or
-    raises; so are its two heads. MMEngine's own loader is back afterwards, even if loading fails.
-    ``FlexibleRunner`` loads before any hook runs: import :mod:`mmcare.engine.safe_loading` there.
+    Published CARE files load into classifiers. Each CARE and its two heads are checked while they
+    are loaded, behind wrappers, teachers and test-time augmentation, and in EMA's copy of the
+    model: see :func:`mmcare.weights.whole.loaded_whole`. MMEngine's own loader is back afterwards,
+    even if loading fails. ``FlexibleRunner`` loads before ``before_run``: import
+    :mod:`mmcare.engine.safe_loading` to read safely there; weights are checked there as well.
 
     Raises:
         CheckpointError: If a file cannot be read, or does not fill a CARE of the model.
@@ -30,16 +31,28 @@ class SafeLoadingHook(Hook):
 
     priority = 'VERY_HIGH'  # before EMAHook, which loads weights in after_load_checkpoint
 
+    def __init__(self, enabled: bool = True) -> None:
+        super().__init__(enabled)
+        self._checks = ExitStack()
+
     def before_run(self, runner: Any) -> None:
         """Wrap ``runner.load_or_resume``, which comes next in training, validation and test."""
-        runner.load_or_resume = safe_loader()(runner.load_or_resume)
+        self._checks.close()  # FlexibleRunner has loaded
+        load_or_resume = runner.load_or_resume
+
+        def load() -> None:
+            with safe_loader(), self._checks:
+                load_or_resume()
+
+        runner.load_or_resume = load
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        """Check what MMEngine is about to load with ``strict=False``."""
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        """Check what MMEngine loads next, with ``strict=False``."""
+        self._checks.close()
         file = runner._load_from or find_latest_checkpoint(runner.work_dir)
-        states = [checkpoint.get('state_dict', checkpoint)]
-        states += [checkpoint['ema_state_dict']] if 'ema_state_dict' in checkpoint else []
-        for name, module in model.named_modules():
-            for state in states if isinstance(module, (CARE, TwoHeads)) else ():
-                check_whole(module, without_wrapper(state), f'{name}.' if name else '', file)
+        kinds = CARE, TwoHeads
+        self._checks.enter_context(loaded_whole(runner.model, kinds, file))
+        for hook in runner.hooks:
+            if hasattr(hook, 'ema_model'):
+                copy = loaded_whole(hook.ema_model.module, kinds, file, hook.src_model)
+                self._checks.enter_context(copy)

@@ -561,16 +561,21 @@ class CARE(BaseModule):
         """Initialize as ``init_cfg`` says.
 
         Raises:
+            ValueError: If ``type='Pretrained'`` names no file.
             FileNotFoundError: If there is no such file; the message says where weights are.
             CheckpointError: If it cannot be read without running code, or does not fill the CARE.
         """
         given: Any = self.init_cfg
         cfgs = given if isinstance(given, list) else [given]
         files = [cfg for cfg in cfgs if cfg['type'] in ('Pretrained', PretrainedInit)]
+        for cfg in files:
+            check('init_cfg', cfg, 'a Pretrained with checkpoint=FILE', bool(cfg.get('checkpoint')))
         states = [] if self.is_init else [read_whole(self, **cfg) for cfg in files]
         self.init_cfg = [cfg for cfg in cfgs if cfg not in files]
-        super().init_weights()
-        self.init_cfg = given
+        try:
+            super().init_weights()
+        finally:
+            self.init_cfg = given
         for cfg, state in zip(files, states):
             self.load_state_dict(state, strict=False)
             if hasattr(self, '_params_init_info'):  # of the model around it, for the log
