@@ -1,5 +1,5 @@
-# Any Python 3.11 will do: make PYTHON=/path/to/python3.11 .venv
-PYTHON ?= python3.11
+# Interpreters are searched for; any other is named so: make PYTHON=/path/to/python3.11 .venv
+PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 # Written last: an installation that was interrupted is taken up again by the next `make`.
@@ -11,6 +11,15 @@ OLD_READY := .venv-torch2.1/.ready
 OLDEST_READY := .venv-torch2.0/.ready
 # mim and mmengine import pkg_resources, which later versions of setuptools no longer have.
 SETUPTOOLS := setuptools>=77,<81
+
+# Makes an empty environment with one of the versions $(1): of PYTHON, of the path (where a shim of
+# pyenv can be that fails), or of pyenv's folder. $(2) are options of venv.
+define make_environment
+	@for python in $(or $(PYTHON),$(foreach v,$(1),python$(v) $(wildcard $(PYENV)/$(v).*/bin/python))); do \
+		$$python -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in "$(1)".split())' \
+			2>/dev/null && exec $$python -m venv $(2) $(@D); \
+	done; echo 'Python $(subst $() , or ,$(1)) is needed: make PYTHON=/path/to/python $(@D)' >&2; exit 1
+endef
 
 .DEFAULT_GOAL := help
 .PHONY: .venv .venv-onedl bench demo demo-seg dist docs help install lint phone test test-onedl \
@@ -37,10 +46,8 @@ $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirem
 		requirements/export.txt requirements/lint.txt requirements/litert.txt \
 		requirements/litert-nodeps.txt requirements/ncnn.txt requirements/phone.txt requirements/runtime.txt \
 		requirements/tests.txt requirements/timm.txt setup.py
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
-		{ echo 'Python 3.11 is needed: make PYTHON=/path/to/python3.11 $@' >&2; exit 1; }
 	@echo '[1/5] an empty environment in $(@D)'
-	$(PYTHON) -m venv $(@D)
+	$(call make_environment,3.11 3.12)
 	$(PIP) install --upgrade pip '$(SETUPTOOLS)' ninja psutil wheel
 	@echo '[2/5] torch (a large download)'
 	$(PIP) install torch===2.13.0 torchvision==0.28.0 'numpy<2.4'
@@ -65,7 +72,7 @@ $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirem
 
 $(OLD_READY) test-torch2.1: BIN := .venv-torch2.1/bin
 $(OLD_READY): requirements/stack-torch2.1.txt requirements/tests.txt Makefile setup.py
-	$(PYTHON) -m venv $(@D)
+	$(call make_environment,3.10,--clear)
 	$(PIP) install --upgrade pip '$(SETUPTOOLS)' ninja psutil wheel
 	$(PIP) install torch==2.1.2 torchvision==0.16.2 numpy==1.26.4
 	$(PIP) install openmim==0.3.9 && $(PIP) install '$(SETUPTOOLS)'
@@ -81,8 +88,8 @@ $(OLD_READY): requirements/stack-torch2.1.txt requirements/tests.txt Makefile se
 
 $(OLDEST_READY) test-torch2.0: BIN := .venv-torch2.0/bin
 $(OLDEST_READY): requirements/stack-torch2.0.txt requirements/tests.txt Makefile setup.py
-	$(PYTHON) -m venv $(@D)
-	$(PIP) install --upgrade pip '$(SETUPTOOLS)' wheel
+	$(call make_environment,3.8,--clear)
+	$(PIP) install --upgrade pip 'setuptools<81' wheel
 	$(PIP) install torch==2.0.1 -r requirements/stack-torch2.0.txt -r requirements/tests.txt
 	$(PIP) install --no-build-isolation --editable .
 	@touch $@
@@ -109,12 +116,12 @@ test: $(READY) ## run the tests without the slow ones, and the code blocks of th
 test-onedl: $(ONEDL_READY) ## the same on the maintained forks of the MM family, in .venv-onedl
 	$(PYTEST_FAST)
 
-test-torch2.1: $(OLD_READY) ## all tests but those of exports, with PyTorch 2.1 as most users have it
+test-torch2.1: $(OLD_READY) ## all tests but those of exports, with PyTorch 2.1 and Python 3.10
 	$(BIN)/python -m pytest tests -m 'not slow' --numprocesses auto --dist loadfile
 
-test-torch2.0: $(OLDEST_READY) ## the tests of models, weights and hooks with the oldest versions
+test-torch2.0: $(OLDEST_READY) ## the tests of models, weights and hooks with PyTorch 2.0 and Python 3.8
 	$(BIN)/python -m pytest tests/test_models tests/test_weights tests/test_engine tests/test_flows.py \
-		-m 'not slow' --numprocesses auto --dist loadfile
+		tests/test_mm_flows.py -m 'not slow' --numprocesses auto --dist loadfile
 
 # The browsers' runtimes, in the versions of the lock file; npm runs none of their scripts.
 RUNTIMES := mmcare/phone/node_modules

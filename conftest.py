@@ -1,5 +1,7 @@
 """Code blocks of README and docs are tests: ``pytest README.md docs``."""
 
+from __future__ import annotations
+
 import os
 import re
 import shlex

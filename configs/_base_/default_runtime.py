@@ -21,7 +21,6 @@ env_cfg = dict(
     dist_cfg=dict(backend='nccl'),
 )
 
-vis_backends = [dict(type='LocalVisBackend')]
 log_level = 'INFO'
 load_from = None
 resume = False
