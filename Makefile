@@ -37,9 +37,11 @@ install: $(READY) ## the same
 $(READY): requirements/stack.txt
 $(READY): STACK := requirements/stack.txt
 $(READY): MMCV := mmcv==2.1.0
+$(READY): PYTHONS := 3.11 3.12
 $(ONEDL_READY): requirements/stack-onedl.txt
 $(ONEDL_READY): STACK := requirements/stack-onedl.txt
 $(ONEDL_READY): MMCV := onedl-mmcv==2.3.6
+$(ONEDL_READY): PYTHONS := 3.12 3.11
 $(ONEDL_READY) test-onedl: BIN := .venv-onedl/bin
 
 $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirements/coreai.txt \
@@ -47,7 +49,7 @@ $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirem
 		requirements/litert-nodeps.txt requirements/ncnn.txt requirements/phone.txt requirements/runtime.txt \
 		requirements/tests.txt requirements/timm.txt setup.py
 	@echo '[1/5] an empty environment in $(@D)'
-	$(call make_environment,3.11 3.12)
+	$(call make_environment,$(PYTHONS))
 	$(PIP) install --upgrade pip '$(SETUPTOOLS)' ninja psutil wheel
 	@echo '[2/5] torch (a large download)'
 	$(PIP) install torch===2.13.0 torchvision==0.28.0 'numpy<2.4'
