@@ -12,13 +12,15 @@ OLDEST_READY := .venv-torch2.0/.ready
 # mim and mmengine import pkg_resources, which later versions of setuptools no longer have.
 SETUPTOOLS := setuptools>=77,<81
 
-# Makes an empty environment with one of the versions $(1): of PYTHON, of the path (where a shim of
-# pyenv can be that fails), or of pyenv's folder. $(2) are options of venv.
+# Makes an environment with one of the versions $(1), unless there is one: of PYTHON, of the path (where
+# a shim of pyenv can be that fails), or of pyenv's folder.
+HAS_VERSION = -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in "$(1)".split())' 2>/dev/null
 define make_environment
-	@for python in $(or $(PYTHON),$(foreach v,$(1),python$(v) $(wildcard $(PYENV)/$(v).*/bin/python))); do \
-		$$python -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in "$(1)".split())' \
-			2>/dev/null && exec $$python -m venv $(2) $(@D); \
-	done; echo 'Python $(subst $() , or ,$(1)) is needed: make PYTHON=/path/to/python $(@D)' >&2; exit 1
+	@$(BIN)/python $(HAS_VERSION) || { \
+		for python in $(or $(PYTHON),$(foreach v,$(1),python$(v) $(wildcard $(PYENV)/$(v).*/bin/python))); do \
+			$$python $(HAS_VERSION) && exec $$python -m venv --clear $(@D); \
+		done; \
+		echo 'Python $(subst $() , or ,$(1)) is needed: make PYTHON=/path/to/python $(@D)' >&2; exit 1; }
 endef
 
 .DEFAULT_GOAL := help
@@ -74,7 +76,7 @@ $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirem
 
 $(OLD_READY) test-torch2.1: BIN := .venv-torch2.1/bin
 $(OLD_READY): requirements/stack-torch2.1.txt requirements/tests.txt Makefile setup.py
-	$(call make_environment,3.10,--clear)
+	$(call make_environment,3.10)
 	$(PIP) install --upgrade pip '$(SETUPTOOLS)' ninja psutil wheel
 	$(PIP) install torch==2.1.2 torchvision==0.16.2 numpy==1.26.4
 	$(PIP) install openmim==0.3.9 && $(PIP) install '$(SETUPTOOLS)'
@@ -90,7 +92,7 @@ $(OLD_READY): requirements/stack-torch2.1.txt requirements/tests.txt Makefile se
 
 $(OLDEST_READY) test-torch2.0: BIN := .venv-torch2.0/bin
 $(OLDEST_READY): requirements/stack-torch2.0.txt requirements/tests.txt Makefile setup.py
-	$(call make_environment,3.8,--clear)
+	$(call make_environment,3.8)
 	$(PIP) install --upgrade pip 'setuptools<81' wheel
 	$(PIP) install torch==2.0.1 -r requirements/stack-torch2.0.txt -r requirements/tests.txt
 	$(PIP) install --no-build-isolation --editable .
