@@ -57,9 +57,9 @@ def thin_backbone(kind=CARE, **arguments):
 
 def deviation(expected, found):
     """Largest difference of outputs, as a share of each one's largest magnitude."""
-    pairs = list(zip(expected, found))
-    assert len(expected) == len(found) and all((a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs)
-    return torch.stack([(a - b).abs().max() / a.abs().max() for a, b in pairs]).max().item()
+    assert [(one.shape, one.dtype) for one in expected] == [(o.shape, o.dtype) for o in found]
+    shares = [(a - b).abs().max() / a.abs().max() for a, b in zip(expected, found)]
+    return torch.stack(shares).max().item()
 
 
 def assert_equal(found, expected):

@@ -1,4 +1,4 @@
-"""Ordinary work with MMEngine goes through our hooks: TTA, teachers, EMA, other runners, switches."""
+"""Ordinary work with MMEngine goes through our hooks: TTA, teachers, EMA, other runners."""
 
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def test_test_time_augmentation_of_segmentors(toy, tmp_path, task):
 
 def test_test_time_augmentation_of_detectors(toy):
     """As mmdet's tools/test.py builds it."""
-    config, _ = toy('detection')
+    config, _ = toy('retinanet')
     config.test_dataloader.dataset.pipeline[-1] = FLIPS
     tta = dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100)
     config.model = dict(type='DetTTAModel', tta_cfg=tta, module=config.model)
@@ -92,6 +92,7 @@ def test_a_plain_detector_becomes_student_and_teacher(toy):
         type='SoftTeacher',
         detector=dict(config.model, data_preprocessor=plain),
         data_preprocessor=dict(type='MultiBranchDataPreprocessor', data_preprocessor=plain),
+        semi_train_cfg=dict(freeze_teacher=True),
         semi_test_cfg=dict(predict_on='teacher'),
     )
     runner = Runner.from_cfg(config)
@@ -117,9 +118,13 @@ def test_load_from(tmp_path, warned, given, mode, averaged):
     torch.save(dict(state_dict=state), tmp_path / 'file.pth')
     hooks = [dict(type='mmcare.SafeLoadingHook'), *[dict(type='EMAHook')] * averaged]
     runner = build(
-        tmp_path / mode, exact=False, model=model, hooks=[*hooks, StopAt(0)], checkpoint=dict(save_best=None),
+        tmp_path / mode,
+        exact=False,
+        model=model,
+        hooks=[*hooks, StopAt(0)],
+        checkpoint=dict(save_best=None),
         load_from=str(tmp_path / 'file.pth'),
-    )  # fmt: skip
+    )
     if given == 'all' or (given == 'no backbone' and mode == 'train'):
         if mode == 'train':
             with pytest.raises(KeyboardInterrupt):
@@ -136,14 +141,14 @@ def test_load_from(tmp_path, warned, given, mode, averaged):
 
 def test_resumed_averages_are_checked(tmp_path):
     """They are in an entry of their own, under MMEngine's names."""
-    options = dict(model=Images(), hooks=[dict(type='mmcare.SafeLoadingHook'), dict(type='EMAHook')])
+    hooks = [dict(type='mmcare.SafeLoadingHook'), dict(type='EMAHook')]
+    options = dict(model=Images(), hooks=hooks)
     train(tmp_path, **options)
     file = tmp_path / f'epoch_{toy_training.EPOCHS}.pth'
     checkpoint = torch.load(file, weights_only=True)
     del checkpoint['ema_state_dict']['module.backbone.stem.conv.bias']
-    checkpoint['state_dict'].pop('unused', None)
     torch.save(checkpoint, file)
-    with pytest.raises((CheckpointError, KeyError), match=r'backbone\.stem\.conv\.bias'):
+    with pytest.raises(CheckpointError, match=r'backbone\.stem\.conv\.bias'):
         train(tmp_path, resume=True, **options)
 
 

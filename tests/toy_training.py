@@ -101,12 +101,13 @@ def build(work_dir, by_epoch=True, checkpoint=(), hooks=(), exact=True, loader=(
     length = dict(max_epochs=EPOCHS) if by_epoch else dict(max_iters=EPOCHS * ITERATIONS)
     data = dict(dataset=Numbers(), batch_size=2, collate_fn=collate)
     sampler = dict(type='DefaultSampler' if by_epoch else 'InfiniteSampler', shuffle=True)
+    training = dict(data, sampler=sampler, num_workers=not by_epoch)
     in_order = dict(data, sampler=dict(type='DefaultSampler', shuffle=False))
     torch.manual_seed(0)  # of the weights
     arguments = dict(
         work_dir=str(work_dir),
         experiment_name=f'toy_{build.count}',
-        train_dataloader={**data, **dict(sampler=sampler, num_workers=not by_epoch), **dict(loader)},
+        train_dataloader={**training, **dict(loader)},
         train_cfg=dict(by_epoch=by_epoch, val_interval=interval, **length),
         optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.05)),
         param_scheduler=dict(type='LinearLR', start_factor=0.1, end=12, by_epoch=False),

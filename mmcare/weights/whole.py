@@ -41,9 +41,7 @@ def loaded_whole(
         CheckpointError: While weights are loaded, see :func:`check_whole`.
     """
 
-    def check(
-        filled: Any, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any
-    ) -> None:
+    def check(filled: Any, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         if getattr(filled, 'is_init', False) and not _select(module, state, prefix):
             text = f'{file} has no weights of {prefix[:-1]}, which keeps those of its init_cfg.'
             print_log(text, logger='current', level=logging.WARNING)

@@ -49,7 +49,8 @@ class LoadingModel(BaseModel):
 
 def load_in_a_run(model, file):
     """Load as a Runner with the hook does."""
-    runner = SimpleNamespace(model=model, hooks=[], _load_from=str(file), logger=logging.getLogger())
+    log = logging.getLogger()
+    runner = SimpleNamespace(model=model, hooks=[], _load_from=str(file), logger=log)
     hook = SafeLoadingHook()
     runner.call_hook = lambda name, checkpoint: getattr(hook, name)(runner, checkpoint)
     runner.load_or_resume = lambda: Runner.load_checkpoint(runner, str(file))
