@@ -35,17 +35,20 @@ class ResizeToFit(Resize):
         super()._resize_img(results)
 
 
-def fit_config(config: Config, shape: tuple[int, int]) -> None:
+def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     """Let a config of a toolbox test single images, within a height and width, in place.
 
     ``Resize`` and ``Pad`` take the size. So does ``CenterCrop``, and the edge that ``ResizeEdge``
     makes before it changes in proportion to the longer side. Segmentors see the whole image.
+
+    Returns:
+        The steps of the test pipeline by name.
     """
     size = shape[1], shape[0]
     loader, model = config.test_dataloader, config.model
     loader.batch_size = 1
     steps = {}
-    for step in loader.dataset.pipeline:  # types are names, or classes
+    for step in loader.dataset.get('pipeline') or ():  # types are names, or classes
         steps[getattr(step.type, '__name__', step.type).rpartition('.')[2]] = step
     if 'Resize' in steps:
         steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
@@ -61,6 +64,7 @@ def fit_config(config: Config, shape: tuple[int, int]) -> None:
             (preprocessor or {}).pop(padding, None)
     if 'mode' in (model.get('test_cfg') or {}):
         model.test_cfg.mode = 'whole'
+    return steps
 
 
 def pad_images(model: Any, shape: tuple[int, int]) -> None:
@@ -91,7 +95,7 @@ def take_normalized(program: Exported, model: Any) -> Exported:
     if not program.pixels:
         return program
     mean, std = (one.cpu() for one in (model.data_preprocessor.mean, model.data_preprocessor.std))
-    return replace(program, run=lambda images: program.run(images * std + mean), pixels=False)
+    return replace(program, run=lambda images: program.run(images * std + mean), description={})
 
 
 @contextmanager
