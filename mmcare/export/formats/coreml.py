@@ -1,4 +1,4 @@
-"""Core ML's ML Program: converted, and run only on macOS."""
+"""Core ML's ML Program, computed by PyTorch where Core ML is missing."""
 
 import platform
 from collections import Counter
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from mmcare.compatibility import require
-from mmcare.export.formats.base import Format, Job
+from mmcare.export.formats.base import Exported, Format, Job
+from mmcare.export.formats.mil import open_package
 from mmcare.export.program import COREML, export_program
 from mmcare.export.verify import compare
 from mmcare.models.backbones.care import LinearAttention
@@ -30,6 +31,7 @@ class CoreML(Format):
     ending = '.mlpackage'
     packages = ('coremltools',)
     input = 'image'
+    runtime = 'the interpreter of ML Programs'  # by PyTorch, sums in float32; not Core ML
     options: ClassVar = {
         'precision': dict(choices=PRECISIONS, default='float16', help='of Core ML (%(default)s)'),
         'target': dict(choices=TARGETS, default='iOS16', help='oldest for Core ML (%(default)s)'),
@@ -79,6 +81,10 @@ class CoreML(Format):
             operators=count_operators(model),
             deviations=deviations,
         )
+
+    def open(self, path: Path) -> Exported:
+        """Open a package in the interpreter of :mod:`mmcare.export.formats.mil`."""
+        return open_package(path)
 
 
 def convert_coreml(job: Job, precision: str = 'float16', target: str = 'iOS16') -> Any:
