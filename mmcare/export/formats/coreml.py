@@ -1,4 +1,4 @@
-"""Core ML's ML Program: converted, and run only on macOS."""
+"""Core ML's ML Program, computed by PyTorch where Core ML is missing."""
 
 import json
 import platform
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mmcare.export.formats.base import Exported, Format, Job, Written
+from mmcare.export.formats.mil import open_package
 from mmcare.export.program import COREML, export_program
 from mmcare.models.backbones.care import LinearAttention
 
@@ -28,7 +29,7 @@ class CoreML(Format):
     packages = ('coremltools', 'sklearn')  # the latter compresses
     input = 'image'
     precisions: ClassVar = {'float16': 2e-2, **Format.precisions}
-    runtime = "the interpreter of Core ML's programs"
+    runtime = 'the interpreter of ML Programs'  # by PyTorch, sums in float32; not Core ML
     options: ClassVar = {
         'target': dict(choices=TARGETS, help=f'oldest for Core ML; default: {TARGETS[0]}'),
         'compress': dict(choices=COMPRESSIONS, help="Core ML's weights"),
@@ -48,6 +49,10 @@ class CoreML(Format):
         # Not part of the package; as large as a small network.
         path.joinpath('executorch_debug_handle_mapping.json').unlink(missing_ok=True)
         return Written(dict(target=target, operators=count_operators(model)))
+
+    def open(self, path: Path) -> Exported:
+        """Open a package in the interpreter of :mod:`mmcare.export.formats.mil`."""
+        return open_package(path)
 
 
 def convert_coreml(job: Job, precision: str = 'float16', target: str = 'iOS16') -> Any:
