@@ -24,7 +24,7 @@ except KeyboardInterrupt:
     sys.exit(130)
 
 # Of a report, which has more.
-SHOWN = 'file bytes precision compress delegates outside deviations quantization pictures'.split()
+SHOWN = 'file', 'bytes', 'delegates', 'outside', 'deviations', 'quantization', 'pictures'
 
 
 def parse_args() -> argparse.Namespace:

@@ -1,9 +1,10 @@
 """Test exported files in the toolbox's own test loop, in place of the network, and time them.
 
-Files are run on the CPU, by one thread; Core ML's are computed by PyTorch, and not timed. Images are resized to fit in their height and width, the
-ratio kept, and padded. Whole models need no checkpoint. A backbone, with or without neck, replaces
-these alone; the rest takes its weights from --checkpoint. A table is printed: megabytes,
-milliseconds an image (median, all in turn in this process), and the config's metrics.
+Files are run on the CPU, by one thread; PyTorch computes .mlpackage files, which are not timed.
+Images are resized to fit in their height and width, the ratio kept, and padded. Whole models need
+no checkpoint. A backbone, with or without neck, replaces these alone; the rest takes its weights
+from --checkpoint. A table is printed: megabytes, milliseconds an image (median, all in turn in this
+process), and the config's metrics.
 """
 
 import argparse

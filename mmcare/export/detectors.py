@@ -15,9 +15,9 @@ def name_outputs(network: Network, outputs: Sequence[Tensor]) -> list[str]:
     """Name the outputs of a network, in their order.
 
     Returns:
-        ``stage1``, ... of a backbone, ``neck1``, ... of a neck, and ``['logits']`` for classifiers and segmentors. For one-stage detectors the kinds of maps as
-        the head's loss calls them, with the number of the level: ``cls_score1``, ``cls_score2``,
-        ..., ``bbox_pred1``, ...
+        ``stage1``, ... of a backbone, ``neck1``, ... of a neck, ``['logits']`` of classifiers and
+        segmentors. Of one-stage detectors the kinds of maps as the head's loss calls them, with
+        the number of the level: ``cls_score1``, ``cls_score2``, ..., ``bbox_pred1``, ...
 
     Raises:
         ValueError: If the maps are not one of each kind at each level.

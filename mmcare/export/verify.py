@@ -55,9 +55,7 @@ def check_file(
 
 
 @torch.no_grad()
-def verify(
-    run: Run, job: Job, runtime: str, file: str, limit: float
-) -> dict[str, float | str]:
+def verify(run: Run, job: Job, runtime: str, file: str, limit: float) -> dict[str, float | str]:
     """Compare outputs with the network's, as shares of each output's largest magnitude.
 
     Returns:

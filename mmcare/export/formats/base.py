@@ -18,7 +18,6 @@ from mmcare.export.program import export_program
 from mmcare.models.backbones.care import TOTAL_STRIDE
 from mmcare.models.folding import fold
 
-
 Run = Callable[[Tensor], Sequence[Any]]  # images (1, C, H, W) to outputs
 
 
