@@ -91,9 +91,7 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     runs: dict[str, Callable[[], object]] = {}
     for file, opened in programs.items():
         program = take_normalized(opened, runner.model)
-        with replaced_part(
-            runner.model, program, picture if arguments.checkpoint else None
-        ) as part:
+        with replaced_part(runner.model, program, bool(arguments.checkpoint)) as part:
             if part != 'model' and not arguments.checkpoint:
                 raise ValueError(
                     f'{file} holds the {part} alone: give the weights of the rest with '

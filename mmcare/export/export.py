@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mmcare.export.detectors import describe_decoding, name_outputs
 from mmcare.export.formats import FORMATS
@@ -67,10 +66,11 @@ def export_backbone(
     forms = choose_formats(formats, precision, calibration, options)
     kinds = {form: input_kind or form.input for form in forms}
     check_writable(Path(out_dir))
-    outputs = run_checked(source, shape, 'image' in kinds.values(), 'dynamic' in options)
+    job = make_job(source, shape, 'image' in kinds.values(), precision, options)
     number = CALIBRATION if calibration is None else calibration
     pictures, unread = choose_pictures(source, shape, precision == 'int8', number, images)
-    job = make_job(source, shape, outputs, pictures, precision, options)
+    held = {f'picture{i}': picture for i, picture in enumerate(pictures[-HELD_BACK:], 1)}
+    job = replace(job, images={**job.images, **held}, calibration=pictures[:-HELD_BACK])
     reports = {}
     with TemporaryDirectory() as folder:  # so that all files are written, or none
         for form, kind in kinds.items():
@@ -114,15 +114,20 @@ def choose_formats(
     return forms
 
 
-def run_checked(
-    source: Source, shape: tuple[int, int], pixels: bool, dynamic: bool
-) -> tuple[Tensor, ...]:
-    """Check that a network takes images of a height and width, as they are asked for; run it.
+def make_job(
+    source: Source,
+    shape: tuple[int, int],
+    pixels: bool,
+    precision: str | None,
+    options: Mapping[str, Any],
+) -> Job:
+    """Fold a copy of a network for images of a height and width, and describe it.
 
     Raises:
-        ValueError: If it does not.
+        ValueError: If it does not take these, or not as they are asked for.
     """
     network, normalization = source.network, source.normalization
+    part, dynamic = network.part, 'dynamic' in options
     if not all(TOTAL_STRIDE <= side <= LARGEST_SIDE for side in shape):
         raise ValueError(f'height and width must be 32 to {LARGEST_SIDE} pixels, got {shape}')
     if pixels and normalization is None:
@@ -133,7 +138,7 @@ def run_checked(
         )
     outputs = network(torch.zeros(1, network.in_channels, *shape))
     if (
-        network.part != 'backbone'
+        part != 'backbone'
         and any(side % TOTAL_STRIDE for side in shape)
         and (dynamic or outputs[0].dim() == 4)
     ):
@@ -141,29 +146,16 @@ def run_checked(
             'height and width must be multiples of 32 where they are free and where maps of '
             f'different strides are added up, got {shape}'
         )
-    if dynamic and network.part == 'model' and hasattr(network.model, 'decode_head'):
+    if dynamic and part == 'model' and hasattr(network.model, 'decode_head'):
         raise ValueError('heads of segmentors fix sizes: no dynamic sizes with --part model')
-    return outputs
-
-
-def make_job(
-    source: Source,
-    shape: tuple[int, int],
-    outputs: Sequence[Tensor],
-    pictures: Sequence[Tensor],
-    precision: str | None,
-    options: Mapping[str, Any],
-) -> Job:
-    """Fold a copy of a network, describe it, and name what its files are compared with."""
-    network = source.network
     names = name_outputs(network, outputs)
     folded = deepcopy(network)
     fold_all(folded)
-    if 'dynamic' not in options:
+    if not dynamic:
         fix_pools(folded, shape)
     about: dict[str, Any] = dict(
         name=source.name,
-        part=network.part,
+        part=part,
         arch=source.arch,
         checkpoint=source.weights,
         sha256=hash_weights(network),
@@ -173,18 +165,15 @@ def make_job(
         parameters=sum(parameter.numel() for parameter in folded.parameters()),
         activation=None,
     )
-    if network.part == 'model':
+    if part == 'model':
         about |= describe_scores(source, outputs[0].shape[1]) | describe_decoding(network.model)
-    trials = trial_images(network.in_channels, shape)
-    held = pictures[-HELD_BACK:]
     return Job(
         folded,
         network,  # as its users know it, not as it is exported
         names,
-        trials | {f'picture{number}': one for number, one in enumerate(held, 1)},
-        pictures[:-HELD_BACK],
-        precision,
-        normalization=source.normalization,
+        trial_images(network.in_channels, shape),
+        precision=precision,
+        normalization=normalization,
         resize=describe_resizing(source.config, shape),
         options=options,
         about=about,
@@ -215,7 +204,6 @@ def write_file(form: Format, job: Job, path: Path) -> dict[str, Any]:
     """
     description = form.describe(job)
     with moved_into_place(path) as temporary:
-        facts, twin = form.write(job, temporary, description)
-        compared = check_file(form, job, temporary, description, twin)
-        size = size_of(temporary)
-    return dict(file=path.name, bytes=size, **description, **compared, **facts)
+        written = form.write(job, temporary, description)
+        compared = check_file(form, job, temporary, description, written)
+    return dict(file=path.name, bytes=size_of(path), **description, **compared, **written.facts)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmcare.export.formats.base import Format, Job, Run, Twin
+from mmcare.export.formats.base import Format, Job, Run, Written
 
 LEAST_SNR = 10.0  # of every output, in dB: below it, results are useless
 FINE = 30.0  # dB; from here on roundings alone make more difference
@@ -36,9 +36,9 @@ def trial_images(channels: int, shape: tuple[int, int]) -> dict[str, Tensor]:
 
 
 def check_file(
-    form: Format, job: Job, path: Path, description: Mapping[str, Any], twin: Twin | None = None
+    form: Format, job: Job, path: Path, description: Mapping[str, Any], written: Written
 ) -> dict[str, Any]:
-    """Compare a file, and its twin, with PyTorch; return what its report says of that.
+    """Compare a file, and its twin, with PyTorch.
 
     Returns:
         ``deviations`` by image; in int8 and with compressed weights ``quantization``.
@@ -48,9 +48,9 @@ def check_file(
     """
     run, limit = form.open(path).run, form.precisions[description['precision']]
     if limit is None or 'compress' in description:
-        return dict(quantization=check_decibels(run, job, path.name, twin))
-    if twin:
-        verify(twin.run, job, twin.name, path.name, limit)
+        return dict(quantization=check_decibels(run, job, path.name, written))
+    if written.twin:
+        verify(written.twin, job, written.name, path.name, limit)
     return dict(deviations=verify(run, job, form.runtime, path.name, limit))
 
 
@@ -83,7 +83,7 @@ def verify(run: Run, job: Job, runtime: str, file: str, limit: float) -> dict[st
 
 
 @torch.no_grad()
-def check_decibels(run: Run, job: Job, file: str, twin: Twin | None) -> dict[str, Any]:
+def check_decibels(run: Run, job: Job, file: str, written: Written) -> dict[str, Any]:
     """Compare a quantized file with PyTorch on pictures, since on noise it is far off.
 
     Without pictures, the smooth trial image takes their place.
@@ -94,12 +94,14 @@ def check_decibels(run: Run, job: Job, file: str, twin: Twin | None) -> dict[str
     pictures = [image for key, image in job.images.items() if key.startswith('picture')]
     pictures = pictures or [job.images['smooth']]
     expected = [job.reference(image) for image in pictures]
-    found = signal_to_noise(expected, [run(image) for image in pictures])
-    wanted = twin and signal_to_noise(expected, [twin.run(image) for image in pictures])
-    for output, snr, ratio in zip(job.names, found, wanted or found, strict=True):
-        if twin and not abs(min(snr, FINE) - min(ratio, FINE)) <= twin.agreement:
+    found, wanted = (
+        signal_to_noise(expected, [one(image) for image in pictures])
+        for one in (run, written.twin or run)
+    )
+    for output, snr, ratio in zip(job.names, found, wanted, strict=True):
+        if not abs(min(snr, FINE) - min(ratio, FINE)) <= written.agreement:
             raise ExportError(
-                f'{output} has {snr:.1f} dB in the file and {ratio:.1f} dB in {twin.name}, on '
+                f'{output} has {snr:.1f} dB in the file and {ratio:.1f} dB in {written.name}, on '
                 f'pictures: they compute different things; {file} is not written'
             )
         if not snr >= LEAST_SNR:

@@ -43,22 +43,17 @@ class Exported:
         return self.description.get('inputs', [{}])[0].get('kind') == 'image'
 
 
-class Twin(NamedTuple):
-    """Another program that computes the same as a file, called ``name`` in messages.
+class Written(NamedTuple):
+    """What writing a file has shown: facts for its report, and a twin to check it with.
 
-    In int8, their signal-to-noise ratios may differ by ``agreement`` dB.
+    The twin, called ``name`` in messages, computes the same as the file. In int8, their
+    signal-to-noise ratios may differ by ``agreement`` dB.
     """
 
-    name: str
-    run: Run
-    agreement: float
-
-
-class Written(NamedTuple):
-    """What writing a file has shown: facts for its report, and a twin to check it with."""
-
     facts: dict[str, Any]
-    twin: Twin | None = None
+    twin: Run | None = None
+    name: str = ''
+    agreement: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from mmcare.compatibility import require
-from mmcare.export.formats.base import Exported, Format, Job, Twin, Written
+from mmcare.export.formats.base import Exported, Format, Job, Written
 from mmcare.export.program import XNNPACK, count_convolutions, export_program
 
 AGREEMENT = 0.3  # dB between a file and its program in PyTorch
@@ -61,7 +61,7 @@ class ExecuTorch(Format):
             convolutions=count_convolutions(program),
             operators={name: kind.delegated + kind.non_delegated for name, kind in kinds.items()},
         )
-        return Written(facts, Twin('PyTorch', program.module(), AGREEMENT) if int8 else None)
+        return Written(facts, program.module() if int8 else None, 'PyTorch', AGREEMENT)
 
     def open(self, path: Path) -> Exported:
         """Open a file in ExecuTorch's runtime."""

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from mmcare.compatibility import require
-from mmcare.export.formats.base import Exported, Format, Job, Twin, Written
+from mmcare.export.formats.base import Exported, Format, Job, Written
 from mmcare.export.program import XNNPACK, aten
 from mmcare.export.verify import ExportError
 
@@ -40,7 +40,7 @@ class LiteRT(Format):
     ending = '.tflite'
     packages = ('litert_torch', 'ai_edge_litert', 'ai_edge_quantizer')
     extra = 'litert'
-    precisions: ClassVar = {**Format.precisions, 'int8': None}
+    precisions: ClassVar = {**Format.precisions, 'float16': 5e-3, 'int8': None}
     runtime = 'LiteRT'
     layout = 'NHWC'
 
@@ -57,10 +57,12 @@ class LiteRT(Format):
             raise ExportError(f'LiteRT cannot convert {path.name}: {error}') from error
         if description['precision'] == 'int8':
             _quantize(path, job.calibration, job.names)
+        if description['precision'] == 'float16':
+            _cast(path)
         _store(path, description)
         # A version of LiteRT multiplied transposed matrices wrongly.
         plain = self.open(path, delegate=False).run
-        return Written(_count_operators(path), Twin('LiteRT without XNNPACK', plain, AGREEMENT))
+        return Written(_count_operators(path), plain, 'LiteRT without XNNPACK', AGREEMENT)
 
     def open(self, path: Path, delegate: bool = True) -> Exported:
         """Open a file in LiteRT, with its XNNPACK delegate or without."""
@@ -80,6 +82,17 @@ class LiteRT(Format):
 
         _, height, width, channels = map(int, image['shape'])
         return Exported(run, (1, channels, height, width), _read(path))
+
+
+def _cast(path: Path) -> None:
+    """Store the weights of convolutions and linear layers in float16, in place."""
+    from ai_edge_quantizer import qtyping, quantizer
+
+    every, casting = qtyping.TFLOperationName.ALL_SUPPORTED, quantizer.AlgorithmName.FLOAT_CASTING
+    cast = quantizer.Quantizer(str(path))
+    cast.add_weight_only_config('.*', every, 16, algorithm_key=casting)
+    result = cast.quantize(enable_progress_bar=False, enable_progress_report=False)
+    path.write_bytes(result.quantized_model)
 
 
 def _quantize(path: Path, images: Sequence[Tensor], names: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ class Ncnn(Format):
     ending = '.ncnn'
     packages = ('pnnx', 'ncnn')
     extra = 'ncnn'
+    precisions: ClassVar = {**Format.precisions, 'float16': 5e-3}
     runtime = 'ncnn'
 
     def names(self, job: Job) -> list[str]:
@@ -43,7 +44,8 @@ class Ncnn(Format):
         torch.jit.trace(job.network, job.images['random']).save(path / 'model.pt')
         # Not pnnx.export: it imports the Python file that pnnx writes, which can be invalid.
         size = f'inputshape=[1,{channels},{height},{width}]'
-        command = [pnnx.EXEC_PATH, 'model.pt', size, 'fp16=0']
+        half = f'fp16={int(description["precision"] == "float16")}'
+        command = [pnnx.EXEC_PATH, 'model.pt', size, half]
         done = subprocess.run(command, cwd=path, capture_output=True, text=True)
         param, weights = (path / f'model.ncnn.{end}' for end in ('param', 'bin'))
         if done.returncode or not param.exists():
