@@ -22,7 +22,7 @@ def test_ncnn_computes_the_backbone(tmp_path, shape):
     source = thin_source()
     report = export_backbone(source, tmp_path, shape, ('ncnn',))['ncnn']
     names = {path.name for path in folder.iterdir()}
-    assert names == {'model.ncnn.param', 'model.ncnn.bin'}
+    assert names == {'model.ncnn.param', 'model.ncnn.bin', 'mmcare.json'}
     assert report['deviations']['random'] < 1e-5 and report['operators']['GELU']
     program = open_exported(folder)
     assert program.input_shape == (1, 3, *shape)
