@@ -21,7 +21,7 @@ from mmcare.export import export_backbone, load_source
 from mmcare.export.formats.base import Job
 from mmcare.export.formats.coreml import compress_coreml, convert_coreml, count_operators
 from mmcare.export.formats.mil import open_package
-from mmcare.export.load import IMAGENET, Network, Normalization, Source, fold
+from mmcare.export.load import IMAGENET, Network, Normalization, Source, fold_all
 from mmcare.export.runtime import open_exported
 from mmcare.export.verify import ExportError, trial_images, verify
 from mmcare.models.backbones.care import LinearAttention
@@ -39,7 +39,7 @@ def thin_source(**arguments):
 
 def folded(source):
     network = deepcopy(source.network)
-    fold(network)
+    fold_all(network)
     return network
 
 

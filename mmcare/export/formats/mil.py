@@ -6,6 +6,7 @@ sums, by device. Semantics: the documentation of MIL's operators,
 https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.defs.html
 """
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,8 @@ def open_package(path: Path) -> Exported:
                 del values[name]
         return [values[output.name].numpy() for output in function.outputs]
 
-    return Exported(run, tuple(image.shape))
+    description = spec.description.metadata.userDefined.get('mmcare', '{}')
+    return Exported(run, tuple(image.shape), json.loads(description), timed=False)
 
 
 def _read(operation: Any) -> Any:
