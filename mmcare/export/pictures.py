@@ -65,33 +65,26 @@ def read_pictures(
 
 
 def choose_pictures(
-    source: Source,
-    shape: tuple[int, int],
-    int8: bool,
-    calibration: int,
-    folder: str | os.PathLike | None,
+    source: Source, shape: tuple[int, int], calibration: int, folder: str | os.PathLike | None
 ) -> tuple[list[Tensor], str]:
-    """Read pictures to calibrate with, in int8, and then ``HELD_BACK`` to compare on.
-
-    Returns:
-        The pictures, or none and the reason.
+    """Read pictures to calibrate with, and ``HELD_BACK`` more; return them, or why none are read.
 
     Raises:
         ValueError: If there are none, or too few, where they are needed or asked for.
     """
-    loader = 'train_dataloader' if int8 else 'test_dataloader'
+    loader = 'train_dataloader' if calibration else 'test_dataloader'
     try:
-        pictures = read_pictures(source, shape, HELD_BACK + calibration * int8, folder, loader)
-        if int8 and len(pictures) <= HELD_BACK:
+        pictures = read_pictures(source, shape, HELD_BACK + calibration, folder, loader)
+        if calibration and len(pictures) <= HELD_BACK:
             raise ValueError(f'{len(pictures)} are too few, {HELD_BACK} are held back')
         return pictures, ''
     except Exception as error:  # whatever a data set of others raises where it has no data
         reason = ' '.join(f'{type(error).__name__}: {error}'.split())
-        if not int8 and folder is None:
+        if not calibration and folder is None:
             return [], reason
         raise ValueError(
-            f'no pictures to {"calibrate with" if int8 else "compare on"}: {reason}; give a config '
-            'with training data, or a folder of pictures with --images'
+            f'no pictures can be read: {reason}; give a config with training data, or a folder of '
+            'pictures with --images'
         ) from error
 
 

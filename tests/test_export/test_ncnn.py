@@ -23,7 +23,7 @@ def test_ncnn_computes_the_backbone(tmp_path, shape):
     report = export_backbone(source, tmp_path, shape, ('ncnn',))['ncnn']
     names = {path.name for path in folder.iterdir()}
     assert names == {'model.ncnn.param', 'model.ncnn.bin', 'mmcare.json'}
-    assert report['deviations']['random'] < 1e-5 and report['operators']['GELU']
+    assert report['deviations']['random'] < 1e-5
     program = open_exported(folder)
     assert program.input_shape == (1, 3, *shape)
     image = torch.randn(1, 3, *shape)

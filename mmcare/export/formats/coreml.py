@@ -2,7 +2,6 @@
 
 import json
 import platform
-from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -48,7 +47,7 @@ class CoreML(Format):
         model.save(str(path))
         # Not part of the package; as large as a small network.
         path.joinpath('executorch_debug_handle_mapping.json').unlink(missing_ok=True)
-        return Written(dict(target=target, operators=count_operators(model)))
+        return Written(dict(target=target))
 
     def open(self, path: Path) -> Exported:
         """Open a package in the interpreter of :mod:`mmcare.export.formats.mil`."""
@@ -100,12 +99,3 @@ def compress_coreml(model: Any, compression: str) -> Any:
         config = optimize.OpPalettizerConfig(mode='kmeans', nbits=bits)
         compress = optimize.palettize_weights
     return compress(model, optimize.OptimizationConfig(global_config=config))
-
-
-def count_operators(model: Any) -> dict[str, int]:
-    """Count the operators of an ML Program by type, constants and packed weights left out."""
-    function = model.get_spec().mlProgram.functions['main']
-    block = function.block_specializations[function.opset]
-    types = [operation.type.split('.')[-1] for operation in block.operations]
-    types = [name for name in types if name != 'const' and not name.startswith('constexpr')]
-    return dict(Counter(types).most_common())

@@ -59,7 +59,6 @@ class ExecuTorch(Format):
             delegates=info.num_delegated_subgraphs,
             outside=outside,
             convolutions=count_convolutions(program),
-            operators={name: kind.delegated + kind.non_delegated for name, kind in kinds.items()},
         )
         return Written(facts, program.module() if int8 else None, 'PyTorch', AGREEMENT)
 
