@@ -319,7 +319,7 @@ def main() -> None:
         recording = json.loads(arguments.from_recording.read_text(encoding='utf-8'))
     else:
         for engine in arguments.engine:
-            FORMATS[ENGINES[engine][0]].require({})
+            FORMATS[ENGINES[engine][0]].require()
         with TemporaryDirectory() as directory:
             recording = measure(arguments, arguments.keep or Path(directory))
         text = json.dumps(recording, indent=1)

@@ -110,7 +110,7 @@ def choose_formats(
     if calibration is not None and precision != 'int8':
         raise ValueError('--calibration is for --precision int8')
     for form in forms:
-        form.require(options)
+        form.require()
     return forms
 
 

@@ -110,11 +110,7 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
 
 
 def describe_scores(source: Source, channels: int) -> dict[str, Any]:
-    """Describe the scores of a whole model: how they become probabilities, and of what.
-
-    Args:
-        source: The whole model.
-        channels: Of its first output.
+    """Describe the scores of a whole model, whose first output has so many channels.
 
     Returns:
         ``activation``: ``'softmax'``, ``'sigmoid'``, or None if that is not known. ``classes`` and
@@ -123,13 +119,11 @@ def describe_scores(source: Source, channels: int) -> dict[str, Any]:
     config, model = source.config, source.network.model
     name, head = next((name, getattr(model, name)) for name in HEADS if hasattr(model, name))
     kinds = {base.__name__ for base in type(head).__mro__}
-    sigmoid = dict(
-        head='MultiLabelClsHead' in kinds,
-        decode_head=channels == 1,
-        bbox_head=getattr(head, 'use_sigmoid_cls', None),
+    of_detector = getattr(head, 'use_sigmoid_cls', None)
+    kind = dict(
+        head='MultiLabelClsHead' in kinds, decode_head=channels == 1, bbox_head=of_detector
     )[name]
-    activation = None if sigmoid is None else 'sigmoid' if sigmoid else 'softmax'
-    described: dict[str, Any] = dict(activation=activation)
+    described: dict[str, Any] = dict(activation={True: 'sigmoid', False: 'softmax'}.get(kind))
     if config is None or not config.get('test_dataloader'):
         return described
     dataset = _innermost(config.test_dataloader.dataset)

@@ -27,7 +27,7 @@ class CoreML(Format):
     ending = '.mlpackage'
     packages = ('coremltools', 'sklearn')  # the latter compresses
     input = 'image'
-    precisions: ClassVar = {'float16': 2e-2, **Format.precisions}
+    precisions: ClassVar = {'float16': 1e-2, **Format.precisions}
     runtime = 'the interpreter of ML Programs'  # by PyTorch, sums in float32; not Core ML
     options: ClassVar = {
         'target': dict(choices=TARGETS, help=f'oldest for Core ML; default: {TARGETS[0]}'),
@@ -84,18 +84,13 @@ def convert_coreml(job: Job, precision: str = 'float16', target: str = 'iOS16') 
 
 
 def compress_coreml(model: Any, compression: str) -> Any:
-    """Compress the weights of a model, without data.
-
-    ``'palettize4'`` and ``'palettize8'``: to 16 and 256 values, found by k-means; ``'int8'``:
-    linear, symmetric, a scale for each output channel.
-    """
+    """Compress weights to 16 or 256 values by k-means, or to int8 with a scale for each channel."""
     import coremltools.optimize.coreml as optimize
 
     if compression == 'int8':
         config = optimize.OpLinearQuantizerConfig(mode='linear_symmetric')
         compress = optimize.linear_quantize_weights
     else:
-        bits = int(compression.removeprefix('palettize'))
-        config = optimize.OpPalettizerConfig(mode='kmeans', nbits=bits)
+        config = optimize.OpPalettizerConfig(mode='kmeans', nbits=int(compression[-1]))
         compress = optimize.palettize_weights
     return compress(model, optimize.OptimizationConfig(global_config=config))

@@ -109,13 +109,9 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
 def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProgram:
     """Quantize the convolutions of a program by PT2E, with XNNPACK's quantizer.
 
-    Static, with a scale for each output channel; large depth-wise kernels and attention stay in
-    float32.
-
     Args:
         program: Decomposed, with constants propagated: after quantization that would turn int8
-            weights into float32. Convolutions that are to stay in float32 are
-            ``aten.convolution``, the others ``aten.conv2d``.
+            weights into float32. Large kernels, which are ``aten.convolution``, stay in float32.
         images: Pictures (1, C, H, W) that show the ranges of activations, normalised.
     """
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
