@@ -23,7 +23,6 @@ except KeyboardInterrupt:
     print('stopped: nothing is written', file=sys.stderr)
     sys.exit(130)
 
-# Of a report, which has more.
 SHOWN = 'file', 'bytes', 'delegates', 'outside', 'deviations', 'quantization', 'pictures'
 
 

@@ -120,10 +120,10 @@ def describe_scores(source: Source, channels: int) -> dict[str, Any]:
     name, head = next((name, getattr(model, name)) for name in HEADS if hasattr(model, name))
     kinds = {base.__name__ for base in type(head).__mro__}
     of_detector = getattr(head, 'use_sigmoid_cls', None)
-    kind = dict(
+    sigmoid = dict(
         head='MultiLabelClsHead' in kinds, decode_head=channels == 1, bbox_head=of_detector
     )[name]
-    described: dict[str, Any] = dict(activation={True: 'sigmoid', False: 'softmax'}.get(kind))
+    described: dict[str, Any] = dict(activation={True: 'sigmoid', False: 'softmax'}.get(sigmoid))
     if config is None or not config.get('test_dataloader'):
         return described
     dataset = _innermost(config.test_dataloader.dataset)
