@@ -60,7 +60,7 @@ def test_a_wrong_weight_is_an_error_and_a_right_file_says_what_it_is(
     arguments = dict(shape=(32, 64), formats=(kind,), images=pictures, **options)
     report = export_backbone(source, tmp_path / 'out', **arguments)[kind]
     file = tmp_path / 'out' / report['file']
-    older = {path.name: path.stat().st_mtime for path in file.parent.iterdir()}
+    older = {path.name: path.stat().st_mtime for path in file.parent.glob('*.json')}
     found = open_exported(file.rename(tmp_path / f'alone{file.suffix}')).description
     assert found == {key: report[key] for key in found}
     assert {*report} - {*found} >= {'file', 'bytes'} and found['format'] == kind
@@ -77,7 +77,8 @@ def test_a_wrong_weight_is_an_error_and_a_right_file_says_what_it_is(
     monkeypatch.setattr('mmcare.export.export.fold_all', wrong_fold)
     with pytest.raises(ExportError, match='is not written'):
         export_backbone(source, tmp_path / 'out', **arguments)
-    assert {path.name: path.stat().st_mtime for path in file.parent.iterdir()} == older
+    assert {path.name: path.stat().st_mtime for path in file.parent.glob('*.json')} == older
+    assert len([*file.parent.iterdir()]) == 2
 
 
 class Saved(Format):
