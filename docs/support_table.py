@@ -33,10 +33,8 @@ def describe(source: str, part: str, kind: str) -> str:
             report = export_backbone(network, directory, formats=(kind,))[kind]
         except Exception as error:  # whatever a converter raises
             return f'not converted: {type(error).__name__}: {error}'.splitlines()[0]
-    number = report.get('delegates')
-    delegates = f'; {number} delegate{"s" * (number > 1)}' if number else ''
     deviation = max(report['deviations'][name] for name in ('random', 'smooth'))
-    return f'{deviation:.0e}; {report["bytes"] / 1e6:.1f} MB{delegates}'
+    return f'{deviation:.0e}, {report["bytes"] / 1e6:.1f}'
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import json
 import runpy
 import sys
+from collections import Counter
 from copy import deepcopy
 from pathlib import Path
 from unittest.mock import Mock
@@ -17,7 +18,7 @@ from torch import nn
 
 from mmcare.export import export_backbone, load_source
 from mmcare.export.formats.base import Job
-from mmcare.export.formats.coreml import compress_coreml, convert_coreml, count_operators
+from mmcare.export.formats.coreml import convert_coreml
 from mmcare.export.formats.mil import open_package
 from mmcare.export.load import IMAGENET, Network, Normalization, Source, fold_all
 from mmcare.export.runtime import open_exported
@@ -58,6 +59,13 @@ def run_file(path, image):
     return [output.name for output in outputs], found
 
 
+def count_operators(model):
+    """Count the operators of an ML Program by type, constants and packed weights left out."""
+    function = model.get_spec().mlProgram.functions['main']
+    operations = function.block_specializations[function.opset].operations
+    return Counter(one.type for one in operations if not one.type.startswith('const'))
+
+
 def run_program(model, image):
     return [torch.from_numpy(one) for one in open_package(Path(model.package_path)).run(image)]
 
@@ -91,7 +99,8 @@ def test_runnable_files(exported, kind, end):
     assert [list(one.shape) for one in found] == [one['shape'] for one in report[kind]['outputs']]
     assert deviation(thin_backbone()(image), found) < 1e-4
     assert max(report[kind]['deviations'].values()) < 1e-3
-    assert 'BatchNormalization' not in report['onnx']['operators']
+    kinds = {node.op_type for node in onnx.load(out_dir / 'thin_64x96.onnx').graph.node}
+    assert 'Conv' in kinds and 'BatchNormalization' not in kinds
     assert report['executorch']['delegates'] == 1 and report['executorch']['outside'] == {}
 
 
@@ -183,27 +192,6 @@ def test_attention_in_float16(tmp_path, stage):
     # What is smaller may be flushed to zero, and 0 / 0 is what remains of a position without keys.
     assert constants and min(constants) >= SMALLEST_NORMAL
     assert attention.eps == 1e-6  # the network itself keeps the published one
-
-
-@pytest.mark.parametrize(
-    ('compression', 'limit', 'share'), [('int8', 0.1, 0.75), ('palettize4', 0.5, 0.5)]
-)
-def test_compression(tmp_path, compression, limit, share):
-    if compression != 'int8':
-        pytest.importorskip('sklearn')
-    # coremltools compresses weights of at least 2048 values.
-    source = thin_source(arch=dict(THIN, widths=(96, 12, 24, 24)), out_indices=(0,))
-    options = dict(shape=(32, 32), formats=('coreml',), compress=compression)
-    report = export_backbone(source, tmp_path, **options)['coreml']
-    assert report['file'] == f'thin_32x32_{compression}.mlpackage'
-    assert report['quantization']['snr']['stage1'] > 10
-    assert report['bytes'] < share * 2 * report['parameters']  # 2 bytes a float16
-    model = convert_coreml(job_of(folded(source), ['stage1'], (32, 32)))
-    compressed = compress_coreml(model, compression)
-    assert count_operators(compressed) == count_operators(model)
-    image = torch.randn(1, 3, 32, 32).half()
-    exact, found = run_program(model, image), run_program(compressed, image)
-    assert 0 < deviation(exact, found) < limit
 
 
 def test_a_nan_differs():

@@ -63,8 +63,6 @@ def open_package(path: Path) -> Exported:
                 results = OPERATORS[operation.op_type](**arguments)
                 results = results if isinstance(results, list | tuple) else [results]
                 for output, result in zip(operation.outputs, results, strict=True):
-                    if output.shape != tuple(result.shape):
-                        raise ValueError(f'{output.shape} expected, got {tuple(result.shape)}')
                     values[output.name] = _round(result, output)
             except Exception as error:
                 raise ValueError(f'{operation.op_type} {operation.name}: {error}') from error
@@ -86,6 +84,8 @@ def _read(operation: Any) -> Any:
 
 
 def _round(result: Tensor, variable: Any) -> Tensor:
+    if variable.shape != tuple(result.shape):
+        raise ValueError(f'{variable.shape} expected, got {tuple(result.shape)}')
     return result.half().float() if variable.dtype.__name__ == 'fp16' else result
 
 
