@@ -7,7 +7,7 @@ https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.de
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def open_package(path: Path) -> Exported:
         for operation, inputs, done in steps:
             arguments = tree_map_only(ct.converters.mil.Var, lambda one: values[one.name], inputs)
             try:
-                results = OPERATORS[operation.op_type](arguments)
+                results = OPERATORS[operation.op_type](**arguments)
                 results = results if isinstance(results, list | tuple) else [results]
                 for output, result in zip(operation.outputs, results, strict=True):
                     values[output.name] = _round(result, output)
@@ -89,79 +89,68 @@ def _round(result: Tensor, variable: Any) -> Tensor:
     return result.half().float() if variable.dtype.__name__ == 'fp16' else result
 
 
-Inputs = Mapping[str, Any]
+def _pad(x: Tensor, pad: list[int], mode: str = 'constant', constant_val: float = 0) -> Tensor:
+    sides = np.reshape(pad, (-1, 2))[::-1].ravel().tolist()  # PyTorch has the last axis first
+    return F.pad(x, sides, mode, constant_val) if any(sides) else x
 
 
-def _padded(i: Inputs, value: float = 0.0) -> Tensor:
-    top, bottom, left, right = dict(custom=i['pad'], valid=(0, 0, 0, 0))[i['pad_type']]
-    return F.pad(i['x'], (left, right, top, bottom), value=value)
+def _conv(x: Tensor, weight: Tensor, pad_type: str, pad: list[int], **rest: Any) -> Tensor:
+    x = _pad(x, dict(custom=pad, valid=[])[pad_type])
+    options = rest['strides'], 0, rest['dilations'], rest['groups']
+    return F.conv2d(x, weight, rest.get('bias'), *options)
 
 
-def _conv(i: Inputs) -> Tensor:
-    rest = i['strides'], 0, i['dilations'], i['groups']
-    return F.conv2d(_padded(i), i['weight'], i.get('bias'), *rest)
+def _max_pool(x: Tensor, pad_type: str, pad: list[int], ceil_mode: bool, **rest: Any) -> Tensor:
+    x = _pad(x, dict(custom=pad, valid=[])[pad_type], constant_val=-torch.inf)
+    return F.max_pool2d(x, rest['kernel_sizes'], rest['strides'], ceil_mode=ceil_mode)
 
 
-def _matmul(i: Inputs) -> Tensor:
-    x, y = (i[name].mT if i[f'transpose_{name}'] else i[name] for name in 'xy')
-    return x @ y
+def _slice(x: Tensor, begin: list[int], end: list[int], **rest: Any) -> Tensor:
+    none = [False] * len(begin)
+    masks = rest.get('begin_mask') or none, rest.get('end_mask') or none
+    steps = rest.get('stride') or [1] * len(begin)
+    bounds = zip(begin, end, steps, *masks, strict=True)
+    return x[tuple(slice(None if a else i, None if b else j, step) for i, j, step, a, b in bounds)]
 
 
-def _pad(i: Inputs) -> Tensor:
-    pairs = [i['pad'][k : k + 2] for k in range(0, len(i['pad']), 2)]
-    sides = [side for pair in reversed(pairs) for side in pair]
-    return F.pad(i['x'], sides, i['mode'], i['constant_val'])
+def _upsample(mode: str) -> Callable[..., Tensor]:
+    return lambda x, scale_factor_height, scale_factor_width, align_corners=None, **_: (
+        F.interpolate(x, None, (scale_factor_height, scale_factor_width), mode, align_corners)
+    )
 
 
-def _pool(i: Inputs) -> Tensor:
-    sizes = i['kernel_sizes'], i['strides']
-    return F.max_pool2d(_padded(i, -torch.inf), *sizes, ceil_mode=i['ceil_mode'])
-
-
-def _slice(i: Inputs) -> Tensor:
-    x = i['x']
-    for axis, (first, last) in enumerate(zip(i['begin'], i['end'], strict=True)):
-        first = 0 if (i.get('begin_mask') or {axis: False})[axis] else first
-        last = x.shape[axis] if (i.get('end_mask') or {axis: False})[axis] else last
-        x = x.narrow(axis, first, last - first)
-    return x
-
-
-def _reduce(function: Callable[..., Tensor]) -> Callable[[Inputs], Tensor]:
-    return lambda i: function(i['x'], i['axes'], keepdim=i['keep_dims'])
-
-
-def _upsample(mode: str) -> Callable[[Inputs], Tensor]:
-    factors = 'scale_factor_height', 'scale_factor_width'
-    return lambda i: F.interpolate(i['x'], scale_factor=[i[name] for name in factors], mode=mode)
-
-
-OPERATORS: Mapping[str, Callable[[Inputs], Any]] = {
-    'add': lambda i: i['x'] + i['y'],
-    'batch_norm': lambda i: F.batch_norm(
-        i['x'], i['mean'], i['variance'], i['gamma'], i['beta'], eps=i['epsilon']
+# Their arguments are the inputs of MIL's operators, by name.
+OPERATORS: dict[str, Callable[..., Any]] = {
+    'add': lambda x, y: x + y,
+    'batch_norm': lambda x, mean, variance, gamma, beta, epsilon: F.batch_norm(
+        x, mean, variance, gamma, beta, eps=epsilon
     ),
-    'cast': lambda i: i['x'],
-    'concat': lambda i: torch.cat(i['values'], i['axis']),
+    'cast': lambda x, dtype: x,
+    'concat': lambda values, axis, interleave=False: torch.cat(values, axis),
     'conv': _conv,
-    'elu': lambda i: F.elu(i['x'], i['alpha']),
-    'gelu': lambda i: F.gelu(i['x'], approximate=dict(EXACT='none')[i['mode']]),
-    'layer_norm': lambda i: F.layer_norm(
-        i['x'], i['x'].shape[-1:], i.get('gamma'), i.get('beta'), i['epsilon']
+    'elu': lambda x, alpha: F.elu(x, alpha),
+    'gelu': lambda x, mode: F.gelu(x, approximate=dict(EXACT='none')[mode]),
+    'layer_norm': lambda x, axes, epsilon, gamma=None, beta=None: F.layer_norm(
+        x, x.shape[-len(axes) :], gamma, beta, epsilon
     ),
-    'linear': lambda i: F.linear(i['x'], i['weight'], i['bias']),
-    'matmul': _matmul,
-    'max_pool': _pool,
-    'mul': lambda i: i['x'] * i['y'],
+    'linear': lambda x, weight, bias=None: F.linear(x, weight, bias),
+    'matmul': lambda x, y, transpose_x, transpose_y: (
+        (x.mT if transpose_x else x) @ (y.mT if transpose_y else y)
+    ),
+    'max_pool': _max_pool,
+    'mul': lambda x, y: x * y,
     'pad': _pad,
-    'real_div': lambda i: i['x'] / i['y'],
-    'reduce_mean': _reduce(torch.mean),
-    'reduce_sum': _reduce(torch.sum),
-    'relu': lambda i: F.relu(i['x']),
-    'reshape': lambda i: i['x'].reshape(i['shape']),
+    'real_div': lambda x, y: x / y,
+    'reduce_mean': lambda x, axes, keep_dims: x.mean(axes, keep_dims),
+    'reduce_sum': lambda x, axes, keep_dims: x.sum(axes, keep_dims),
+    'relu': lambda x: x.relu(),
+    'reshape': lambda x, shape: x.reshape(shape),
+    'sigmoid': lambda x: x.sigmoid(),
+    'sigmoid_hard': lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1),
+    'silu': lambda x: F.silu(x),
     'slice_by_index': _slice,
-    'split': lambda i: i['x'].split(i['split_sizes'], i['axis']),
-    'sub': lambda i: i['x'] - i['y'],
+    'split': lambda x, split_sizes, axis: x.split(split_sizes, axis),
+    'sub': lambda x, y: x - y,
     'upsample_bilinear': _upsample('bilinear'),
     'upsample_nearest_neighbor': _upsample('nearest'),
 }
