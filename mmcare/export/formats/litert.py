@@ -40,7 +40,7 @@ class LiteRT(Format):
     ending = '.tflite'
     packages = ('litert_torch', 'ai_edge_litert', 'ai_edge_quantizer')
     extra = 'litert'
-    precisions: ClassVar = {**Format.precisions, 'float16': 3e-3, 'int8': None}
+    precisions: ClassVar = {**Format.precisions, 'float16': 5e-3, 'int8': None}
     runtime = 'LiteRT'
     layout = 'NHWC'
 

@@ -22,7 +22,7 @@ class Ncnn(Format):
     ending = '.ncnn'
     packages = ('pnnx', 'ncnn')
     extra = 'ncnn'
-    precisions: ClassVar = {**Format.precisions, 'float16': 3e-3}
+    precisions: ClassVar = {**Format.precisions, 'float16': 5e-3}
     runtime = 'ncnn'
 
     def names(self, job: Job) -> list[str]:
