@@ -126,8 +126,8 @@ def make_job(
     Raises:
         ValueError: If it does not take these, or not as they are asked for.
     """
-    network, normalization = source.network, source.normalization
-    part, dynamic = network.part, 'dynamic' in options
+    network, part, dynamic = source.network, source.network.part, 'dynamic' in options
+    normalization: Any = source.normalization
     if not all(TOTAL_STRIDE <= side <= LARGEST_SIDE for side in shape):
         raise ValueError(f'height and width must be 32 to {LARGEST_SIDE} pixels, got {shape}')
     if pixels and normalization is None:

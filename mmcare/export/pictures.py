@@ -95,7 +95,8 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
         mmcv's ``interpolation`` and ``backend``; ``shorter`` and ``crop``: resize the shorter side
         to so many pixels, then cut out the middle. Without these, resize to fit.
     """
-    step, steps = dict[str, Any](), dict[str, Any]()
+    step: Any = {}
+    steps: dict[str, Any] = {}
     if config is not None and config.get('test_dataloader'):
         steps = fit_config(deepcopy(config), shape)
         if not (step := steps.get('ResizeEdge') or steps.get('Resize')):
@@ -120,7 +121,7 @@ def describe_scores(source: Source, channels: int) -> dict[str, Any]:
     name, head = next((name, getattr(model, name)) for name in HEADS if hasattr(model, name))
     kinds = {base.__name__ for base in type(head).__mro__}
     of_detector = getattr(head, 'use_sigmoid_cls', None)
-    sigmoid = dict(
+    sigmoid: Any = dict(
         head='MultiLabelClsHead' in kinds, decode_head=channels == 1, bbox_head=of_detector
     )[name]
     described: dict[str, Any] = dict(activation={True: 'sigmoid', False: 'softmax'}.get(sigmoid))
