@@ -91,12 +91,7 @@ def export_backbone(
 def choose_formats(
     formats: Sequence[str], precision: str | None, calibration: int | None, options: Mapping
 ) -> list[Format]:
-    """Find formats by name, and check that all have the precision and one has each option.
-
-    Raises:
-        ValueError: If it is not so.
-        ImportError: If a package is missing that a format needs.
-    """
+    """Find formats by name; raise if one lacks the precision, or a package, or all an option."""
     if unknown := {*formats} - {*FORMATS}:
         raise ValueError(f'unknown formats: {", ".join(sorted(unknown))}')
     forms = [form for name, form in FORMATS.items() if name in formats]
@@ -121,11 +116,7 @@ def make_job(
     precision: str | None,
     options: Mapping[str, Any],
 ) -> Job:
-    """Fold a copy of a network for images of a height and width, and describe it.
-
-    Raises:
-        ValueError: If it does not take these, or not as they are asked for.
-    """
+    """Fold a copy of a network for images of a size, and describe it; raise if it cannot be."""
     network, part, dynamic = source.network, source.network.part, 'dynamic' in options
     normalization: Any = source.normalization
     if not all(TOTAL_STRIDE <= side <= LARGEST_SIDE for side in shape):
@@ -197,11 +188,7 @@ def name_file(form: Format, job: Job) -> str:
 
 
 def write_file(form: Format, job: Job, path: Path) -> dict[str, Any]:
-    """Write a file, compare it with the network, and return its report.
-
-    Raises:
-        ExportError: If the outputs differ.
-    """
+    """Write a file and return its report, or raise an ExportError if it differs from PyTorch."""
     description = form.describe(job)
     with moved_into_place(path) as temporary:
         written = form.write(job, temporary, description)

@@ -69,8 +69,7 @@ def choose_pictures(
 ) -> tuple[list[Tensor], str]:
     """Read pictures to calibrate with, and ``HELD_BACK`` more; return them, or why none are read.
 
-    Raises:
-        ValueError: If there are none, or too few, where they are needed or asked for.
+    Where they are needed or asked for, raise a ValueError instead.
     """
     loader = 'train_dataloader' if calibration else 'test_dataloader'
     try:

@@ -38,13 +38,9 @@ def trial_images(channels: int, shape: tuple[int, int]) -> dict[str, Tensor]:
 def check_file(
     form: Format, job: Job, path: Path, description: Mapping[str, Any], written: Written
 ) -> dict[str, Any]:
-    """Compare a file, and its twin, with PyTorch.
+    """Compare a file, and its twin, with PyTorch, or raise an ExportError.
 
-    Returns:
-        ``deviations`` by image; in int8 and with compressed weights ``quantization``.
-
-    Raises:
-        ExportError: If they differ.
+    Return ``deviations`` by image; in int8 and with compressed weights ``quantization``.
     """
     run, limit = form.open(path).run, form.precisions[description['precision']]
     if limit is None or 'compress' in description:
