@@ -1,10 +1,8 @@
 // From a network's outputs to classes, maps and boxes. Maps are (channels, height, width).
 
-import { resize } from './prepare.js';
-
 const CODERS = ['DeltaXYWHBBoxCoder', 'DistancePointBBoxCoder'];
 const within = (value, low, high) => Math.min(Math.max(value, low), high);
-const sigmoid = (value) => 1 / (1 + Math.exp(-value));
+export const sigmoid = (value) => 1 / (1 + Math.exp(-value));
 
 /** Bring an output of the layout NHWC to NCHW. */
 export function channelsFirst(values, { shape, layout }) {
@@ -25,15 +23,40 @@ export function softmax(logits) {
   return powers.map((power) => power / sum);
 }
 
-/** Give the class of each pixel at a larger size, from logits at the stride of a head. */
-export function labelMap(logits, [, classes, height, width], newHeight, newWidth) {
-  const labels = new Uint16Array(newHeight * newWidth);
-  const best = new Float32Array(labels.length).fill(-Infinity);
-  for (let c = 0; c < classes; c++) {
-    const data = logits.subarray(c * height * width, (c + 1) * height * width);
-    const { data: scores } = resize({ data, width, height }, newWidth, newHeight, 1);
-    for (let i = 0; i < labels.length; i++) {
-      if (scores[i] > best[i]) [best[i], labels[i]] = [scores[i], c];
+/** Give the classes that can be the largest between places: few, so that maps are quick. */
+function contenders(logits, classes, places) {
+  const plane = logits.length / classes;
+  const values = Array.from({ length: classes }, (_, k) => places.map((at) => logits[k * plane + at]));
+  const bar = Math.max(...values.map((all) => Math.min(...all)));
+  return [...values.keys()].filter((k) => Math.max(...values[k]) >= bar);
+}
+
+/**
+ * Give the class of each pixel at a larger size, from logits at the stride of a head.
+ *
+ * One channel tells two classes apart: it is the second where its probability is above `least`.
+ */
+export function labelMap(values, [, channels, height, width], newHeight, newWidth, least = 0.3) {
+  const [plane, classes] = [height * width, Math.max(channels, 2)];
+  const logits = new Float32Array(classes * plane).fill(Math.log(least / (1 - least)));
+  logits.set(values, logits.length - values.length);
+  const [labels, able] = [new Uint16Array(newHeight * newWidth), []];
+  for (let row = 0; row < newHeight; row++) {
+    const y = within(((row + 0.5) * height) / newHeight - 0.5, 0, height - 1);
+    const [top, down] = [Math.floor(y), y < height - 1 ? width : 0];
+    for (let column = 0; column < newWidth; column++) {
+      const x = within(((column + 0.5) * width) / newWidth - 0.5, 0, width - 1);
+      const [left, along] = [Math.floor(x), x < width - 1 ? 1 : 0];
+      const first = top * width + left;
+      able[first] ??= contenders(logits, classes, [0, along, down, down + along].map((i) => first + i));
+      let best = -Infinity;
+      for (const k of able[first]) {
+        const at = k * plane + first;
+        const above = logits[at] + (logits[at + along] - logits[at]) * (x - left);
+        const end = logits[at + down + along] - logits[at + down];
+        const value = above + (logits[at + down] + end * (x - left) - above) * (y - top);
+        if (value > best) [best, labels[row * newWidth + column]] = [value, k];
+      }
     }
   }
   return labels;
@@ -82,6 +105,8 @@ export function decodeBoxes(maps, decode, [imageWidth, imageHeight]) {
   const { coder, strides, prior_params: params, test_cfg: test } = decode;
   const { score_thr: least = 0.05, nms_pre: most = 1000, max_per_img: number = 100 } = test ?? {};
   if (!CODERS.includes(coder.type)) throw new Error(`this page does not decode a ${coder.type}`);
+  const softens = decode.score_activation === 'softmax'; // with a last class for nothing
+  const cut = softens ? least : Math.log(least / (1 - least));
   const found = [];
   strides.forEach((stride, level) => {
     const { values: scores, shape: [, channels, height, width] } = maps[`cls_score${level + 1}`];
@@ -90,15 +115,18 @@ export function decodeBoxes(maps, decode, [imageWidth, imageHeight]) {
     const [cells, priors] = [height * width, deltas.shape[1] / 4];
     const classes = channels / priors;
     const candidates = [];
-    for (let prior = 0; prior < priors; prior++) {
-      for (let cell = 0; cell < cells; cell++) {
-        let all = new Float64Array(classes);
-        all.forEach((_, k) => (all[k] = scores[(prior * classes + k) * cells + cell]));
-        all = decode.score_activation === 'softmax' ? softmax(all).slice(0, -1) : all.map(sigmoid);
-        all.forEach((score, label) => {
-          if (score > least) candidates.push({ score, label, cell, prior });
-        });
-      }
+    const known = new Float32Array(scores);
+    for (let one = 0; softens && one < priors * cells; one++) {
+      const first = Math.floor(one / cells) * classes * cells + (one % cells);
+      const all = Array.from({ length: classes }, (_, label) => scores[first + label * cells]);
+      softmax(all).forEach((share, label) => (known[first + label * cells] = share));
+    }
+    for (let index = 0; index < known.length; index++) {
+      if (!(known[index] > cut)) continue; // most of them
+      const [channel, cell] = [Math.floor(index / cells), index % cells];
+      const [prior, label] = [Math.floor(channel / classes), channel % classes];
+      const score = softens ? known[index] : sigmoid(known[index]);
+      if (!softens || label < classes - 1) candidates.push({ score, label, cell, prior });
     }
     candidates.sort((a, b) => b.score - a.score);
     for (const { score, label, cell, prior } of candidates.slice(0, most > 0 ? most : undefined)) {

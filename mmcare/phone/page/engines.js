@@ -5,12 +5,26 @@ const threads = globalThis.navigator?.hardwareConcurrency ?? 1;
 const suspends = 'Suspending' in WebAssembly; // lets a network run partly on the GPU
 const here = (path) => new URL(path, import.meta.url).href;
 const accelerated = (backend) => backend.startsWith('web');
-const started = new Map(); // a runtime keeps its first settings, so each backend has its own
+// A runtime keeps its first settings, so each kind of backend has its own; WebNN shares WebGPU's.
+const kindOf = (backend) => (backend === 'webnn' ? 'webgpu' : backend);
+const importLiteRt = (kind) => import(`${here('@litertjs/core/dist/index.js')}?${kind}`);
+const started = new Map();
+
+/** Load from where the page is, and once: the browser keeps it on its disk, if it has a cache. */
+export async function load(...names) {
+  const path = names.map(encodeURIComponent).join('/');
+  const cache = await globalThis.caches?.open('mmcare').catch(() => null);
+  const kept = await cache?.match(path).catch(() => null);
+  const answer = kept ?? (await fetch(path).catch(() => null));
+  if (!answer?.ok) throw new Error(`${names.at(-1)} cannot be loaded: is tools/phone.py running?`);
+  if (!kept) await cache?.put(path, answer.clone()).catch(() => null); // a full disk is no error
+  return answer.arrayBuffer();
+}
 
 const RUNTIMES = {
   litert: {
     async start(backend) {
-      const library = await import(`${here('@litertjs/core/dist/index.js')}?${backend}`);
+      const library = await importLiteRt(kindOf(backend));
       await library.loadLiteRt(here('@litertjs/core/wasm/'), {
         threads: backend === 'threads',
         jspi: suspends && accelerated(backend),
@@ -29,8 +43,11 @@ const RUNTIMES = {
       }
       const partly = accelerated(backend) && !model.isFullyAccelerated;
       const complaints = heard.filter((line) => /not supported|unsupported/i.test(line));
-      const order = ordered(model.getOutputDetails().map(({ name }) => name), names);
+      const order = ordered(model.getOutputDetails().map(({ name }) => name), names, /\d+$/);
+      const relaxed = await library.supportsFeature('relaxedSimd');
+      const { numThreads } = model.options.cpuOptions;
       return {
+        build: `${relaxed ? '' : 'no '}relaxed SIMD, threads: ${numThreads}`,
         note: partly ? `partly on the CPU: ${complaints.slice(0, 3).join(', ') || 'unnamed'}` : '',
         async run(data, shape) {
           const input = new library.Tensor(data, shape);
@@ -50,6 +67,10 @@ const RUNTIMES = {
       const library = await import(`${file}?${backend}`);
       library.env.wasm.wasmPaths = here('onnxruntime-web/dist/');
       library.env.wasm.numThreads = backend === 'threads' ? threads : 1;
+      if (build === 'wasm') { // the same for one thread and for several
+        const binary = await load('onnxruntime-web', 'dist', 'ort-wasm-simd-threaded.wasm');
+        library.env.wasm.wasmBinary = binary;
+      }
       return library;
     },
     async open(library, bytes, backend, names) {
@@ -59,6 +80,7 @@ const RUNTIMES = {
         return library.InferenceSession.create(bytes, { executionProviders, logSeverityLevel });
       };
       const session = await create(2);
+      delete library.env.wasm.wasmBinary; // it runs, and phones are short of memory
       let left = [];
       if (heard.some((line) => line.includes('not assigned to the preferred'))) {
         const wordy = await create(0); // only its log says where nodes run
@@ -67,6 +89,7 @@ const RUNTIMES = {
       }
       const order = ordered(session.outputNames, names);
       return {
+        build: `threads: ${library.env.wasm.numThreads}`,
         note: left.length ? `on the CPU: ${left.join(', ')}` : '',
         async run(data, shape) {
           const input = new library.Tensor('float32', data, shape);
@@ -97,25 +120,30 @@ export function nodesOnCpu(lines) {
   return [...kinds].filter(Boolean);
 }
 
-/** Give the places of outputs: by the report's names, or by the numbers in LiteRT's own. */
-export function ordered(found, names) {
+/** Give the places of outputs by their names, or by the numbers in LiteRT's own, or as they are. */
+export function ordered(found, names, numbers = /^$/) {
   if (names.every((name) => found.includes(name))) return names.map((name) => found.indexOf(name));
-  const number = (index) => Number(found[index].match(/\d+$/)?.[0] ?? index);
+  const number = (index) => Number(found[index].match(numbers)?.[0] ?? index);
   return found.map((_, index) => index).sort((a, b) => number(a) - number(b));
 }
 
-/** List all backends, each with its label, and why it is missing if it is. */
-export async function findBackends() {
+/** List backends: each with its label, the runtimes that it takes, and why it is missing if so. */
+export async function findBackends(runtimes) {
   const { gpu, ml } = navigator;
   const insecure = isSecureContext ? '' : 'needs HTTPS or a tunnel';
-  const shared = crossOriginIsolated ? '' : insecure || 'the host sends no headers of isolation';
+  const alone = crossOriginIsolated ? '' : insecure || 'the host sends no headers of isolation';
+  const litert = runtimes.includes('litert') && (await importLiteRt('wasm'));
+  const relaxed = !litert || (await litert.supportsFeature('relaxedSimd'));
+  const takes = runtimes.filter((one) => relaxed || one !== 'litert'); // LiteRT.js says so
   const adapter = gpu && (await gpu.requestAdapter().catch(() => null));
   const absent = insecure || 'not in this browser';
+  const without = alone || (takes.length ? '' : 'LiteRT.js needs relaxed SIMD for them');
+  const label = `WebAssembly, ${threads} threads${relaxed || without ? '' : ', .onnx only'}`;
   return [
-    { name: 'wasm', label: 'WebAssembly, 1 thread', missing: '' },
-    { name: 'threads', label: `WebAssembly, ${threads} threads`, missing: shared },
-    { name: 'webgpu', label: 'WebGPU', missing: adapter ? '' : absent },
-    { name: 'webnn', label: 'WebNN, .tflite only', missing: ml ? '' : absent },
+    { name: 'wasm', label: 'WebAssembly, 1 thread', takes: runtimes, missing: '' },
+    { name: 'threads', label, takes, missing: without },
+    { name: 'webgpu', label: 'WebGPU', takes: runtimes, missing: adapter ? '' : absent },
+    { name: 'webnn', label: 'WebNN, .tflite only', takes: ['litert'], missing: ml ? '' : absent },
   ];
 }
 
@@ -124,7 +152,7 @@ export async function findBackends() {
  * was left to the CPU, close() frees the memory.
  */
 export async function open({ runtime, outputs }, bytes, backend) {
-  const key = `${runtime}-${backend}`;
+  const key = `${runtime}-${kindOf(backend)}`;
   const { start, open: openFile } = RUNTIMES[runtime];
   if (!started.has(key)) {
     started.set(key, start(backend));
