@@ -41,13 +41,13 @@ from mmcare.models import CARE
 
 PURPOSE = 'the latency benchmark'
 STRIDES = [4, 8, 16, 32]
-# Format of the file, and whether it is quantized.
+# Format and precision of the file.
 ENGINES = {
-    'onnxruntime': ('onnx', False),
-    'xnnpack': ('executorch', False),
-    'xnnpack-int8': ('executorch', True),
-    'litert': ('litert', False),
-    'litert-int8': ('litert', True),
+    'onnxruntime': ('onnx', 'float32'),
+    'xnnpack': ('executorch', 'float32'),
+    'xnnpack-int8': ('executorch', 'int8'),
+    'litert': ('litert', 'float32'),
+    'litert-int8': ('litert', 'int8'),
 }
 RUNTIMES = dict(onnx='onnxruntime', executorch='executorch', litert='ai-edge-litert')
 BUSY = 0.9  # of a core: below it, something else was running
@@ -109,20 +109,26 @@ def fold_norms(network: nn.Module) -> nn.Module:
 def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple[Run, int]:
     """Export a network, compare the file with PyTorch, and return a run and its delegates."""
     images = trial_images(3, (image.shape[2], image.shape[3]))
-    images['picture'] = images['smooth']  # no pictures are at hand
-    names = [f'stride{stride}' for stride in STRIDES]
-    kind, int8 = ENGINES[engine]
-    key, path = path.name, path.with_name(f'{path.name}_{engine}{FORMATS[kind].ending}')
-    pictures = [images['smooth']] if int8 else None
-    job = Job(network, network, names, images, pictures, normalization=IMAGENET)
+    kind, precision = ENGINES[engine]
+    about = dict(
+        key=path.name,
+        part='backbone',
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        shape=[*image.shape[2:]],
+    )
+    path = path.with_name(f'{path.name}_{engine}{FORMATS[kind].ending}')
+    job = Job(
+        *(network, network, [f'stride{stride}' for stride in STRIDES], images),
+        [images['smooth']],  # no pictures are at hand
+        precision,
+        normalization=IMAGENET,
+        about=about,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # several delegates are noted in the recording
         report = write_file(FORMATS[kind], job, path)
     if FORMATS[kind].layout == 'NHWC':  # as apps have it: not to be converted in each run
         image = image.to(memory_format=torch.channels_last)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    about = dict(key=key, part='backbone', parameters=parameters, shape=[*image.shape[2:]])
-    save(path.with_suffix('.json'), json.dumps(about | {kind: report}))  # for tools/phone.py
     run = partial(open_exported(path).run, image)
     run()
     return run, report.get('delegates', 0)
@@ -313,7 +319,7 @@ def main() -> None:
         recording = json.loads(arguments.from_recording.read_text(encoding='utf-8'))
     else:
         for engine in arguments.engine:
-            FORMATS[ENGINES[engine][0]].check({})
+            FORMATS[ENGINES[engine][0]].require({})
         with TemporaryDirectory() as directory:
             recording = measure(arguments, arguments.keep or Path(directory))
         text = json.dumps(recording, indent=1)

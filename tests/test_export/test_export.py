@@ -5,6 +5,7 @@ import platform
 import runpy
 import sys
 from copy import deepcopy
+from pathlib import Path
 from unittest.mock import Mock
 
 import mmcv
@@ -13,15 +14,14 @@ import onnx
 import pytest
 import torch
 import yaml
-from coremltools.optimize.coreml import decompress_weights
 from helpers import ROOT, THIN, deviation, published_weights, reference_image, run, thin_backbone
-from mil_interpreter import run_program
 from torch import nn
 
 from mmcare.export import export_backbone, load_source
 from mmcare.export.formats.base import Job
 from mmcare.export.formats.coreml import compress_coreml, convert_coreml, count_operators
-from mmcare.export.load import IMAGENET, Network, Normalization, Source, fold
+from mmcare.export.formats.mil import open_package
+from mmcare.export.load import IMAGENET, Network, Normalization, Source, fold_all
 from mmcare.export.runtime import open_exported
 from mmcare.export.verify import ExportError, trial_images, verify
 from mmcare.models.backbones.care import LinearAttention
@@ -39,7 +39,7 @@ def thin_source(**arguments):
 
 def folded(source):
     network = deepcopy(source.network)
-    fold(network)
+    fold_all(network)
     return network
 
 
@@ -58,6 +58,10 @@ def run_file(path, image):
     outputs = onnx.load(path).graph.output if path.suffix == '.onnx' else ()
     found = [torch.from_numpy(output) for output in open_exported(path).run(image)]
     return [output.name for output in outputs], found
+
+
+def run_program(model, image):
+    return [torch.from_numpy(one) for one in open_package(Path(model.package_path)).run(image)]
 
 
 @pytest.fixture(scope='module')
@@ -207,7 +211,7 @@ def test_compression(tmp_path, compression, limit, share):
     compressed = compress_coreml(model, compression)
     assert count_operators(compressed) == count_operators(model)
     image = torch.randn(1, 3, 32, 32).half()
-    exact, found = run_program(model, image), run_program(decompress_weights(compressed), image)
+    exact, found = run_program(model, image), run_program(compressed, image)
     assert 0 < deviation(exact, found) < limit
 
 

@@ -24,7 +24,7 @@ def test_pixels(tmp_path, kind):
     for package in FORMATS[kind].packages:
         pytest.importorskip(package)
     source = thin_source(out_indices=(0, 3))
-    report = export_backbone(source, tmp_path, PADDED, (kind,), input_kind='image')
+    report = export_backbone(source, tmp_path, PADDED, (kind,), 'image', precision='float32')
     (image,) = report[kind]['inputs']
     assert (image['mean'], image['padding']) == (None, [*source.normalization.mean])
     program = open_exported(tmp_path / report[kind]['file'])

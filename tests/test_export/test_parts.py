@@ -5,11 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import THIN, deviation
-from mil_interpreter import run_program
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import MODELS
-from test_export import folded, job_of, run_file
+from test_export import folded, job_of, run_file, run_program
 
 from mmcare.export import export_backbone, load_source
 from mmcare.export.formats.coreml import convert_coreml, count_operators
