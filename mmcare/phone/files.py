@@ -78,7 +78,6 @@ def describe(path: Path, source: Source | None) -> tuple[dict[str, Any], bytes]:
     description = dict(
         name=path.name, key=about.get('key', path.stem), parameters=about.get('parameters'),
         runtime=runtime, int8=int8, bytes=path.stat().st_size, against=against, shape=shape,
-        input=tensors[0], outputs=tensors[1:],
-        report={key: about.get(key) for key in ('part', 'decode', 'classes', 'palette')},
+        input=tensors[0], outputs=tensors[1:], about=about,
     )  # fmt: skip
     return description, b''.join(one.astype('<f4').tobytes() for one in values)

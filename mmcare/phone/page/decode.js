@@ -26,7 +26,8 @@ export function softmax(logits) {
 /** Give the classes that can be the largest between places: few, so that maps are quick. */
 function contenders(logits, classes, places) {
   const plane = logits.length / classes;
-  const values = Array.from({ length: classes }, (_, k) => places.map((at) => logits[k * plane + at]));
+  const starts = Array.from({ length: classes }, (_, k) => k * plane);
+  const values = starts.map((start) => places.map((place) => logits[start + place]));
   const bar = Math.max(...values.map((all) => Math.min(...all)));
   return [...values.keys()].filter((k) => Math.max(...values[k]) >= bar);
 }
@@ -48,7 +49,8 @@ export function labelMap(values, [, channels, height, width], newHeight, newWidt
       const x = within(((column + 0.5) * width) / newWidth - 0.5, 0, width - 1);
       const [left, along] = [Math.floor(x), x < width - 1 ? 1 : 0];
       const first = top * width + left;
-      able[first] ??= contenders(logits, classes, [0, along, down, down + along].map((i) => first + i));
+      const places = [first, first + along, first + down, first + down + along];
+      able[first] ??= contenders(logits, classes, places);
       let best = -Infinity;
       for (const k of able[first]) {
         const at = k * plane + first;

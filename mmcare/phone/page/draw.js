@@ -55,8 +55,8 @@ function legend(lines) {
 }
 
 /** Show maps {values, shape} by their names, of an image that became a small one in an input. */
-export function show({ report, shape: input }, maps, image, small) {
-  const { part, decode, classes, palette, activation } = report;
+export function show({ about, shape: input }, maps, image, small) {
+  const { part, decode, classes, palette, activation } = about;
   const [{ values, shape }] = Object.values(maps);
   const name = (label) => classes?.[label] ?? `class ${label}`;
   const own = (label) => [61, 103, 149].map((step) => 30 + ((step * (label + 1)) % 200));

@@ -23,6 +23,8 @@ const $ = (id) => document.getElementById(id);
 const text = (id, words) => ($(id).textContent = words);
 const plain = (error) => String(error?.message ?? error).replace(/\s+/g, ' ').slice(0, 300);
 const fixed = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits) : '');
+const list = (steps) =>
+  Object.entries(steps).map(([name, ms]) => `${name} ${fixed(ms, 1)} ms`).join(', ');
 let served; // the computer's list of files
 let backends; // what this browser computes with
 let device = '';
@@ -42,8 +44,8 @@ function unsent(results = kept) {
 }
 
 /** Say why a file is measured only, if it is. */
-function whyNotSeen({ outputs, report: { part, decode } }) {
-  if (!part) return 'No report (.json) next to it names it, so it is measured only.';
+function whyNotSeen({ outputs, about: { part, decode } }) {
+  if (!part) return 'It does not describe itself, so it is measured only.';
   if (part !== 'model' || decode || outputs.length === 1) return '';
   return 'Its head decodes boxes in a way of its own, so it is measured only.';
 }
@@ -236,11 +238,6 @@ async function look(read, steps) {
   });
 }
 
-/** List steps with their milliseconds. */
-function list(steps) {
-  return Object.entries(steps).map(([name, ms]) => `${name} ${fixed(ms, 1)} ms`).join(', ');
-}
-
 /** Show a photo as the chosen file sees it. */
 async function see() {
   const [[photo], steps] = [$('photo').files, {}];
@@ -253,11 +250,8 @@ async function see() {
 
 /** Wait for a frame of the camera, which has no more if it was stopped. */
 function nextFrame(video) {
-  return new Promise((resolve) => {
-    setTimeout(resolve, 500);
-    if (!video.requestVideoFrameCallback) requestAnimationFrame(resolve);
-    else video.requestVideoFrameCallback(resolve);
-  });
+  const wait = video.requestVideoFrameCallback?.bind(video) ?? requestAnimationFrame;
+  return Promise.race([new Promise(wait), new Promise((resolve) => setTimeout(resolve, 500))]);
 }
 
 /** Open the camera at the phone's back. */
