@@ -23,41 +23,27 @@ export function softmax(logits) {
   return powers.map((power) => power / sum);
 }
 
-/** Give the classes that can be the largest between places: few, so that maps are quick. */
-function contenders(logits, classes, places) {
-  const plane = logits.length / classes;
-  const starts = Array.from({ length: classes }, (_, k) => k * plane);
-  const values = starts.map((start) => places.map((place) => logits[start + place]));
-  const bar = Math.max(...values.map((all) => Math.min(...all)));
-  return [...values.keys()].filter((k) => Math.max(...values[k]) >= bar);
-}
-
-/**
- * Give the class of each pixel at a larger size, from logits at the stride of a head.
- *
- * One channel tells two classes apart: it is the second where its probability is above `least`.
- */
-export function labelMap(values, [, channels, height, width], newHeight, newWidth, least = 0.3) {
-  const [plane, classes] = [height * width, Math.max(channels, 2)];
-  const logits = new Float32Array(classes * plane).fill(Math.log(least / (1 - least)));
-  logits.set(values, logits.length - values.length);
-  const [labels, able] = [new Uint16Array(newHeight * newWidth), []];
-  for (let row = 0; row < newHeight; row++) {
-    const y = within(((row + 0.5) * height) / newHeight - 0.5, 0, height - 1);
-    const [top, down] = [Math.floor(y), y < height - 1 ? width : 0];
-    for (let column = 0; column < newWidth; column++) {
-      const x = within(((column + 0.5) * width) / newWidth - 0.5, 0, width - 1);
-      const [left, along] = [Math.floor(x), x < width - 1 ? 1 : 0];
-      const first = top * width + left;
-      const places = [first, first + along, first + down, first + down + along];
-      able[first] ??= contenders(logits, classes, places);
-      let best = -Infinity;
-      for (const k of able[first]) {
-        const at = k * plane + first;
-        const above = logits[at] + (logits[at + along] - logits[at]) * (x - left);
-        const end = logits[at + down + along] - logits[at + down];
-        const value = above + (logits[at + down] + end * (x - left) - above) * (y - top);
-        if (value > best) [best, labels[row * newWidth + column]] = [value, k];
+// One channel tells two classes apart: it is the second where its probability is above `least`.
+/** Give the class of each pixel at a larger size, from logits at the stride of a head. */
+export function labelMap(logits, [, channels, height, width], newHeight, newWidth, least = 0.3) {
+  const labels = new Uint16Array(newHeight * newWidth);
+  const lowest = channels > 1 ? -Infinity : Math.log(least / (1 - least));
+  const [best, line] = [new Float32Array(labels.length).fill(lowest), new Float32Array(width)];
+  const place = (i, from, to) => within(((i + 0.5) * from) / to - 0.5, 0, from - 1);
+  const x = Float32Array.from({ length: newWidth }, (_, i) => place(i, width, newWidth));
+  for (let k = 0; k < channels; k++) {
+    for (let row = 0; row < newHeight; row++) {
+      const y = place(row, height, newHeight);
+      const start = (k * height + Math.floor(y)) * width;
+      const down = y < height - 1 ? width : 0;
+      for (let i = 0; i < width; i++) {
+        line[i] = logits[start + i] + (logits[start + down + i] - logits[start + i]) * (y % 1);
+      }
+      for (let column = 0, to = row * newWidth; column < newWidth; column++, to++) {
+        const left = Math.floor(x[column]);
+        const right = Math.min(left + 1, width - 1);
+        const value = line[left] + (line[right] - line[left]) * (x[column] - left);
+        if (value > best[to]) [best[to], labels[to]] = [value, channels > 1 ? k : 1];
       }
     }
   }
@@ -98,11 +84,7 @@ function decodeBox(values, [x1, y1, x2, y2], coder) {
   return [left, top, right, bottom];
 }
 
-/**
- * Decode a one-stage detector's boxes as mmdet does: {box: [x1, y1, x2, y2], score, label}.
- *
- * Maps are {values, shape} by the report's names. Boxes end with the image in the input.
- */
+/** Decode boxes as mmdet does, {box: [x1, y1, x2, y2], score, label}, from maps by their names. */
 export function decodeBoxes(maps, decode, [imageWidth, imageHeight]) {
   const { coder, strides, prior_params: params, test_cfg: test } = decode;
   const { score_thr: least = 0.05, nms_pre: most = 1000, max_per_img: number = 100 } = test ?? {};

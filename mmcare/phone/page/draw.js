@@ -6,21 +6,13 @@ const LARGEST = 1024; // pixels of the longer side of a picture
 const ACTIVATIONS = { softmax, sigmoid: (values) => values.map(sigmoid) };
 const $ = (id) => document.getElementById(id);
 const scratch = new OffscreenCanvas(1, 1); // one, since phones have memory for few
-let redraw = null; // draws boxes with another threshold
 
-/** Make an element with a text and attributes. */
-export function make(tag, words = '', attributes = {}) {
-  const element = Object.assign(document.createElement(tag), { textContent: words });
+/** Make an element with a content, a text or several elements, and attributes. */
+export function make(tag, content = '', attributes = {}) {
+  const element = document.createElement(tag);
+  element.append(...[content].flat());
   Object.entries(attributes).forEach(([name, value]) => element.setAttribute(name, value));
   return element;
-}
-
-/** Take away what is drawn. */
-export function clear() {
-  redraw = null;
-  [$('least').hidden, $('seen').hidden] = [true, true];
-  $('legend').replaceChildren();
-  $('threshold').oninput = () => redraw?.();
 }
 
 /** Make RGBA pixels an image that can be drawn. */
@@ -47,10 +39,9 @@ function drawPhoto(image, room = 0) {
 /** List below the picture: [words, colour, share]. */
 function legend(lines) {
   $('legend').replaceChildren(...lines.map(([words, colour, share]) => {
-    const line = make('li', words);
-    if (colour) line.style.setProperty('--swatch', `rgb(${colour.join(' ')})`);
-    if (share !== undefined) line.append(make('meter', '', { value: share }));
-    return line;
+    const style = colour ? `--swatch: rgb(${colour.join(' ')})` : '';
+    const meter = share === undefined ? [] : make('meter', '', { value: share });
+    return make('li', [words, meter].flat(), { style });
   }));
 }
 
@@ -66,8 +57,8 @@ export function show({ about, shape: input }, maps, image, small) {
   if (decode) {
     const boxes = decodeBoxes(maps, decode, [small.width, small.height]);
     $('least').hidden = false;
-    redraw = () => drawBoxes(boxes, image, small, name, colour);
-    return redraw();
+    $('threshold').oninput = () => drawBoxes(boxes, image, small, name, colour);
+    return $('threshold').oninput();
   }
   if (shape.length > 2) {
     const shares = drawMap(labelMap(values, shape, ...input), image, small, input[1], colour);
@@ -122,7 +113,6 @@ function drawMaps(maps, image, small, [inHeight, inWidth]) {
   const { context, width, height } = drawPhoto(image, Math.ceil(maps.length / 2) / 2);
   legend(maps.map(([name, { values, shape }], index) => {
     const { channel, data, width: columns, height: rows } = liveliest(values, shape);
-    // The photo fills a part of the input.
     const part = [(columns * small.width) / inWidth, (rows * small.height) / inHeight];
     const place = [(index % 2) * (width / 2), height + Math.floor(index / 2) * (height / 2)];
     const map = drawable({ data, width: columns, height: rows });

@@ -34,8 +34,7 @@ export function deviation(found, expected) {
 
 /**
  * Interleave runs (A, B, C, A, B, C, ...) so that noise affects all equally: milliseconds of each,
- * round by round; none of those that fail. onTurn gets the share that is done; false ends the
- * rounds, and whole ones are left.
+ * round by round, and none of those that fail. onTurn gets the share that is done; false ends them.
  */
 export async function measureInTurn(runs, rounds, onTurn) {
   const times = runs.map(() => []);
@@ -63,11 +62,10 @@ export async function measureInTurn(runs, rounds, onTurn) {
 export function toRecording({ shape, npm, files }, device, runs, rows) {
   const short = (value) => (typeof value === 'number' ? Number(value.toPrecision(5)) : value);
   const packages = Object.entries(npm.dependencies).map((pair) => pair.join(' '));
-  const built = rows.filter(({ build }) => build);
-  const builds = new Set(built.map(({ engine, build }) => `${engine}: ${build}`));
-  const recording = { settings: { shape, runs, threads: 'threads as named' },
-    versions: [device, ...packages, ...builds], parameters: {}, delegates: {}, left_out: {},
-    milliseconds: {}, rows: [] };
+  const builds = rows.map(({ engine, build }) => build && `${engine}: ${build}`);
+  const versions = [...new Set([device, ...packages, ...builds])].filter(Boolean);
+  const recording = { settings: { shape, runs, threads: 'threads as named' }, versions,
+    parameters: {}, delegates: {}, left_out: {}, milliseconds: {}, rows: [] };
   for (const { times, key, run, close, ...row } of rows) {
     recording.parameters[key] = files.find(({ name }) => name === row.file).parameters ?? undefined;
     if (times.length) (recording.milliseconds[row.engine] ??= {})[key] = times.map(short);

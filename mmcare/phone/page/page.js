@@ -1,7 +1,7 @@
 // What one sees: the files, the measurement with its table, and what a network sees.
 
 import { channelsFirst } from './decode.js';
-import { clear, make, show } from './draw.js';
+import { make, show } from './draw.js';
 import { findBackends, load, open } from './engines.js';
 import { deviation, measureInTurn, quantile, summarize, toRecording } from './measure.js';
 import { fit, readPhoto, readPixels, toTensor } from './prepare.js';
@@ -26,28 +26,16 @@ const fixed = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits)
 const list = (steps) =>
   Object.entries(steps).map(([name, ms]) => `${name} ${fixed(ms, 1)} ms`).join(', ');
 let served; // the computer's list of files
-let backends; // what this browser computes with
 let device = '';
 let looking = null; // what looks at photos: {file, backend, session}
-let [stopped, sending] = [false, false];
-let kept = null; // results that could not be stored
-
-/** Give the results that were not sent; with an argument, keep these. They outlive the page. */
-function unsent(results = kept) {
-  try {
-    if (results) localStorage.setItem('mmcare-unsent', JSON.stringify(results));
-    kept = null;
-    return JSON.parse(localStorage.getItem('mmcare-unsent')) ?? [];
-  } catch {
-    return (kept = results) ?? []; // some browsers store nothing in private windows
-  }
-}
+let stopped = false;
+let store = {}; // of results that the computer has not confirmed; they outlive the page
 
 /** Say why a file is measured only, if it is. */
 function whyNotSeen({ outputs, about: { part, decode } }) {
   if (!part) return 'It does not describe itself, so it is measured only.';
-  if (part !== 'model' || decode || outputs.length === 1) return '';
-  return 'Its head decodes boxes in a way of its own, so it is measured only.';
+  const known = part !== 'model' || decode || outputs.length === 1;
+  return known ? '' : 'Its head decodes boxes in a way of its own, so it is measured only.';
 }
 
 /** Describe the device and the browser as far as the browser does. */
@@ -56,34 +44,36 @@ async function describeDevice() {
   const known = await navigator.userAgentData?.getHighEntropyValues(wanted).catch(() => null);
   if (!known) return navigator.userAgent.replace('Mozilla/5.0 ', '').slice(0, 150);
   const { brand, version } = known.brands.filter((one) => !/not.?a.?brand/i.test(one.brand)).at(-1);
-  const platform = `${known.platform} ${known.platformVersion}`.trim();
-  return [known.model, platform, `${brand} ${version}`].filter(Boolean).join(', ');
+  const words = [known.model, `${known.platform} ${known.platformVersion}`, `${brand} ${version}`];
+  return words.map((one) => one.trim()).filter(Boolean).join(', ');
+}
+
+/** Do a part of the work, and note its milliseconds. */
+async function step(notes, name, work) {
+  const start = performance.now();
+  const result = await work();
+  notes[name] = performance.now() - start;
+  return result;
 }
 
 /** Open a file, run it once on the computer's image, and compare the outputs. */
 async function prepareRow(file, backend) {
-  const { name, key, runtime, int8, input, against } = file;
+  const { name, key, runtime, int8, input, outputs, against } = file;
   const engine = `${runtime}-${backend}${int8 ? '-int8' : ''}`;
-  const row = { file: name, key, engine, ms: null, MB: file.bytes / 1e6, deviation: null,
-    against, note: '', times: [] };
+  const row = { file: name, key, engine, build: '', ms: null, MB: file.bytes / 1e6,
+    deviation: null, against, note: '', times: [] };
   const fail = (error) => (row.note = `error: ${plain(error)}`);
   try {
     const bytes = new Uint8Array(await load('files', name));
     const values = new Float32Array(await load('references', name));
-    const size = ({ shape }) => shape.reduce((a, b) => a * b);
-    let from = size(input);
-    const image = values.subarray(0, from);
-    let start = performance.now();
-    const session = await open(file, bytes, backend);
-    row.close = () => session.close();
-    row.load = performance.now() - start;
-    [row.build, row.note] = [session.build, session.note];
-    start = performance.now();
-    const found = await session.run(image, input.shape);
-    row.first = performance.now() - start;
-    const expected = file.outputs.map((one) => values.subarray(from, (from += size(one))));
+    let from = 0;
+    const next = ({ shape }) => values.subarray(from, (from += shape.reduce((a, b) => a * b)));
+    const [image, ...expected] = [input, ...outputs].map(next);
+    const { run, close, ...rest } = await step(row, 'load', () => open(file, bytes, backend));
+    Object.assign(row, { close, ...rest });
+    const found = await step(row, 'first', () => run(image, input.shape));
     row.deviation = deviation(found, expected);
-    row.run = () => session.run(image, input.shape).catch((error) => Promise.reject(fail(error)));
+    row.run = () => run(image, input.shape).catch((error) => Promise.reject(fail(error)));
   } catch (error) {
     fail(error);
     row.close?.();
@@ -93,8 +83,7 @@ async function prepareRow(file, backend) {
 
 /** Measure all files by all chosen backends, then show, keep and send the results. */
 async function measure() {
-  const boxes = document.querySelectorAll('#backends input:checked');
-  const chosen = [...boxes].map(({ value }) => value);
+  const chosen = Array.from(document.querySelectorAll('#backends :checked'), (box) => box.value);
   const rounds = Math.floor($('rounds').valueAsNumber);
   if (!chosen.length || !(rounds >= 1)) throw new Error('choose what computes, and rounds');
   stopped = false;
@@ -102,13 +91,13 @@ async function measure() {
   const time = new Date().toLocaleString('sv').replace(/[-:]/g, '').replace(' ', '-');
   const keep = () => { // what there is, in case that the browser ends the page
     const recording = toRecording(served, device, rounds, rows);
-    const others = unsent().filter((one) => one.time !== time);
-    if (rows.some(({ times }) => times.length)) unsent([...others, { time, device, recording }]);
+    const some = rows.some(({ times }) => times.length);
+    if (some) store[`mmcare ${time}`] = JSON.stringify({ time, device, recording });
   };
   for (const [index, backend] of chosen.entries()) {
     const opened = [];
     for (const file of served.files) {
-      if (stopped || !backends.get(backend).takes.includes(file.runtime)) continue;
+      if (stopped) break;
       text('status', `opening ${file.name}, ${backend}`);
       opened.push(await prepareRow(file, backend));
       keep(rows.push(opened.at(-1)));
@@ -119,10 +108,12 @@ async function measure() {
       $('progress').value = (index + done) / chosen.length;
       return !stopped;
     });
-    able.forEach((row, i) => (row.times = times[i]));
-    const first = able.find(({ file }) => file === served.files[0].name)?.times ?? [];
-    able.forEach((row) => row.times.length && Object.assign(row, summarize(row.times, first)));
-    able.forEach((row) => row.close());
+    const first = times[able.findIndex(({ file }) => file === served.files[0].name)] ?? [];
+    for (const [place, row] of able.entries()) {
+      row.times = times[place];
+      if (row.times.length) Object.assign(row, summarize(row.times, first));
+      row.close();
+    }
     showResults(rows, rounds);
     if (stopped) break;
     keep();
@@ -154,30 +145,26 @@ async function busily(work) {
 
 /** Send what the computer has not confirmed yet; it stays here until then. */
 async function send() {
-  const waiting = unsent();
-  if (!$('stop').disabled || sending || served.static || !waiting.length) return;
-  sending = true;
+  const kept = Object.entries(store).filter(([name]) => name.startsWith('mmcare '));
+  const waiting = $('stop').disabled ? kept : []; // not between rounds
   let problem = '';
-  for (const results of waiting) {
-    const body = JSON.stringify(results);
+  for (const [name, body] of waiting) {
     const sent = fetch('results', { method: 'POST', body }).then((answer) => answer.json());
     const { written, error } = await sent.catch(() => ({ error: 'The computer does not answer.' }));
-    if (written) unsent(unsent().filter(({ time }) => time !== results.time));
+    if (written) delete store[name];
     else problem = error ?? 'The computer does not confirm.';
   }
-  text('sent', problem ? `${problem} The results stay here.` : 'Sent to the computer.');
-  sending = false;
+  if (problem) text('sent', `${problem} The results stay here.`);
+  else if (waiting.length) text('sent', 'Sent to the computer.');
+  setTimeout(send, 3000);
 }
 
 /** Fill the table, a row for each file and engine. */
 function showResults(rows, rounds) {
   const heads = Object.keys(COLUMNS);
   const cells = rows.map((row) => heads.map((name) => COLUMNS[name](row)));
-  const line = (tag, list, attributes = {}) => {
-    const element = make('tr', '', attributes);
-    element.append(...list.map((words, i) => make(tag, words, { 'data-head': heads[i] })));
-    return element;
-  };
+  const line = (tag, list, attributes) => make('tr', list.map((words, i) =>
+    make(tag, words, { 'data-head': heads[i] })), attributes);
   $('results').tHead.replaceChildren(line('th', heads));
   $('results').tBodies[0].replaceChildren(...rows.map((row, index) => line('td', cells[index], {
     'data-name': row.file, 'data-engine': row.engine,
@@ -187,28 +174,19 @@ function showResults(rows, rounds) {
   $('results').hidden = $('copy').hidden = false;
   $('copy').onclick = async () => {
     const about = `${device}; ${served.shape.join('x')}, ${rounds} rounds`;
-    const table = [heads, heads.map(() => '---'), ...cells].map((list) => `| ${list.join(' | ')} |`)
-      .join('\n');
-    const copied = navigator.clipboard?.writeText(`${about}\n\n${table}`);
-    const done = await copied?.then(() => true, () => false);
+    const rows = [heads, heads.map(() => '---'), ...cells].map((row) => `| ${row.join(' | ')} |`);
+    const words = [about, '', ...rows].join('\n');
+    const done = await navigator.clipboard?.writeText(words).then(() => true, () => false);
     text('sent', done ? 'Copied.' : 'This browser does not let the page copy.');
   };
-}
-
-/** Do a part of the work, and note its milliseconds. */
-async function step(steps, name, work) {
-  const start = performance.now();
-  const result = await work();
-  steps[name] = performance.now() - start;
-  return result;
 }
 
 /** Open the chosen file, if it is wanted and can look; otherwise say why not. */
 async function choose(steps, wanted = true) {
   const file = served.files.find(({ name }) => name === $('model').value);
   const backend = $('backend').value;
-  clear();
-  ['steps', 'rate'].forEach((id) => text(id, ''));
+  [$('least').hidden, $('seen').hidden] = [true, true];
+  ['legend', 'steps', 'rate'].forEach((id) => text(id, ''));
   text('why', file.why);
   if (!wanted || file.why) return false;
   text('status', 'looking');
@@ -254,23 +232,16 @@ function nextFrame(video) {
   return Promise.race([new Promise(wait), new Promise((resolve) => setTimeout(resolve, 500))]);
 }
 
-/** Open the camera at the phone's back. */
-async function openCamera() {
-  const video = { facingMode: 'environment', width: { ideal: Math.max(...served.shape) } };
-  if (!navigator.mediaDevices) throw new Error('the camera needs HTTPS or a tunnel');
-  return navigator.mediaDevices.getUserMedia({ video }).catch((error) => {
-    throw new Error(`the camera cannot be used: ${plain(error)}`);
-  });
-}
-
-/** Show what the camera sees, frame after frame, until it is stopped. */
+/** Show what the phone's rear camera sees, frame after frame, until it is stopped. */
 async function live() {
   const [video, recent] = [$('camera'), []];
+  const wanted = { facingMode: 'environment', width: { ideal: Math.max(...served.shape) } };
   stopped = false;
   if (!(await choose({}))) return;
   text('live', 'Stop');
   try {
-    video.srcObject = await openCamera();
+    if (!navigator.mediaDevices) throw new Error('the camera needs HTTPS or a tunnel');
+    video.srcObject = await navigator.mediaDevices.getUserMedia({ video: wanted });
     video.play().catch(halt);
     for (let [frames, before] = [0, performance.now()]; !stopped; ) {
       await nextFrame(video);
@@ -281,9 +252,9 @@ async function live() {
       before += recent.at(-1).all;
       if (recent.length > FRAMES) recent.shift();
       const median = (name) => quantile(recent.map((one) => one[name]), 0.5);
-      const medians = Object.keys(steps).map((name) => [name, median(name)]);
+      Object.keys(steps).forEach((name) => (steps[name] = median(name)));
       const fps = 1000 / median('all');
-      text('rate', `${fixed(fps, 1)} frames per second: ${list(Object.fromEntries(medians))}`);
+      text('rate', `${fixed(fps, 1)} frames per second: ${list(steps)}`);
       Object.assign($('rate').dataset, { fps, frames: (frames += 1) });
     }
     text('status', 'done');
@@ -302,30 +273,29 @@ function halt() {
 
 /** Fill the page with what the computer serves and what the browser has. */
 async function begin() {
+  if (navigator.cookieEnabled) store = localStorage; // or the results stay as long as the page
   await globalThis.caches?.delete('mmcare').catch(() => null); // of an older page
   text('device', (device = await describeDevice()));
   served = JSON.parse(new TextDecoder().decode(await load('files.json')));
   // Only tools/phone.py takes results; other hosts may answer anything.
   const taken = await fetch('results').then((answer) => answer.json()).catch(() => null);
   served.static = !taken?.taken;
-  const found = await findBackends(served.files.map(({ runtime }) => runtime));
-  backends = new Map(found.map((one) => [one.name, one]));
-  for (const { name, label, missing } of found) {
+  const backends = await findBackends(served.files.map(({ runtime }) => runtime));
+  for (const { name, label, missing } of backends) {
     const box = make('input', '', { type: 'checkbox', value: name });
     [box.disabled, box.checked] = [Boolean(missing), name === 'wasm'];
-    const line = make('label', '', { class: missing ? 'missing' : '' });
-    line.append(box, ` ${label}${missing ? `: ${missing}` : ''}`);
-    $('backends').append(line);
+    const words = ` ${label}${missing ? `: ${missing}` : ''}`;
+    $('backends').append(make('label', [box, words], { class: missing ? 'missing' : '' }));
     if (!missing) $('backend').append(make('option', label, { value: name }));
   }
   for (const file of served.files) {
-    const size = `${fixed(file.bytes / 1e6, 1)} MB, ${served.shape.join('x')}`;
+    const { name, bytes, against } = file;
+    const size = `${fixed(bytes / 1e6, 1)} MB, ${served.shape.join('x')}`;
     file.why = whyNotSeen(file);
-    const words = `${file.name} (${size}), compared with ${file.against}. ${file.why}`;
-    $('files').append(make('li', words));
-    $('model').append(make('option', file.name, { value: file.name }));
+    $('files').append(make('li', `${name} (${size}), compared with ${against}. ${file.why}`));
+    $('model').append(make('option', name, { value: name }));
   }
-  $('measure').onclick = () => busily(measure).then(send);
+  $('measure').onclick = () => busily(measure);
   $('stop').onclick = onpagehide = halt;
   $('live').onclick = () => ($('stop').disabled ? busily(live) : halt());
   document.onvisibilitychange = () => document.hidden && $('camera').srcObject && halt();
@@ -333,7 +303,7 @@ async function begin() {
   $('measure').disabled = $('live').disabled = false;
   text('status', 'ready');
   if (served.static) text('sent', 'No computer gets the results of this page: copy them.');
-  else setInterval(send, 5000);
+  else send();
 }
 
 begin().catch((error) => text('status', `error: ${plain(error)}`));

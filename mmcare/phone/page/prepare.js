@@ -1,12 +1,11 @@
 // A photo or a frame of a camera becomes the tensor that a network takes, as the toolboxes do it.
 
 const LARGEST = 1280; // pixels of the longer side of what is kept of a photo
-const cubic = (a) => (x) =>
-  (x < 1 ? ((a + 2) * x - a - 3) * x * x + 1 : (((x - 5) * x + 8) * x - 4) * a);
-const linear = (x) => 1 - x;
-const KERNELS = { // how far they reach, in pixels, and the weight at a distance
-  cv2: { bilinear: [1, linear], bicubic: [2, cubic(-0.75)] },
-  pillow: { bilinear: [1, linear], bicubic: [2, cubic(-0.5)] },
+// How far a kernel reaches, in pixels, and its weight at a distance. OpenCV's cubic is sharper.
+const KERNELS = {
+  bilinear: () => [1, (x) => 1 - x],
+  bicubic: (a) => [2, (x) =>
+    (x < 1 ? ((a + 2) * x - a - 3) * x * x + 1 : (((x - 5) * x + 8) * x - 4) * a)],
 };
 const canvas = globalThis.OffscreenCanvas && new OffscreenCanvas(1, 1); // kept: phones have few
 
@@ -38,8 +37,10 @@ function round(value) {
 }
 
 /** Resize the width of RGBA pixels as OpenCV or Pillow do, and turn them: twice resizes both. */
-function resizeAndTurn({ data, width, height }, newWidth, backend, [reach, weigh]) {
+function resizeAndTurn({ data, width, height }, newWidth, { backend, interpolation }) {
   const smooths = backend === 'pillow'; // when it shrinks an image; OpenCV does not
+  const [reach, weigh] = KERNELS[interpolation]?.(smooths ? -0.5 : -0.75) ?? [];
+  if (!reach) throw new Error(`this page does not resize by ${interpolation} interpolation`);
   const [ratio, old] = [width / newWidth, new Float32Array(data)];
   const scale = smooths ? Math.max(ratio, 1) : 1;
   const made = new Float32Array(newWidth * height * 4);
@@ -67,35 +68,26 @@ function resizeAndTurn({ data, width, height }, newWidth, backend, [reach, weigh
   return { data: rounded, width: height, height: newWidth };
 }
 
-/** Resize RGBA pixels. */
-function resize(image, width, height, backend, interpolation) {
-  const kernel = KERNELS[backend]?.[interpolation];
-  if (!kernel) throw new Error(`this page does not resize by ${backend}'s ${interpolation}`);
-  const turned = resizeAndTurn(image, width, backend, kernel);
-  const { data } = resizeAndTurn(turned, height, backend, kernel);
-  return { data: new Uint8ClampedArray(data), width, height };
-}
-
 const sides = ({ shape, layout }) => (layout === 'NHWC' ? shape.slice(1, 3) : shape.slice(2));
 
 /** Resize and crop an image for an input, as its description says. */
 export function fit(image, input) {
   const [height, width] = sides(input);
-  const old = [image.width, image.height];
-  const { shorter, crop, backend = 'cv2', interpolation = 'bilinear' } = input.resize ?? {};
-  const ratio = Math.min(width / image.width, height / image.height, input.resize ? Infinity : 1);
-  const size = shorter
-    ? old.map((side) => Math.floor((side * shorter) / Math.min(...old)))
-    : old.map((side) => round(side * ratio));
-  const whole = resize(image, ...size, backend, interpolation);
-  if (!crop) return whole;
-  const [top, left] = [size[1] - crop[0], size[0] - crop[1]].map((rest) => round(rest / 2));
-  const data = new Uint8ClampedArray(crop[0] * crop[1] * 4);
-  for (let row = 0; row < crop[0]; row++) {
-    const start = ((top + row) * whole.width + left) * 4;
-    data.set(whole.data.subarray(start, start + crop[1] * 4), row * crop[1] * 4);
+  const { width: oldWidth, height: oldHeight } = image;
+  const how = input.resize ?? { backend: 'cv2', interpolation: 'bilinear' };
+  const largest = Math.min(width / oldWidth, height / oldHeight, input.resize ? Infinity : 1);
+  const size = [oldWidth, oldHeight].map((side) => how.shorter
+    ? Math.floor((side * how.shorter) / Math.min(oldWidth, oldHeight)) : round(side * largest));
+  const turned = resizeAndTurn(image, size[0], how);
+  const whole = new Uint8ClampedArray(resizeAndTurn(turned, size[1], how).data);
+  const [rows, columns] = how.crop ?? [size[1], size[0]];
+  const [top, left] = [round((size[1] - rows) / 2), round((size[0] - columns) / 2)];
+  const data = new Uint8ClampedArray(rows * columns * 4);
+  for (let row = 0; row < rows; row++) {
+    const start = ((top + row) * size[0] + left) * 4;
+    data.set(whole.subarray(start, start + columns * 4), row * columns * 4);
   }
-  return { data, width: crop[1], height: crop[0] };
+  return { data, width: columns, height: rows };
 }
 
 /** Make the tensor of an input: the image at the top left, and padding. */
