@@ -109,21 +109,13 @@ def fold_norms(network: nn.Module) -> nn.Module:
 def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple[Run, int]:
     """Export a network, compare the file with PyTorch, and return a run and its delegates."""
     images = trial_images(3, (image.shape[2], image.shape[3]))
+    names = [f'stride{stride}' for stride in STRIDES]
     kind, precision = ENGINES[engine]
-    about = dict(
-        key=path.name,
-        part='backbone',
-        parameters=sum(parameter.numel() for parameter in network.parameters()),
-        shape=[*image.shape[2:]],
-    )
-    path = path.with_name(f'{path.name}_{engine}{FORMATS[kind].ending}')
-    job = Job(
-        *(network, network, [f'stride{stride}' for stride in STRIDES], images),
-        [images['smooth']],  # no pictures are at hand
-        precision,
-        normalization=IMAGENET,
-        about=about,
-    )
+    key, path = path.name, path.with_name(f'{path.name}_{engine}{FORMATS[kind].ending}')
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    about = dict(key=key, part='backbone', parameters=parameters, shape=[*image.shape[2:]])
+    known = dict(precision=precision, normalization=IMAGENET, about=about)
+    job = Job(network, network, names, images, [images['smooth']], **known)  # no pictures are here
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # several delegates are noted in the recording
         report = write_file(FORMATS[kind], job, path)
@@ -319,7 +311,7 @@ def main() -> None:
         recording = json.loads(arguments.from_recording.read_text(encoding='utf-8'))
     else:
         for engine in arguments.engine:
-            FORMATS[ENGINES[engine][0]].require({})
+            FORMATS[ENGINES[engine][0]].require()
         with TemporaryDirectory() as directory:
             recording = measure(arguments, arguments.keep or Path(directory))
         text = json.dumps(recording, indent=1)

@@ -99,7 +99,7 @@ def profile(path: Path, runs: int) -> pd.DataFrame:
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     readers = {'.pte': read_executorch, '.onnx': read_onnx}
     events = readers[path.suffix](path, image, runs)
-    report = json.loads(path.with_name(f'{path.name}.json').read_text())
+    report = json.loads(Path(f'{path}.json').read_text())
     events['stage'] = find_stages(events, report['convolutions'])
     groups = events.groupby(['stage', 'kind'], sort=False)['ms']
     return groups.agg(number='size', ms='sum').reset_index().assign(file=str(path))

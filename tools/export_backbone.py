@@ -23,7 +23,6 @@ except KeyboardInterrupt:
     print('stopped: nothing is written', file=sys.stderr)
     sys.exit(130)
 
-# Of a report, which has more.
 SHOWN = 'file', 'bytes', 'delegates', 'outside', 'deviations', 'quantization', 'pictures'
 
 
@@ -65,7 +64,7 @@ def parse_args() -> argparse.Namespace:
     add('--precision', choices=PRECISIONS, help=help_precision)
     help_number = f"pictures for int8, of the config's training data; default: {CALIBRATION}"
     add('--calibration', type=int, metavar='N', help=help_number)
-    add('--images', metavar='FOLDER', help='take its pictures for int8 and for comparisons')
+    add('--images', metavar='FOLDER', help='take its pictures for int8 and to compare on')
     for form in FORMATS.values():
         for name, option in form.options.items():
             add(f'--{name}', **option)

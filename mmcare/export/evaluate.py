@@ -97,18 +97,10 @@ def take_normalized(program: Exported, model: Any) -> Exported:
 
 @contextmanager
 def replaced_part(model: Any, program: Exported, checked: bool = False) -> Iterator[str]:
-    """Let a program compute the part of a model that it is of.
-
-    Args:
-        model: Of a toolbox.
-        program: For images of one size.
-        checked: It must be of the model's weights.
-
-    Yields:
-        The part, one of ``PARTS``.
+    """Let a program, for images of one size, compute its part of a toolbox's model; yield the part.
 
     Raises:
-        ValueError: If the program is of another model, or does not say of what.
+        ValueError: If the program is of another model or, where it is checked, of other weights.
     """
     device = next(model.parameters()).device
     image = torch.zeros(program.input_shape, device=device)

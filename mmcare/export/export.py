@@ -67,8 +67,8 @@ def export_backbone(
     kinds = {form: input_kind or form.input for form in forms}
     check_writable(Path(out_dir))
     job = make_job(source, shape, 'image' in kinds.values(), precision, options)
-    number = CALIBRATION if calibration is None else calibration
-    pictures, unread = choose_pictures(source, shape, precision == 'int8', number, images)
+    number = (calibration or CALIBRATION) if precision == 'int8' else 0
+    pictures, unread = choose_pictures(source, shape, number, images)
     held = {f'picture{i}': picture for i, picture in enumerate(pictures[-HELD_BACK:], 1)}
     job = replace(job, images={**job.images, **held}, calibration=pictures[:-HELD_BACK])
     reports = {}
@@ -110,7 +110,7 @@ def choose_formats(
     if calibration is not None and precision != 'int8':
         raise ValueError('--calibration is for --precision int8')
     for form in forms:
-        form.require(options)
+        form.require()
     return forms
 
 

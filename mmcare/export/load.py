@@ -151,7 +151,7 @@ def hash_weights(network: Network) -> str:
     digest = hashlib.sha256()
     for name, value in network.model.state_dict().items():
         digest.update(name.encode())
-        digest.update(value.contiguous().numpy())
+        digest.update(value.cpu().contiguous().numpy())
     return digest.hexdigest()
 
 

@@ -65,33 +65,26 @@ def read_pictures(
 
 
 def choose_pictures(
-    source: Source,
-    shape: tuple[int, int],
-    int8: bool,
-    calibration: int,
-    folder: str | os.PathLike | None,
+    source: Source, shape: tuple[int, int], calibration: int, folder: str | os.PathLike | None
 ) -> tuple[list[Tensor], str]:
-    """Read pictures to calibrate with, in int8, and then ``HELD_BACK`` to compare on.
-
-    Returns:
-        The pictures, or none and the reason.
+    """Read pictures to calibrate with, and ``HELD_BACK`` more; return them, or why none are read.
 
     Raises:
         ValueError: If there are none, or too few, where they are needed or asked for.
     """
-    loader = 'train_dataloader' if int8 else 'test_dataloader'
+    loader = 'train_dataloader' if calibration else 'test_dataloader'
     try:
-        pictures = read_pictures(source, shape, HELD_BACK + calibration * int8, folder, loader)
-        if int8 and len(pictures) <= HELD_BACK:
+        pictures = read_pictures(source, shape, HELD_BACK + calibration, folder, loader)
+        if calibration and len(pictures) <= HELD_BACK:
             raise ValueError(f'{len(pictures)} are too few, {HELD_BACK} are held back')
         return pictures, ''
     except Exception as error:  # whatever a data set of others raises where it has no data
         reason = ' '.join(f'{type(error).__name__}: {error}'.split())
-        if not int8 and folder is None:
+        if not calibration and folder is None:
             return [], reason
         raise ValueError(
-            f'no pictures to {"calibrate with" if int8 else "compare on"}: {reason}; give a config '
-            'with training data, or a folder of pictures with --images'
+            f'no pictures can be read: {reason}; give a config with training data, or a folder of '
+            'pictures with --images'
         ) from error
 
 
@@ -117,11 +110,7 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
 
 
 def describe_scores(source: Source, channels: int) -> dict[str, Any]:
-    """Describe the scores of a whole model: how they become probabilities, and of what.
-
-    Args:
-        source: The whole model.
-        channels: Of its first output.
+    """Describe the scores of a whole model, whose first output has so many channels.
 
     Returns:
         ``activation``: ``'softmax'``, ``'sigmoid'``, or None if that is not known. ``classes`` and
@@ -130,13 +119,11 @@ def describe_scores(source: Source, channels: int) -> dict[str, Any]:
     config, model = source.config, source.network.model
     name, head = next((name, getattr(model, name)) for name in HEADS if hasattr(model, name))
     kinds = {base.__name__ for base in type(head).__mro__}
+    of_detector = getattr(head, 'use_sigmoid_cls', None)
     sigmoid = dict(
-        head='MultiLabelClsHead' in kinds,
-        decode_head=channels == 1,
-        bbox_head=getattr(head, 'use_sigmoid_cls', None),
+        head='MultiLabelClsHead' in kinds, decode_head=channels == 1, bbox_head=of_detector
     )[name]
-    activation = None if sigmoid is None else 'sigmoid' if sigmoid else 'softmax'
-    described: dict[str, Any] = dict(activation=activation)
+    described: dict[str, Any] = dict(activation={True: 'sigmoid', False: 'softmax'}.get(sigmoid))
     if config is None or not config.get('test_dataloader'):
         return described
     dataset = _innermost(config.test_dataloader.dataset)

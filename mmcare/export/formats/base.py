@@ -138,8 +138,8 @@ class Format:
     layout = 'NCHW'  # of images and maps
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # of its own, for add_argument
 
-    def require(self, options: Mapping[str, Any]) -> None:
-        """Raise an ImportError if a package is missing that writing with these options needs."""
+    def require(self) -> None:
+        """Raise an ImportError if a package is missing that writing needs."""
         for package in self.packages:
             require(package, f'export with --format {self.name}', self.extra)
 

@@ -2,7 +2,6 @@
 
 import json
 import platform
-from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -28,7 +27,7 @@ class CoreML(Format):
     ending = '.mlpackage'
     packages = ('coremltools', 'sklearn')  # the latter compresses
     input = 'image'
-    precisions: ClassVar = {'float16': 2e-2, **Format.precisions}
+    precisions: ClassVar = {'float16': 1e-2, **Format.precisions}
     runtime = 'the interpreter of ML Programs'  # by PyTorch, sums in float32; not Core ML
     options: ClassVar = {
         'target': dict(choices=TARGETS, help=f'oldest for Core ML; default: {TARGETS[0]}'),
@@ -48,7 +47,7 @@ class CoreML(Format):
         model.save(str(path))
         # Not part of the package; as large as a small network.
         path.joinpath('executorch_debug_handle_mapping.json').unlink(missing_ok=True)
-        return Written(dict(target=target, operators=count_operators(model)))
+        return Written(dict(target=target))
 
     def open(self, path: Path) -> Exported:
         """Open a package in the interpreter of :mod:`mmcare.export.formats.mil`."""
@@ -85,27 +84,13 @@ def convert_coreml(job: Job, precision: str = 'float16', target: str = 'iOS16') 
 
 
 def compress_coreml(model: Any, compression: str) -> Any:
-    """Compress the weights of a model, without data.
-
-    ``'palettize4'`` and ``'palettize8'``: to 16 and 256 values, found by k-means; ``'int8'``:
-    linear, symmetric, a scale for each output channel.
-    """
+    """Compress weights to 16 or 256 values by k-means, or to int8 with a scale for each channel."""
     import coremltools.optimize.coreml as optimize
 
     if compression == 'int8':
         config = optimize.OpLinearQuantizerConfig(mode='linear_symmetric')
         compress = optimize.linear_quantize_weights
     else:
-        bits = int(compression.removeprefix('palettize'))
-        config = optimize.OpPalettizerConfig(mode='kmeans', nbits=bits)
+        config = optimize.OpPalettizerConfig(mode='kmeans', nbits=int(compression[-1]))
         compress = optimize.palettize_weights
     return compress(model, optimize.OptimizationConfig(global_config=config))
-
-
-def count_operators(model: Any) -> dict[str, int]:
-    """Count the operators of an ML Program by type, constants and packed weights left out."""
-    function = model.get_spec().mlProgram.functions['main']
-    block = function.block_specializations[function.opset]
-    types = [operation.type.split('.')[-1] for operation in block.operations]
-    types = [name for name in types if name != 'const' and not name.startswith('constexpr')]
-    return dict(Counter(types).most_common())

@@ -59,7 +59,6 @@ class ExecuTorch(Format):
             delegates=info.num_delegated_subgraphs,
             outside=outside,
             convolutions=count_convolutions(program),
-            operators={name: kind.delegated + kind.non_delegated for name, kind in kinds.items()},
         )
         return Written(facts, program.module() if int8 else None, 'PyTorch', AGREEMENT)
 
@@ -110,13 +109,9 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
 def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProgram:
     """Quantize the convolutions of a program by PT2E, with XNNPACK's quantizer.
 
-    Static, with a scale for each output channel; large depth-wise kernels and attention stay in
-    float32.
-
     Args:
         program: Decomposed, with constants propagated: after quantization that would turn int8
-            weights into float32. Convolutions that are to stay in float32 are
-            ``aten.convolution``, the others ``aten.conv2d``.
+            weights into float32. Large kernels, which are ``aten.convolution``, stay in float32.
         images: Pictures (1, C, H, W) that show the ranges of activations, normalised.
     """
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (

@@ -63,8 +63,6 @@ def open_package(path: Path) -> Exported:
                 results = OPERATORS[operation.op_type](arguments)
                 results = results if isinstance(results, list | tuple) else [results]
                 for output, result in zip(operation.outputs, results, strict=True):
-                    if output.shape != tuple(result.shape):
-                        raise ValueError(f'{output.shape} expected, got {tuple(result.shape)}')
                     values[output.name] = _round(result, output)
             except Exception as error:
                 raise ValueError(f'{operation.op_type} {operation.name}: {error}') from error
@@ -86,18 +84,22 @@ def _read(operation: Any) -> Any:
 
 
 def _round(result: Tensor, variable: Any) -> Tensor:
+    if variable.shape != tuple(result.shape):
+        raise ValueError(f'{variable.shape} expected, got {tuple(result.shape)}')
     return result.half().float() if variable.dtype.__name__ == 'fp16' else result
 
 
 Inputs = Mapping[str, Any]
 
 
-def _conv(i: Inputs) -> Tensor:
+def _padded(i: Inputs, value: float = 0.0) -> Tensor:
     top, bottom, left, right = dict(custom=i['pad'], valid=(0, 0, 0, 0))[i['pad_type']]
-    x, pad = i['x'], (top, left)
-    if (top, left) != (bottom, right):
-        x, pad = F.pad(x, (left, right, top, bottom)), (0, 0)
-    return F.conv2d(x, i['weight'], i.get('bias'), i['strides'], pad, i['dilations'], i['groups'])
+    return F.pad(i['x'], (left, right, top, bottom), value=value)
+
+
+def _conv(i: Inputs) -> Tensor:
+    rest = i['strides'], 0, i['dilations'], i['groups']
+    return F.conv2d(_padded(i), i['weight'], i.get('bias'), *rest)
 
 
 def _matmul(i: Inputs) -> Tensor:
@@ -112,9 +114,8 @@ def _pad(i: Inputs) -> Tensor:
 
 
 def _pool(i: Inputs) -> Tensor:
-    top, bottom, left, right = dict(custom=i['pad'], valid=(0, 0, 0, 0))[i['pad_type']]
-    x = F.pad(i['x'], (left, right, top, bottom), value=-torch.inf)
-    return F.max_pool2d(x, i['kernel_sizes'], i['strides'], ceil_mode=i['ceil_mode'])
+    sizes = i['kernel_sizes'], i['strides']
+    return F.max_pool2d(_padded(i, -torch.inf), *sizes, ceil_mode=i['ceil_mode'])
 
 
 def _slice(i: Inputs) -> Tensor:

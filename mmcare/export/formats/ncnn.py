@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,7 +30,7 @@ class Ncnn(Format):
         return ['in0', *(f'out{index}' for index in range(len(job.names)))]
 
     def write(self, job: Job, path: Path, description: Mapping[str, Any]) -> Written:
-        """Write the files; report operators by type.
+        """Write the files.
 
         Raises:
             ExportError: If ncnn lacks operators.
@@ -61,7 +60,7 @@ class Ncnn(Format):
         if lacking:
             raise ExportError(f'ncnn has no {", ".join(lacking)}; {path.name} is not written')
         path.joinpath('mmcare.json').write_text(json.dumps(description))
-        return Written(dict(operators=dict(Counter(layers).most_common())))
+        return Written({})
 
     def open(self, path: Path) -> Exported:
         """Open a folder in ncnn."""
