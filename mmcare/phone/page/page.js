@@ -235,7 +235,7 @@ function nextFrame(video) {
 /** Show what the phone's rear camera sees, frame after frame, until it is stopped. */
 async function live() {
   const [video, recent] = [$('camera'), []];
-  const wanted = { facingMode: 'environment', width: { ideal: Math.max(...served.shape) } };
+  const wanted = { facingMode: 'environment', width: { ideal: Math.max(640, ...served.shape) } };
   stopped = false;
   if (!(await choose({}))) return;
   text('live', 'Stop');
