@@ -25,7 +25,7 @@ function drawable({ data, width, height }) {
 /** Draw the photo as large as it is shown, with room below it: a share of its height. */
 function drawPhoto(image, room = 0) {
   const canvas = $('seen');
-  const shown = [$('legend').clientWidth, innerHeight]
+  const shown = [$('legend').clientWidth, 0.75 * innerHeight]
     .map((side) => Math.min(side * devicePixelRatio, LARGEST));
   const scale = Math.min(shown[0] / image.width, shown[1] / image.height);
   const [width, height] = [image.width, image.height].map((side) => Math.round(side * scale));

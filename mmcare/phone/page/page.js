@@ -23,8 +23,7 @@ const $ = (id) => document.getElementById(id);
 const text = (id, words) => ($(id).textContent = words);
 const plain = (error) => String(error?.message ?? error).replace(/\s+/g, ' ').slice(0, 300);
 const fixed = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits) : '');
-const list = (steps) =>
-  Object.entries(steps).map(([name, ms]) => `${name} ${fixed(ms, 1)} ms`).join(', ');
+const say = ([name, ms]) => `${name} ${fixed(ms, 1)} ms`;
 let served; // the computer's list of files
 let device = '';
 let looking = null; // what looks at photos: {file, backend, session}
@@ -90,19 +89,18 @@ async function measure() {
   const rows = [];
   const time = new Date().toLocaleString('sv').replace(/[-:]/g, '').replace(' ', '-');
   const keep = () => { // what there is, in case that the browser ends the page
-    const recording = toRecording(served, device, rounds, rows);
-    const some = rows.some(({ times }) => times.length);
-    if (some) store[`mmcare ${time}`] = JSON.stringify({ time, device, recording });
+    const results = { time, device, recording: toRecording(served, device, rounds, rows) };
+    if (rows.some(({ times }) => times.length)) store[`mmcare ${time}`] = JSON.stringify(results);
   };
   for (const [index, backend] of chosen.entries()) {
-    const opened = [];
+    const able = [];
     for (const file of served.files) {
       if (stopped) break;
       text('status', `opening ${file.name}, ${backend}`);
-      opened.push(await prepareRow(file, backend));
-      keep(rows.push(opened.at(-1)));
+      rows.push(await prepareRow(file, backend));
+      keep();
+      if (rows.at(-1).run) able.push(rows.at(-1));
     }
-    const able = opened.filter(({ run }) => run);
     text('status', `measuring ${able.length} files, ${backend}`);
     const times = await measureInTurn(able.map(({ run }) => run), rounds, (done) => {
       $('progress').value = (index + done) / chosen.length;
@@ -119,7 +117,7 @@ async function measure() {
     keep();
   }
   $('progress').value = 1;
-  if (stopped) return text('status', 'stopped: the table has whole rounds, which are not sent');
+  if (stopped) return text('status', 'stopped: only engines that were finished are sent');
   const failed = rows.find(({ note }) => note.startsWith('error'));
   text('status', failed ? `${failed.note} (${failed.file}, ${failed.engine})` : 'done');
 }
@@ -222,7 +220,7 @@ async function see() {
   if (!(await choose(steps, photo))) return;
   const image = await step(steps, 'decoding', () => readPhoto(photo));
   await look(() => image, steps);
-  text('steps', list(steps));
+  text('steps', Object.entries(steps).map(say).join(', '));
   text('status', 'done');
 }
 
@@ -252,9 +250,9 @@ async function live() {
       before += recent.at(-1).all;
       if (recent.length > FRAMES) recent.shift();
       const median = (name) => quantile(recent.map((one) => one[name]), 0.5);
-      Object.keys(steps).forEach((name) => (steps[name] = median(name)));
+      const shares = Object.keys(steps).map((name) => say([name, median(name)]));
       const fps = 1000 / median('all');
-      text('rate', `${fixed(fps, 1)} frames per second: ${list(steps)}`);
+      text('rate', [`${fixed(fps, 1)} frames per second`, ...shares].join(', '));
       Object.assign($('rate').dataset, { fps, frames: (frames += 1) });
     }
     text('status', 'done');
