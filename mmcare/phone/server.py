@@ -103,9 +103,8 @@ class Handler(BaseHTTPRequestHandler):
         if len(body) > 2**22 or not (results := read_results(body)):
             return self.answer(400, b'{"error": "The computer does not know such results."}')
         name, recording, rows = results
-        file = self.server.out / f'{name}.json'
         try:
-            with moved_into_place(file) as temporary:
+            with moved_into_place(file := self.server.out / f'{name}.json') as temporary:
                 temporary.write_text(recording + '\n')
         except OSError as error:
             print(f'error: {file} cannot be written: {error}', file=sys.stderr, flush=True)
