@@ -5,7 +5,6 @@ Results are printed, and written to --out as benchmarks/latency.py's recordings.
 """
 
 import argparse
-import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -42,10 +41,7 @@ def main() -> None:
         if arguments.static:
             write_static(contents, arguments.static)
             return print(f'Written to {arguments.static}. For threads, see docs/phone.md.')
-        if not (host := arguments.host or '127.0.0.1' * arguments.http):
-            with socket.socket(type=socket.SOCK_DGRAM) as probe:
-                probe.connect(('192.0.2.1', 9))  # an example's address; nothing is sent
-                host = probe.getsockname()[0]
+        host = arguments.host or '127.0.0.1' * arguments.http
         server = PhoneServer(contents, arguments.out, host, arguments.port, not arguments.http)
         require('segno', 'the QR code', 'phone').make(server.url).terminal(compact=True)
     except (ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:

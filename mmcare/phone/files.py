@@ -65,9 +65,8 @@ def describe(path: Path, source: Source | None) -> tuple[dict[str, Any], bytes]:
     image = trial_images(channels, tuple(shape))['random']
     if program.pixels:
         image = 120 + 50 * image
-    same = source and (hash_weights(source.network), source.network.part)
-    found = about.get('sha256'), about.get('part')
-    if source and same == found and not int8 and not program.pixels:
+    known, exact = (about.get('sha256'), about.get('part')), not (int8 or program.pixels)
+    if source and exact and (hash_weights(source.network), source.network.part) == known:
         expected, against = [one.numpy() for one in source.network(image)], 'PyTorch'
     else:
         expected, against = program.run(image), 'this computer'
@@ -79,7 +78,6 @@ def describe(path: Path, source: Source | None) -> tuple[dict[str, Any], bytes]:
     description = dict(
         name=path.name, key=about.get('key', path.stem), parameters=about.get('parameters'),
         runtime=runtime, int8=int8, bytes=path.stat().st_size, against=against, shape=shape,
-        input=tensors[0], outputs=tensors[1:],
-        report={key: about.get(key) for key in ('part', 'decode', 'classes', 'palette')},
+        input=tensors[0], outputs=tensors[1:], about=about,
     )  # fmt: skip
     return description, b''.join(one.astype('<f4').tobytes() for one in values)

@@ -4,6 +4,7 @@ import ipaddress
 import json
 import re
 import secrets
+import socket
 import ssl
 import sys
 from datetime import UTC, datetime, timedelta
@@ -29,7 +30,7 @@ HEADERS = {
     'Content-Security-Policy': "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:",
     'Cache-Control': 'no-store',
 }
-OBEYED = r'\\u00[0189]|\\[bfnrt]|\x7f'  # by terminals, in JSON
+UNPRINTABLE = re.compile(r'\\u00[0189]|\\[bfnrt]|\x7f')  # as JSON has it; terminals obey it
 
 
 def write_static(contents: Contents, folder: Path) -> None:
@@ -39,24 +40,27 @@ def write_static(contents: Contents, folder: Path) -> None:
             temporary.write_bytes(contents[name]())
 
 
-def read_results(body: bytes) -> tuple[str, dict[str, Any], pd.DataFrame] | None:
+def read_results(body: bytes) -> tuple[str, str, pd.DataFrame] | None:
     """Read what the page posts: a name, a recording as benchmarks/latency.py's, and its rows."""
     try:
         posted = json.loads(body)
-        recording, rows = posted['recording'], pd.DataFrame(posted['recording']['rows'])
-        settings, engines = recording['settings'], recording['milliseconds']
-        times = [ms for engine in engines.values() for ms in engine.values()]
-        name = f'{posted["time"]}_{re.sub("[^A-Za-z0-9]+", "-", posted["device"])[:60].strip("-")}'
-        good = [
-            *(re.fullmatch('[a-z]+-[a-z]+(-int8)?', engine) for engine in engines),
-            *(len(ms) == settings['runs'] and min(ms) > 0 for ms in times),
-            times and re.fullmatch(r'\d+x\d+', 'x'.join(map(str, settings['shape']))),
-            re.fullmatch(r'\d{8}-\d{6}', posted['time']) and {'file', 'engine', 'ms'} <= {*rows},
-            not re.search(OBEYED, json.dumps(posted, allow_nan=False)),
-        ]
+        recording, time = posted['recording'], datetime.strptime(posted['time'], '%Y%m%d-%H%M%S')
+        engines, rows = recording['milliseconds'], recording['rows']
+        times = [ms for files in engines.values() for ms in files.values()]
+        good = (
+            all(re.fullmatch('[a-z]+-[a-z]+(-int8)?', engine) for engine in engines)
+            and all(len(ms) == recording['settings']['runs'] and min(ms) > 0 for ms in times)
+            and all({'file', 'engine', 'ms'} <= row.keys() for row in rows)
+            # Checked before it is a table: that has a cell for each row and key, as wide as any.
+            and 0 < len(times) <= len(rows) <= 1000
+            and len({key for row in rows for key in row}) <= 20
+            and all(len(f'{key}{cell}') <= 1000 for row in rows for key, cell in row.items())
+            and not UNPRINTABLE.search(json.dumps(posted, allow_nan=False))
+        )
+        name = f'{time:%Y%m%d-%H%M%S}_{re.sub("[^A-Za-z0-9]+", "-", posted["device"])[:60]}'
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return None
-    return (name, recording, rows) if all(good) else None
+    return (name, json.dumps(recording, indent=1), pd.DataFrame(rows)) if good else None
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -75,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(404)
         return False
 
-    def answer(self, status: int, data: bytes = b'', kind: str = 'text/plain') -> None:
+    def answer(self, status: int, data: bytes = b'', kind: str = 'application/json') -> None:
         """Send bytes."""
         self.send_response(status)
         described = {'Content-Type': kind, 'Content-Length': str(len(data))}
@@ -96,16 +100,17 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(size) if re.fullmatch('[0-9]{1,8}', size) else 0)
         if self.name != 'results':
             return self.answer(404)
-        if len(body) > 2**22:
-            return self.answer(413, b'These are too long.')
-        if not (results := read_results(body)):
-            return self.answer(400, b'These are not results of this page.')
+        if len(body) > 2**22 or not (results := read_results(body)):
+            return self.answer(400, b'{"error": "The computer does not know such results."}')
         name, recording, rows = results
-        with moved_into_place(self.server.out / f'{name}.json') as temporary:
-            temporary.write_text(json.dumps(recording, indent=1) + '\n')
-        print(rows.to_string(index=False, na_rep=''))
-        print(f'Written to {self.server.out / name}.json', flush=True)
-        self.answer(200)
+        try:
+            with moved_into_place(file := self.server.out / f'{name}.json') as temporary:
+                temporary.write_text(recording + '\n')
+        except OSError as error:
+            print(f'error: {file} cannot be written: {error}', file=sys.stderr, flush=True)
+            return self.answer(507, b'{"error": "The computer cannot write the results."}')
+        print(f'{rows.to_string(index=False, na_rep="")}\nWritten to {file}', flush=True)
+        self.answer(200, json.dumps({'written': file.name}).encode())
 
     def log_message(self, *_: Any) -> None:
         """Stay silent: the terminal shows the results."""
@@ -119,13 +124,17 @@ class PhoneServer(ThreadingTCPServer):
     def __init__(
         self, contents: Contents, out: Path, host: str, port: int = 0, secure: bool = True
     ) -> None:
-        super().__init__((host, port), Handler)
-        self.contents = contents | {'results': bytes}  # so the page knows that they are taken
+        if (address := socket.gethostbyname(host)) == '0.0.0.0':  # name this computer's
+            with socket.socket(type=socket.SOCK_DGRAM) as probe:
+                probe.connect(('192.0.2.1', 9))  # an example's address; nothing is sent
+                address = probe.getsockname()[0]
+        super().__init__((host or address, port), Handler)
+        self.contents = contents | {'results': b'{"taken": true}'.strip}  # so the page knows
         self.out, self.token = out, secrets.token_urlsafe(16)
         if secure:  # threads shake hands, so that nobody holds up the others
-            context = certify(str(self.server_address[0]))
+            context = certify(address)
             self.socket = context.wrap_socket(self.socket, True, do_handshake_on_connect=False)
-        self.url = f'http{"s" * secure}://{host}:{self.server_address[1]}/{self.token}/'
+        self.url = f'http{"s" * secure}://{address}:{self.server_address[1]}/{self.token}/'
 
     def handle_error(self, *client: Any) -> None:
         """Stay silent where a browser leaves, or refuses the certificate."""
@@ -134,7 +143,7 @@ class PhoneServer(ThreadingTCPServer):
 
 
 def certify(host: str) -> ssl.SSLContext:
-    """Make a certificate for an IP address."""
+    """Make a certificate for an IP address, with what Apple asks for."""
     x509 = require('cryptography.x509', 'HTTPS', 'phone')
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -144,7 +153,9 @@ def certify(host: str) -> ssl.SSLContext:
     address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
     about = name, name, key.public_key(), x509.random_serial_number()
     builder = x509.CertificateBuilder(*about, now - timedelta(1), now + timedelta(30))
-    certificate = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
+    purpose = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
+    builder = builder.add_extension(address, critical=False).add_extension(purpose, critical=False)
+    certificate = builder.sign(key, hashes.SHA256())
     pem = serialization.Encoding.PEM
     hidden = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -4,17 +4,17 @@ async ([number, tensor]) => {
   const { open } = await import('./engines.js');
   const { fit, readPhoto, toTensor } = await import('./prepare.js');
   const { shape, files } = await (await fetch('files.json')).json();
-  const { name, input, outputs, report } = files[number];
+  const { name, input, outputs, about } = files[number];
   const photo = await readPhoto(document.getElementById('photo').files[0]);
-  const { width, height, data } = fit(photo, shape[1], shape[0]);
+  const { width, height, data } = fit(photo, input);
   const prepared = [...toTensor({ width, height, data }, input)];
   const bytes = new Uint8Array(await (await fetch(`files/${name}`)).arrayBuffer());
   const session = await open(files[number], bytes, 'wasm');
   const found = await session.run(Float32Array.from(tensor), input.shape);
   const maps = outputs.map((output, i) => [output.name, channelsFirst(found[i], output)]);
   const [, { values, shape: size }] = maps[0];
-  const boxes = () => decodeBoxes(Object.fromEntries(maps), report.decode, [width, height])
+  const boxes = () => decodeBoxes(Object.fromEntries(maps), about.decode, [width, height])
     .map(({ box, score, label }) => [...box, score, label]);
-  const seen = report.decode ? boxes() : [...labelMap(values, size, ...shape)];
+  const seen = about.decode ? boxes() : [...labelMap(values, size, ...shape)];
   return { size: [height, width], prepared, seen };
 }

@@ -1,10 +1,8 @@
 // From a network's outputs to classes, maps and boxes. Maps are (channels, height, width).
 
-import { resize } from './prepare.js';
-
 const CODERS = ['DeltaXYWHBBoxCoder', 'DistancePointBBoxCoder'];
 const within = (value, low, high) => Math.min(Math.max(value, low), high);
-const sigmoid = (value) => 1 / (1 + Math.exp(-value));
+export const sigmoid = (value) => 1 / (1 + Math.exp(-value));
 
 /** Bring an output of the layout NHWC to NCHW. */
 export function channelsFirst(values, { shape, layout }) {
@@ -25,15 +23,28 @@ export function softmax(logits) {
   return powers.map((power) => power / sum);
 }
 
+// One channel tells two classes apart: it is the second where its probability is above `least`.
 /** Give the class of each pixel at a larger size, from logits at the stride of a head. */
-export function labelMap(logits, [, classes, height, width], newHeight, newWidth) {
+export function labelMap(logits, [, channels, height, width], newHeight, newWidth, least = 0.3) {
   const labels = new Uint16Array(newHeight * newWidth);
-  const best = new Float32Array(labels.length).fill(-Infinity);
-  for (let c = 0; c < classes; c++) {
-    const data = logits.subarray(c * height * width, (c + 1) * height * width);
-    const { data: scores } = resize({ data, width, height }, newWidth, newHeight, 1);
-    for (let i = 0; i < labels.length; i++) {
-      if (scores[i] > best[i]) [best[i], labels[i]] = [scores[i], c];
+  const lowest = channels > 1 ? -Infinity : Math.log(least / (1 - least));
+  const [best, line] = [new Float32Array(labels.length).fill(lowest), new Float32Array(width)];
+  const place = (i, from, to) => within(((i + 0.5) * from) / to - 0.5, 0, from - 1);
+  const x = Float32Array.from({ length: newWidth }, (_, i) => place(i, width, newWidth));
+  for (let k = 0; k < channels; k++) {
+    for (let row = 0; row < newHeight; row++) {
+      const y = place(row, height, newHeight);
+      const start = (k * height + Math.floor(y)) * width;
+      const down = y < height - 1 ? width : 0;
+      for (let i = 0; i < width; i++) {
+        line[i] = logits[start + i] + (logits[start + down + i] - logits[start + i]) * (y % 1);
+      }
+      for (let column = 0, to = row * newWidth; column < newWidth; column++, to++) {
+        const left = Math.floor(x[column]);
+        const right = Math.min(left + 1, width - 1);
+        const value = line[left] + (line[right] - line[left]) * (x[column] - left);
+        if (value > best[to]) [best[to], labels[to]] = [value, channels > 1 ? k : 1];
+      }
     }
   }
   return labels;
@@ -73,15 +84,13 @@ function decodeBox(values, [x1, y1, x2, y2], coder) {
   return [left, top, right, bottom];
 }
 
-/**
- * Decode a one-stage detector's boxes as mmdet does: {box: [x1, y1, x2, y2], score, label}.
- *
- * Maps are {values, shape} by the report's names. Boxes end with the image in the input.
- */
+/** Decode boxes as mmdet does, {box: [x1, y1, x2, y2], score, label}, from maps by their names. */
 export function decodeBoxes(maps, decode, [imageWidth, imageHeight]) {
   const { coder, strides, prior_params: params, test_cfg: test } = decode;
   const { score_thr: least = 0.05, nms_pre: most = 1000, max_per_img: number = 100 } = test ?? {};
   if (!CODERS.includes(coder.type)) throw new Error(`this page does not decode a ${coder.type}`);
+  const softens = decode.score_activation === 'softmax'; // with a last class for nothing
+  const cut = softens ? least : Math.log(least / (1 - least));
   const found = [];
   strides.forEach((stride, level) => {
     const { values: scores, shape: [, channels, height, width] } = maps[`cls_score${level + 1}`];
@@ -90,15 +99,18 @@ export function decodeBoxes(maps, decode, [imageWidth, imageHeight]) {
     const [cells, priors] = [height * width, deltas.shape[1] / 4];
     const classes = channels / priors;
     const candidates = [];
-    for (let prior = 0; prior < priors; prior++) {
-      for (let cell = 0; cell < cells; cell++) {
-        let all = new Float64Array(classes);
-        all.forEach((_, k) => (all[k] = scores[(prior * classes + k) * cells + cell]));
-        all = decode.score_activation === 'softmax' ? softmax(all).slice(0, -1) : all.map(sigmoid);
-        all.forEach((score, label) => {
-          if (score > least) candidates.push({ score, label, cell, prior });
-        });
-      }
+    const known = new Float32Array(scores);
+    for (let one = 0; softens && one < priors * cells; one++) {
+      const first = Math.floor(one / cells) * classes * cells + (one % cells);
+      const all = Array.from({ length: classes }, (_, label) => scores[first + label * cells]);
+      softmax(all).forEach((share, label) => (known[first + label * cells] = share));
+    }
+    for (let index = 0; index < known.length; index++) {
+      if (!(known[index] > cut)) continue; // most of them
+      const [channel, cell] = [Math.floor(index / cells), index % cells];
+      const [prior, label] = [Math.floor(channel / classes), channel % classes];
+      const score = softens ? known[index] : sigmoid(known[index]);
+      if (!softens || label < classes - 1) candidates.push({ score, label, cell, prior });
     }
     candidates.sort((a, b) => b.score - a.score);
     for (const { score, label, cell, prior } of candidates.slice(0, most > 0 ? most : undefined)) {

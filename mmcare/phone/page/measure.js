@@ -34,38 +34,42 @@ export function deviation(found, expected) {
 
 /**
  * Interleave runs (A, B, C, A, B, C, ...) so that noise affects all equally: milliseconds of each,
- * round by round. onTurn gets the share that is done; false ends the rounds, and whole ones are left.
+ * round by round, and none of those that fail. onTurn gets the share that is done; false ends them.
  */
 export async function measureInTurn(runs, rounds, onTurn) {
   const times = runs.map(() => []);
+  const able = new Set(runs.keys());
   const turns = (WARM_UPS + rounds) * runs.length;
   for (let turn = 0; turn < turns; turn++) {
+    const index = turn % runs.length;
+    if (!able.has(index)) continue;
     await new Promise((resolve) => setTimeout(resolve)); // the page draws and hears the stop button
     if (!onTurn(turn / turns)) break;
     const start = performance.now();
     let [number, elapsed] = [0, 0];
-    while (elapsed < LEAST_MS) {
-      await runs[turn % runs.length]();
+    while (elapsed < LEAST_MS && able.has(index)) {
+      await runs[index]().catch(() => able.delete(index));
       number += 1;
       elapsed = performance.now() - start;
     }
-    if (turn >= WARM_UPS * runs.length) times[turn % runs.length].push(elapsed / number);
+    if (turn >= WARM_UPS * runs.length) times[index].push(elapsed / number);
   }
-  const whole = times.at(-1)?.length ?? 0;
-  return times.map((list) => list.slice(0, whole));
+  const whole = Math.min(...[...able].map((index) => times[index].length));
+  return times.map((list, index) => list.slice(0, able.has(index) ? whole : 0));
 }
 
 /** Bring measured rows into the form of benchmarks/latency.py's recordings. */
 export function toRecording({ shape, npm, files }, device, runs, rows) {
   const short = (value) => (typeof value === 'number' ? Number(value.toPrecision(5)) : value);
   const packages = Object.entries(npm.dependencies).map((pair) => pair.join(' '));
-  const recording = { settings: { shape, runs, threads: 'threads as named' },
-    versions: [device, ...packages], parameters: {}, delegates: {}, left_out: {},
-    milliseconds: {}, rows: [] };
+  const builds = rows.map(({ engine, build }) => build && `${engine}: ${build}`);
+  const versions = [...new Set([device, ...packages, ...builds])].filter(Boolean);
+  const recording = { settings: { shape, runs, threads: 'threads as named' }, versions,
+    parameters: {}, delegates: {}, left_out: {}, milliseconds: {}, rows: [] };
   for (const { times, key, run, close, ...row } of rows) {
     recording.parameters[key] = files.find(({ name }) => name === row.file).parameters ?? undefined;
     if (times.length) (recording.milliseconds[row.engine] ??= {})[key] = times.map(short);
-    else recording.left_out[`${key}, ${row.engine}`] = row.note;
+    else recording.left_out[`${key}, ${row.engine}`] = row.note || 'not finished';
     const figures = Object.entries(row).map(([name, value]) => [name, short(value)]);
     recording.rows.push(Object.fromEntries(figures));
   }

@@ -1,6 +1,23 @@
-// A photo becomes the tensor that a network takes, as the toolboxes prepare it.
+// A photo or a frame of a camera becomes the tensor that a network takes, as the toolboxes do it.
 
-const EDGE = 0.875; // of the shorter side, which classifiers see
+const LARGEST = 1280; // pixels of the longer side of what is kept of a photo
+// How far a kernel reaches, in pixels, and its weight at a distance. OpenCV's cubic is sharper.
+const KERNELS = {
+  bilinear: () => [1, (x) => 1 - x],
+  bicubic: (a) => [2, (x) =>
+    (x < 1 ? ((a + 2) * x - a - 3) * x * x + 1 : (((x - 5) * x + 8) * x - 4) * a)],
+};
+const canvas = globalThis.OffscreenCanvas && new OffscreenCanvas(1, 1); // kept: phones have few
+
+/** Give the RGBA pixels of a bitmap or a video, reduced to at most 1,280 pixels. */
+export function readPixels(source, width, height) {
+  const scale = Math.min(LARGEST / Math.max(width, height), 1);
+  [canvas.width, canvas.height] = [width, height].map((side) => Math.round(side * scale));
+  const context = canvas.getContext('2d', { willReadFrequently: true });
+  context.imageSmoothingQuality = 'high';
+  context.drawImage(source, 0, 0, canvas.width, canvas.height);
+  return context.getImageData(0, 0, canvas.width, canvas.height);
+}
 
 /** Decode a photo, turned as its EXIF data say. */
 export async function readPhoto(blob) {
@@ -8,11 +25,9 @@ export async function readPhoto(blob) {
   const bitmap = await createImageBitmap(blob, options).catch(() => createImageBitmap(blob))
     .catch(() => null);
   if (!bitmap) throw new Error(`${blob.name} cannot be decoded as an image by this browser`);
-  const { width, height } = bitmap;
-  const context = new OffscreenCanvas(width, height).getContext('2d', { willReadFrequently: true });
-  context.drawImage(bitmap, 0, 0);
+  const pixels = readPixels(bitmap, bitmap.width, bitmap.height);
   bitmap.close();
-  return context.getImageData(0, 0, width, height);
+  return pixels;
 }
 
 /** Round halves to the even number, as Python does. */
@@ -21,62 +36,65 @@ function round(value) {
   return near - value === 0.5 && near % 2 ? near - 1 : near;
 }
 
-/** Give for each new place the two old ones next to it, and the share of the second. */
-function neighbours(from, to) {
-  const [low, high, share] = [new Int32Array(to), new Int32Array(to), new Float32Array(to)];
-  for (let i = 0; i < to; i++) {
-    const place = Math.min(Math.max((i + 0.5) * (from / to) - 0.5, 0), from - 1);
-    low[i] = Math.floor(place);
-    high[i] = Math.min(low[i] + 1, from - 1);
-    share[i] = place - low[i];
-  }
-  return { low, high, share };
-}
-
-/** Interpolate channels that lie behind one another as OpenCV's INTER_LINEAR: without smoothing. */
-export function resize({ data, width, height }, newWidth, newHeight, channels = 4) {
-  const [x, y] = [neighbours(width, newWidth), neighbours(height, newHeight)];
-  const resized = new data.constructor(newWidth * newHeight * channels); // a clamped one rounds
-  for (let row = 0, to = 0; row < newHeight; row++) {
-    const [top, bottom] = [y.low[row] * width, y.high[row] * width];
-    for (let column = 0; column < newWidth; column++) {
-      const [left, right] = [x.low[column], x.high[column]];
-      for (let c = 0; c < channels; c++, to++) {
-        const [a, b] = [data[(top + left) * channels + c], data[(bottom + left) * channels + c]];
-        const above = a + (data[(top + right) * channels + c] - a) * x.share[column];
-        const below = b + (data[(bottom + right) * channels + c] - b) * x.share[column];
-        resized[to] = above + (below - above) * y.share[row];
+/** Resize the width of RGBA pixels as OpenCV or Pillow do, and turn them: twice resizes both. */
+function resizeAndTurn({ data, width, height }, newWidth, { backend, interpolation }) {
+  const smooths = backend === 'pillow'; // when it shrinks an image; OpenCV does not
+  const [reach, weigh] = KERNELS[interpolation]?.(smooths ? -0.5 : -0.75) ?? [];
+  if (!reach) throw new Error(`this page does not resize by ${interpolation} interpolation`);
+  const [ratio, old] = [width / newWidth, new Float32Array(data)];
+  const scale = smooths ? Math.max(ratio, 1) : 1;
+  const made = new Float32Array(newWidth * height * 4);
+  for (let column = 0; column < newWidth; column++) {
+    const center = (column + 0.5) * ratio - 0.5;
+    const taps = []; // places, and their weights
+    for (let at = Math.floor(center - reach * scale) + 1; at < center + reach * scale; at++) {
+      const inside = Math.min(Math.max(at, 0), width - 1);
+      if (inside === at || !smooths) taps.push([inside, weigh(Math.abs(at - center) / scale)]);
+    }
+    const sum = taps.reduce((total, [, weight]) => total + weight, 0);
+    for (const [place, weight] of taps) {
+      const share = weight / sum;
+      for (let row = 0; row < height; row++) {
+        const from = (row * width + place) * 4;
+        const to = (column * height + row) * 4;
+        made[to] += share * old[from];
+        made[to + 1] += share * old[from + 1];
+        made[to + 2] += share * old[from + 2];
+        made[to + 3] = 255;
       }
     }
   }
-  return { data: resized, width: newWidth, height: newHeight };
+  const rounded = smooths ? new Uint8ClampedArray(made) : made; // Pillow rounds twice
+  return { data: rounded, width: height, height: newWidth };
 }
 
-/** Resize an image to fit into a size, the ratio kept. */
-export function fit(image, width, height) {
-  const ratio = Math.min(width / image.width, height / image.height);
-  return resize(image, round(image.width * ratio), round(image.height * ratio));
-}
+const sides = ({ shape, layout }) => (layout === 'NHWC' ? shape.slice(1, 3) : shape.slice(2));
 
-/** Cut the middle out of an image, whose shorter side is resized first. */
-export function crop(image, width, height) {
-  const edge = round(Math.max(width, height) / EDGE);
-  const ratio = edge / Math.min(image.width, image.height);
-  const size = [image.width, image.height].map((side) => Math.max(Math.floor(side * ratio), edge));
-  const whole = resize(image, ...size);
-  const [left, top] = [round((whole.width - width) / 2), round((whole.height - height) / 2)];
-  const cut = new Uint8ClampedArray(width * height * 4);
-  for (let row = 0; row < height; row++) {
-    const start = ((top + row) * whole.width + left) * 4;
-    cut.set(whole.data.subarray(start, start + width * 4), row * width * 4);
+/** Resize and crop an image for an input, as its description says. */
+export function fit(image, input) {
+  const [height, width] = sides(input);
+  const { width: oldWidth, height: oldHeight } = image;
+  const how = input.resize ?? { backend: 'cv2', interpolation: 'bilinear' };
+  const largest = Math.min(width / oldWidth, height / oldHeight, input.resize ? Infinity : 1);
+  const size = [oldWidth, oldHeight].map((side) => how.shorter
+    ? Math.floor((side * how.shorter) / Math.min(oldWidth, oldHeight)) : round(side * largest));
+  const turned = resizeAndTurn(image, size[0], how);
+  const whole = new Uint8ClampedArray(resizeAndTurn(turned, size[1], how).data);
+  const [rows, columns] = how.crop ?? [size[1], size[0]];
+  const [top, left] = [round((size[1] - rows) / 2), round((size[0] - columns) / 2)];
+  const data = new Uint8ClampedArray(rows * columns * 4);
+  for (let row = 0; row < rows; row++) {
+    const start = ((top + row) * size[0] + left) * 4;
+    data.set(whole.subarray(start, start + columns * 4), row * columns * 4);
   }
-  return { data: cut, width, height };
+  return { data, width: columns, height: rows };
 }
 
-/** Make the tensor that a report's input asks for: an image at its top left, and padding. */
-export function toTensor(image, { shape, layout, kind, mean, std, channels, padding }) {
-  if (!mean && kind !== 'image') throw new Error('the report has no mean and std of images');
-  const [height, width] = layout === 'NHWC' ? shape.slice(1, 3) : shape.slice(2);
+/** Make the tensor of an input: the image at the top left, and padding. */
+export function toTensor(image, input) {
+  const { layout, kind, mean, std, channels, padding } = input;
+  if (!mean && kind !== 'image') throw new Error('the file does not name mean and std of images');
+  const [height, width] = sides(input);
   const tensor = new Float32Array(height * width * 3);
   const [step, plane] = layout === 'NHWC' ? [3, 1] : [1, height * width];
   for (let c = 0; c < 3; c++) {
