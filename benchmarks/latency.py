@@ -3,8 +3,9 @@
 Engines are ONNX Runtime, XNNPACK (of ExecuTorch) and LiteRT, the last two also with convolutions in
 int8, all on one thread of the CPU. Networks have random weights and are folded as far as each can
 be; peers are timm's. All take the same way from torch.export. Written are recording.json (all
-times), latency.csv and latency.md (tables), and for each engine a picture, accuracy_<engine>.png:
-published accuracy over latency, with the Pareto line.
+times, and the instruction sets of the machine), latency.csv (every median and quartile), latency.md
+(the table of docs/latency.md), and for each engine a picture, accuracy_<engine>.png: published
+accuracy over latency, with the Pareto line.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from mmcare.export.runtime import measure_in_turn, open_exported
 from mmcare.export.verify import trial_images
 from mmcare.files import check_writable
 from mmcare.models import CARE
+from mmcare.version import __version__
 
 PURPOSE = 'the latency benchmark'
 STRIDES = [4, 8, 16, 32]
@@ -54,10 +56,8 @@ BUSY = 0.9  # of a core: below it, something else was running
 Run = Callable[[], object]
 Recording = dict[str, Any]
 
-# All networks by key, with the CARE of the nearest accuracy.
 PEERS = pd.read_csv(Path(__file__).with_name('peers.csv'), index_col='key').fillna('')
 CARES = PEERS[PEERS['timm_model'] == '']['top1']
-PEERS['care'] = [(CARES - top1).abs().idxmin() for top1 in PEERS['top1']]
 
 
 class FourMaps(nn.Module):
@@ -107,25 +107,32 @@ def fold_norms(network: nn.Module) -> nn.Module:
 
 
 def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple[Run, int]:
-    """Export a network, compare the file with PyTorch, and return a run and its delegates."""
+    """Export a network, compare the file with PyTorch, and return a run and its delegates.
+
+    A file that an earlier run of this version has left there is taken as it is.
+    """
     images = trial_images(3, (image.shape[2], image.shape[3]))
     images['picture'] = images['smooth']  # no pictures are at hand
     names = [f'stride{stride}' for stride in STRIDES]
     kind, int8 = ENGINES[engine]
     key, path = path.name, path.with_name(f'{path.name}_{engine}{FORMATS[kind].ending}')
-    pictures = [images['smooth']] if int8 else None
-    job = Job(network, network, names, images, pictures, normalization=IMAGENET)
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # several delegates are noted in the recording
-        report = write_file(FORMATS[kind], job, path)
-    if FORMATS[kind].layout == 'NHWC':  # as apps have it: not to be converted in each run
-        image = image.to(memory_format=torch.channels_last)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     about = dict(key=key, part='backbone', parameters=parameters, shape=[*image.shape[2:]])
-    save(path.with_suffix('.json'), json.dumps(about | {kind: report}))  # for tools/phone.py
+    about['mmcare_version'] = __version__
+    described = path.with_suffix('.json')  # for tools/phone.py, written last
+    kept = json.loads(described.read_text(encoding='utf-8')) if described.exists() else {}
+    if not about.items() <= kept.items():
+        pictures = [images['smooth']] if int8 else None
+        job = Job(network, network, names, images, pictures, normalization=IMAGENET)
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # several delegates are noted in the recording
+            kept = about | {kind: write_file(FORMATS[kind], job, path)}
+        save(described, json.dumps(kept))
+    if FORMATS[kind].layout == 'NHWC':  # as apps have it: not to be converted in each run
+        image = image.to(memory_format=torch.channels_last)
     run = partial(open_exported(path).run, image)
     run()
-    return run, report.get('delegates', 0)
+    return run, kept[kind].get('delegates', 0)
 
 
 def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
@@ -179,10 +186,11 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
 def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     """Make a row for each network, by class and latency.
 
-    ``x_care`` is the median over the rounds of its time over that of CARE of the same class (the
-    nearest accuracy) in the same round: above 1, CARE is faster. ``pareto`` says that no other
-    network is as fast and as accurate. ``x_float32`` is, in the same way, int8 over float32. ``ms``
-    is a median, ``q1`` and ``q3`` are quartiles.
+    ``care`` is the class: of the CARE networks in the recording, the one with the nearest accuracy.
+    ``x_care`` is the median over the rounds of a network's time over that of this CARE in the same
+    round: above 1, CARE is faster. ``x_float32`` is, in the same way, int8 over float32. ``pareto``
+    says that no other network is as fast and as accurate. ``ms`` is a median, ``q1`` and ``q3`` are
+    quartiles.
     """
     times = pd.DataFrame(recording['milliseconds'][engine])
     table = PEERS.reindex(list(times)).assign(engine=engine)
@@ -191,8 +199,11 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     if engine in recording['delegates']:
         table['delegates'] = pd.Series(recording['delegates'][engine])
     table[['ms', 'q1', 'q3']] = times.quantile([0.5, 0.25, 0.75]).T
-    cares = times.reindex(columns=table['care']).set_axis(times.columns, axis='columns')
-    table['x_care'] = (times / cares).median()
+    measured = CARES[CARES.index.isin(times.columns)]
+    cares = CARES if measured.empty else measured
+    classes = table['top1'].map(lambda top1: (cares - top1).abs().idxmin(), na_action='ignore')
+    nearest = times.reindex(columns=classes).set_axis(times.columns, axis='columns')
+    table['care'], table['x_care'] = classes, (times / nearest).median()
     float32 = engine.removesuffix('-int8')
     if float32 in recording['milliseconds'] and float32 != engine:
         table['x_float32'] = (times / pd.DataFrame(recording['milliseconds'][float32])).median()
@@ -201,15 +212,14 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     return table.sort_values(['care', 'ms'])
 
 
-def losses(table: pd.DataFrame) -> list[str]:
-    """Say for each CARE which networks are at least as fast and as accurate."""
-    lines = []
+def losses(table: pd.DataFrame) -> dict[str, str]:
+    """Name for each CARE the networks that are at least as fast and as accurate."""
+    found = {}
     for key, care in table[table['timm_model'] == ''].iterrows():
         others = table.drop(index=key)
         better = others[(others['ms'] <= care['ms']) & (others['top1'] >= care['top1'])]
-        names = ', '.join(better['label']) or 'none'
-        lines.append(f'- At least as fast and as accurate as {care["label"]}: {names}.')
-    return lines
+        found[care['label']] = ', '.join(better['label']) or 'none'
+    return found
 
 
 def conditions(recording: Recording) -> str:
@@ -223,22 +233,29 @@ def conditions(recording: Recording) -> str:
 
 
 def markdown(recording: Recording) -> str:
-    """Write a table for each engine, who beats CARE, and what was left out."""
+    """Write one table with all engines, who beats CARE, and what was left out."""
+    tables = {engine: latency_table(recording, engine) for engine in recording['milliseconds']}
+    networks = pd.concat(tables.values())
+    networks = networks[~networks.index.duplicated()].sort_values('care', kind='stable')
+    shown = networks[['care', 'label', 'top1', 'million']].astype(object)
+    shown.columns = ['class', 'backbone', 'top-1, %', 'parameters, M']
+    for engine, table in tables.items():
+        ms = table['ms'].map('{:.1f}'.format)
+        ms = ms.where(~table['pareto'], '**' + ms + '**')
+        shown[engine] = ms + table['x_care'].map(' ({:.2f})'.format, na_action='ignore').fillna('')
+        if 'x_float32' in table:
+            shown[f'{engine}: x float32'] = table['x_float32'].map('{:.2f}'.format)
     maps = 'Four maps of an image, ' * ('threads' not in recording['settings'])  # phones: any file
-    parts = [f'{maps}{conditions(recording)}. Bold: on the Pareto line.']
-    for engine in recording['milliseconds']:
-        table = latency_table(recording, engine)
-        table['label'] = table['label'].where(~table['pareto'], '**' + table['label'] + '**')
-        columns = dict(
-            care='class', label='backbone', top1='top-1, %', million='parameters, M', ms='ms',
-            q1='from', q3='to', x_care='x CARE', x_float32='x float32', delegates='delegates',
-        )  # fmt: skip
-        shown = table[[one for one in columns if one in table]].rename(columns=columns)
-        shown = shown.dropna(axis='columns', how='all')  # what only peers have
-        formats = {'delegates': 'g', 'x CARE': '.2f', 'x float32': '.2f'}
-        floats = [formats.get(one, '.1f') for one in shown]
-        text = shown.to_markdown(index=False, floatfmt=floats, missingval='')
-        parts += [f'## {engine}', text, '\n'.join(losses(latency_table(recording, engine)))]
+    explained = 'Milliseconds, and in brackets x CARE. Bold: on the Pareto line.'
+    parts = [f'{maps}{conditions(recording)}. {explained}']
+    parts.append(shown.dropna(axis=1, how='all').to_markdown(index=False, floatfmt='.1f'))
+    better = pd.DataFrame({engine: losses(table) for engine, table in tables.items()})
+    if not better.empty:
+        parts += ['At least as fast and as accurate:', better.to_markdown()]
+    for engine, table in tables.items():
+        if 'delegates' in table and len(pieces := table[table['delegates'] > 1]):
+            named = pieces['label'] + ' ' + pieces['delegates'].map('{:g}'.format)
+            parts.append(f'Pieces (delegates) in {engine}, where not one: {", ".join(named)}.')
     parts += [f'Left out: {what}: {reason}.' for what, reason in recording['left_out'].items()]
     share = recording.get('processor_share', 1)
     if share < BUSY:
@@ -296,7 +313,7 @@ def parse_args() -> argparse.Namespace:
     add('--engine', nargs='+', choices=ENGINES, default=ENGINES, help='default: all')
     add('--runs', type=int, default=9, help='rounds; default: %(default)s')
     add('--out-dir', type=Path, default=Path('work_dirs/latency'), metavar='DIR')
-    add('--keep', type=Path, metavar='DIR', help='leave the exported files there, for a phone')
+    add('--keep', type=Path, metavar='DIR', help='leave the exported files there: for a phone, and to go on')
     add('--from-recording', type=Path, metavar='JSON', help='measure nothing, read this')
     arguments = parser.parse_args()
     if any(side <= 0 or side % STRIDES[-1] for side in arguments.shape):
