@@ -237,20 +237,24 @@ def markdown(recording: Recording) -> str:
     tables = {engine: latency_table(recording, engine) for engine in recording['milliseconds']}
     networks = pd.concat(tables.values())
     networks = networks[~networks.index.duplicated()].sort_values('care', kind='stable')
-    shown = networks[['care', 'label', 'top1', 'million']].astype(object)
-    shown.columns = ['class', 'backbone', 'top-1, %', 'parameters, M']
+    columns = {'class': networks['care'], 'backbone': networks['label']}
+    for name, key in {'top-1, %': 'top1', 'parameters, M': 'million'}.items():
+        columns[name] = networks[key].map('{:.1f}'.format, na_action='ignore')
     for engine, table in tables.items():
-        ms = table['ms'].map('{:.1f}'.format)
-        ms = ms.where(~table['pareto'], '**' + ms + '**')
-        shown[engine] = ms + table['x_care'].map(' ({:.2f})'.format, na_action='ignore').fillna('')
+        star = table['pareto'].map({True: '**', False: ''})
+        ratios = ['' if pd.isna(one) else f' ({one:.2f})' for one in table['x_care']]
+        columns[engine] = star + table['ms'].map('{:.1f}'.format) + star + ratios
         if 'x_float32' in table:
-            shown[f'{engine}: x float32'] = table['x_float32'].map('{:.2f}'.format)
-    maps = 'Four maps of an image, ' * ('threads' not in recording['settings'])  # phones: any file
+            columns[f'{engine}, x float32'] = table['x_float32'].map('{:.2f}'.format)
+    shown = pd.DataFrame(columns, index=networks.index)
+    shown = shown.dropna(axis='columns', how='all').fillna('')  # phones measure others also
+    maps = 'Four maps of an image, ' * ('threads' not in recording['settings'])
     explained = 'Milliseconds, and in brackets x CARE. Bold: on the Pareto line.'
     parts = [f'{maps}{conditions(recording)}. {explained}']
-    parts.append(shown.dropna(axis=1, how='all').to_markdown(index=False, floatfmt='.1f'))
+    parts.append(shown.to_markdown(index=False, disable_numparse=True))
     better = pd.DataFrame({engine: losses(table) for engine, table in tables.items()})
     if not better.empty:
+        better = better.dropna(axis='columns', how='all')
         parts += ['At least as fast and as accurate:', better.to_markdown()]
     for engine, table in tables.items():
         if 'delegates' in table and len(pieces := table[table['delegates'] > 1]):
