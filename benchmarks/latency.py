@@ -238,8 +238,7 @@ def markdown(recording: Recording) -> str:
     networks = pd.concat(tables.values())
     networks = networks[~networks.index.duplicated()].sort_values('care', kind='stable')
     columns = {'class': networks['care'], 'backbone': networks['label']}
-    for name, key in {'top-1, %': 'top1', 'parameters, M': 'million'}.items():
-        columns[name] = networks[key].map('{:.1f}'.format, na_action='ignore')
+    columns['top-1, %'] = networks['top1'].map('{:.1f}'.format, na_action='ignore')
     for engine, table in tables.items():
         star = table['pareto'].map({True: '**', False: ''})
         ratios = ['' if pd.isna(one) else f' ({one:.2f})' for one in table['x_care']]
