@@ -316,7 +316,7 @@ def parse_args() -> argparse.Namespace:
     add('--engine', nargs='+', choices=ENGINES, default=ENGINES, help='default: all')
     add('--runs', type=int, default=9, help='rounds; default: %(default)s')
     add('--out-dir', type=Path, default=Path('work_dirs/latency'), metavar='DIR')
-    add('--keep', type=Path, metavar='DIR', help='leave the exported files there: for a phone, and to go on')
+    add('--keep', type=Path, metavar='DIR', help='leave exported files there, and go on with them')
     add('--from-recording', type=Path, metavar='JSON', help='measure nothing, read this')
     arguments = parser.parse_args()
     if any(side <= 0 or side % STRIDES[-1] for side in arguments.shape):

@@ -131,9 +131,6 @@ def test_ratios_and_the_pareto_line_of_planted_times():
     assert latency.losses(table) == {'CARE-S0': 'EfficientFormerV2-S1'}
     text = latency.markdown(recording)
     assert 'had 0.50 of a core' in text and '| 30.0 (2.00)' in text and '**9.0** (0.90)' in text
-    recording['milliseconds']['xnnpack']['s2'] = [25.0, 25.0, 25.0]
-    table = latency.latency_table(recording, 'xnnpack')
-    assert table['care'].to_dict() | dict(resnet18='s0', repvit_m1_5='s2') == table['care'].to_dict()
 
 
 def test_recordings_of_phones(tmp_path):

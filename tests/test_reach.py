@@ -65,15 +65,6 @@ def test_training_step_of_effdet():
 
 
 @torch.no_grad()
-def test_local_dir_of_timm(tmp_path):
-    timm, image = pytest.importorskip('timm'), torch.rand(1, 3, 64, 96)
-    model = timm.create_model('care_s0', num_classes=3).eval()
-    timm.models.save_for_hf(model, tmp_path)
-    loaded = timm.create_model(f'local-dir:{tmp_path}', pretrained=True).eval()
-    assert torch.equal(loaded(image), model(image))
-
-
-@torch.no_grad()
 def test_transformers_model_with_the_backbone(tmp_path):
     transformers = pytest.importorskip('transformers')
     backbone = transformers.TimmBackboneConfig(backbone='care_s0', out_indices=(0, 1, 2, 3))
