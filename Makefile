@@ -33,10 +33,9 @@ $(ONEDL_READY): STACK := requirements/stack-onedl.txt
 $(ONEDL_READY): MMCV := onedl-mmcv==2.3.6
 $(ONEDL_READY) test-onedl: BIN := .venv-onedl/bin
 
-$(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirements/coreai.txt \
-		requirements/export.txt requirements/lint.txt requirements/litert.txt \
-		requirements/litert-nodeps.txt requirements/ncnn.txt requirements/phone.txt requirements/runtime.txt \
-		requirements/tests.txt requirements/timm.txt setup.py
+$(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirements/export.txt \
+		requirements/lint.txt requirements/litert.txt requirements/litert-nodeps.txt requirements/ncnn.txt \
+		requirements/phone.txt requirements/runtime.txt requirements/tests.txt requirements/timm.txt setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
 		{ echo 'Python 3.11 is needed: make PYTHON=/path/to/python3.11 $@' >&2; exit 1; }
 	@echo 'Downloads 3 to 4 GB, most of it PyTorch with the libraries of CUDA, and compiles MMCV.'
@@ -56,8 +55,8 @@ $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirem
 	$(PIP) install -r $(STACK) -r requirements/tests.txt -r requirements/phone.txt -r requirements/lint.txt
 	@echo '      setuptools again, since openmim pulls in 60.2 (the remark about openxlab is harmless)'
 	$(PIP) install '$(SETUPTOOLS)'
-	@echo '      in a call of their own, or pip would take another torch: timm, the converters to Core AI and ncnn'
-	$(PIP) install -r requirements/timm.txt -r requirements/coreai.txt -r requirements/ncnn.txt
+	@echo '      in a call of their own, or pip would take another torch: timm and the converter to ncnn'
+	$(PIP) install -r requirements/timm.txt -r requirements/ncnn.txt
 	@echo '      LiteRT, without transformers 5, which mmpretrain cannot be imported together with'
 	$(PIP) install --no-deps -r requirements/litert-nodeps.txt
 	@echo "[4/5] done at $$(date +%T)"

@@ -43,13 +43,13 @@ from mmcare.version import __version__
 
 PURPOSE = 'the latency benchmark'
 STRIDES = [4, 8, 16, 32]
-# Format of the file, and whether it is quantized.
+# Format and precision of the file.
 ENGINES = {
-    'onnxruntime': ('onnx', False),
-    'xnnpack': ('executorch', False),
-    'xnnpack-int8': ('executorch', True),
-    'litert': ('litert', False),
-    'litert-int8': ('litert', True),
+    'onnxruntime': ('onnx', 'float32'),
+    'xnnpack': ('executorch', 'float32'),
+    'xnnpack-int8': ('executorch', 'int8'),
+    'litert': ('litert', 'float32'),
+    'litert-int8': ('litert', 'int8'),
 }
 RUNTIMES = dict(onnx='onnxruntime', executorch='executorch', litert='ai-edge-litert')
 BUSY = 0.9  # of a core: below it, something else was running
@@ -112,27 +112,26 @@ def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple
     A file that an earlier run of this version has left there is taken as it is.
     """
     images = trial_images(3, (image.shape[2], image.shape[3]))
-    images['picture'] = images['smooth']  # no pictures are at hand
     names = [f'stride{stride}' for stride in STRIDES]
-    kind, int8 = ENGINES[engine]
+    kind, precision = ENGINES[engine]
     key, path = path.name, path.with_name(f'{path.name}_{engine}{FORMATS[kind].ending}')
     parameters = sum(parameter.numel() for parameter in network.parameters())
     about = dict(key=key, part='backbone', parameters=parameters, shape=[*image.shape[2:]])
     about['mmcare_version'] = __version__
-    described = path.with_suffix('.json')  # for tools/phone.py, written last
-    kept = json.loads(described.read_text(encoding='utf-8')) if described.exists() else {}
-    if not about.items() <= kept.items():
-        pictures = [images['smooth']] if int8 else None
-        job = Job(network, network, names, images, pictures, normalization=IMAGENET)
+    described = Path(f'{path}.json')  # written last
+    report = json.loads(described.read_text(encoding='utf-8')) if described.exists() else {}
+    if not about.items() <= report.items():
+        known = dict(precision=precision, normalization=IMAGENET, about=about)
+        job = Job(network, network, names, images, [images['smooth']], **known)  # no pictures here
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # several delegates are noted in the recording
-            kept = about | {kind: write_file(FORMATS[kind], job, path)}
-        save(described, json.dumps(kept))
+            report = write_file(FORMATS[kind], job, path)
+        save(described, json.dumps(report))
     if FORMATS[kind].layout == 'NHWC':  # as apps have it: not to be converted in each run
         image = image.to(memory_format=torch.channels_last)
     run = partial(open_exported(path).run, image)
     run()
-    return run, kept[kind].get('delegates', 0)
+    return run, report.get('delegates', 0)
 
 
 def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
@@ -333,7 +332,7 @@ def main() -> None:
         recording = json.loads(arguments.from_recording.read_text(encoding='utf-8'))
     else:
         for engine in arguments.engine:
-            FORMATS[ENGINES[engine][0]].check({})
+            FORMATS[ENGINES[engine][0]].require()
         with TemporaryDirectory() as directory:
             recording = measure(arguments, arguments.keep or Path(directory))
         text = json.dumps(recording, indent=1)

@@ -2,7 +2,7 @@
 
 Times of operators are those that the engines record: ExecuTorch (ETDump, read by its Inspector) and
 ONNX Runtime (its profile), medians over the runs. Stages are found by counting convolutions, with
-the report that tools/export_backbone.py writes next to a file. Written are operators.csv (a row for
+the report FILE.json that tools/export_backbone.py writes. Written are operators.csv (a row for
 each stage and kind of operator), operators.md (shares), and a picture, operators.png.
 """
 
@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from timing import describe_machine, save
 from torch import Tensor
 
-from mmcare.export.runtime import find_report, open_exported
+from mmcare.export.runtime import open_exported
 from mmcare.files import check_writable
 
 CONVOLUTION = re.compile(r'(Fused)?Conv(olution)?\b|Fully Connected')
@@ -99,7 +99,8 @@ def profile(path: Path, runs: int) -> pd.DataFrame:
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     readers = {'.pte': read_executorch, '.onnx': read_onnx}
     events = readers[path.suffix](path, image, runs)
-    events['stage'] = find_stages(events, find_report(path)[1]['convolutions'])
+    report = json.loads(Path(f'{path}.json').read_text())
+    events['stage'] = find_stages(events, report['convolutions'])
     groups = events.groupby(['stage', 'kind'], sort=False)['ms']
     return groups.agg(number='size', ms='sum').reset_index().assign(file=str(path))
 

@@ -1,18 +1,20 @@
-"""Export a CARE backbone to Core ML, ONNX, ExecuTorch, Core AI, ncnn and LiteRT, folded.
+"""Export a CARE backbone to Core ML, ONNX, ExecuTorch, ncnn and LiteRT, folded.
 
 SOURCE is an arch or any detection, segmentation or classification config with a CARE backbone. The
 backbone alone is built, without the toolbox or compiled ops; its outputs are stage1 to stage4.
---with-neck and --part model export more of the model; they need the config's toolbox. A
-report is written next to the files (.json, .txt): size, operators by type, deviations from PyTorch.
+--with-neck and --part model export more of the model; they need the config's toolbox. Each file is
+compared with PyTorch before it is saved, and FILE.json next to it is its report.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
+import yaml
+
 try:
     from mmcare.export import export_backbone, load_source
-    from mmcare.export.export import INPUTS, format_report
+    from mmcare.export.export import CALIBRATION, INPUTS, PRECISIONS
     from mmcare.export.formats import FORMATS
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
@@ -20,6 +22,8 @@ except ImportError as error:  # an older Python or PyTorch
 except KeyboardInterrupt:
     print('stopped: nothing is written', file=sys.stderr)
     sys.exit(130)
+
+SHOWN = 'file', 'bytes', 'delegates', 'outside', 'deviations', 'quantization', 'pictures'
 
 
 def parse_args() -> argparse.Namespace:
@@ -56,16 +60,11 @@ def parse_args() -> argparse.Namespace:
         'default: image for Core ML, tensor for others'
     )
     add('--input', choices=INPUTS, help=help_input)
-    help_dynamic = (
-        'ONNX for any height and width from 33 to 4096; beyond a backbone, those that 32 divides'
-    )
-    add('--dynamic', action='store_true', help=help_dynamic)
-    able = ' and '.join(name for name, form in FORMATS.items() if form.int8)
-    help_quantize = f'{able} with convolutions in int8, calibrated with pictures'
-    add('--quantize', choices=('int8',), help=help_quantize)
-    help_number = "pictures to calibrate with, of the config's training data; default: %(default)s"
-    add('--calibration', type=int, default=64, metavar='N', help=help_number)
-    add('--images', metavar='FOLDER', help='calibrate with its pictures instead')
+    help_precision = 'default: float16 for Core ML, float32 for others; int8 needs pictures'
+    add('--precision', choices=PRECISIONS, help=help_precision)
+    help_number = f"pictures for int8, of the config's training data; default: {CALIBRATION}"
+    add('--calibration', type=int, metavar='N', help=help_number)
+    add('--images', metavar='FOLDER', help='take its pictures for int8 and to compare on')
     for form in FORMATS.values():
         for name, option in form.options.items():
             add(f'--{name}', **option)
@@ -73,17 +72,16 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Export, and print the report."""
+    """Export, and print what was written."""
     arguments = parse_args()
     try:
-        report = export_backbone(
+        reports = export_backbone(
             load_source(arguments.source, arguments.checkpoint, arguments.part),
             arguments.out_dir,
             shape=tuple(arguments.shape),
             formats=tuple(arguments.format),
             input_kind=arguments.input,
-            dynamic=arguments.dynamic,
-            int8=arguments.quantize == 'int8',
+            precision=arguments.precision,
             calibration=arguments.calibration,
             images=arguments.images,
             **{
@@ -97,7 +95,9 @@ def main() -> None:
     except (ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
         sys.exit(2)
-    print(format_report(report))
+    for report in reports.values():
+        shown = {key: report[key] for key in SHOWN if key in report}
+        print(yaml.safe_dump(shown, sort_keys=False, default_flow_style=None, width=100))
     print(f'Written to {arguments.out_dir}')
 
 

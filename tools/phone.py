@@ -13,7 +13,7 @@ from pathlib import Path
 try:
     from mmcare.compatibility import require
     from mmcare.export import load_source
-    from mmcare.export.runtime import find_report
+    from mmcare.export.runtime import open_exported
     from mmcare.files import check_writable
     from mmcare.phone.files import RUNTIMES, gather
     from mmcare.phone.server import PhoneServer, write_static
@@ -36,7 +36,7 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         check_writable(arguments.static or arguments.out)
-        part = find_report(arguments.files[0])[0].get('part', 'backbone')
+        part = open_exported(arguments.files[0]).description.get('part', 'backbone')
         source = load_source(*arguments.source, part=part) if arguments.source else None
         contents = gather(arguments.files, arguments.runtime, source)
         if arguments.static:

@@ -1,9 +1,10 @@
 """Test exported files in the toolbox's own test loop, in place of the network, and time them.
 
-Files are run on the CPU, by one thread. Images are resized to fit in their height and width, the
-ratio kept, and padded. Whole models need no checkpoint. A backbone, with or without neck, replaces
-these alone; the rest takes its weights from --checkpoint. A table is printed: megabytes,
-milliseconds an image (median, all in turn in this process), and the config's metrics.
+Files are run on the CPU, by one thread; PyTorch computes .mlpackage files, which are not timed.
+Images are resized to fit in their height and width, the ratio kept, and padded. Whole models need
+no checkpoint. A backbone, with or without neck, replaces these alone; the rest takes its weights
+from --checkpoint. A table is printed: megabytes, milliseconds an image (median, all in turn in this
+process), and the config's metrics.
 """
 
 import argparse
@@ -47,7 +48,7 @@ def parse_args() -> argparse.Namespace:
         type=Path,
         nargs='+',
         metavar='FILE',
-        help='.onnx, .pte, .ncnn or .tflite, next to the report of tools/export_backbone.py',
+        help='.onnx, .pte, .ncnn, .tflite or .mlpackage, of tools/export_backbone.py',
     )
     parser.add_argument(
         '--checkpoint', metavar='CHECKPOINT', help='also test this in PyTorch, in the same way'
@@ -90,22 +91,21 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     runs: dict[str, Callable[[], object]] = {}
     for file, opened in programs.items():
         program = take_normalized(opened, runner.model)
-        with replaced_part(
-            runner.model, program, picture if arguments.checkpoint else None
-        ) as part:
+        with replaced_part(runner.model, program, bool(arguments.checkpoint)) as part:
             if part != 'model' and not arguments.checkpoint:
                 raise ValueError(
                     f'{file} holds the {part} alone: give the weights of the rest with '
                     '--checkpoint CHECKPOINT'
                 )
-            rows[str(file)] = {'MB': size_of(file) / 1e6, 'ms': 0.0, **runner.test()}
-        runs[str(file)] = partial(program.run, picture.cpu())
+            rows[str(file)] = {'MB': size_of(file) / 1e6, 'ms': None, **runner.test()}
+        if program.timed:
+            runs[str(file)] = partial(program.run, picture.cpu())
         if arguments.checkpoint and PYTORCH not in runs:
             network = Network(deepcopy(runner.model).cpu(), part)
             weights = sum(one.nbytes for one in network.state_dict().values())
             runs[PYTORCH] = partial(network, picture.cpu())
     if arguments.checkpoint:
-        rows = {PYTORCH: {'MB': weights / 1e6, 'ms': 0.0, **runner.test()}, **rows}
+        rows = {PYTORCH: {'MB': weights / 1e6, 'ms': None, **runner.test()}, **rows}
     table = pd.DataFrame(rows).T
     table['ms'] = measure_in_turn(runs, ROUNDS).median()
     return table

@@ -4,26 +4,31 @@ import inspect
 import json
 import re
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 from torch import Tensor, nn
 
+from mmcare.export.load import Network
 
-def name_outputs(model: nn.Module, outputs: Sequence[Tensor]) -> list[str]:
-    """Name the outputs of a whole model, in their order.
+
+def name_outputs(network: Network, outputs: Sequence[Tensor]) -> list[str]:
+    """Name the outputs of a network, in their order.
 
     Returns:
-        ``['logits']`` for classifiers and segmentors. For one-stage detectors the kinds of maps as
-        the head's loss calls them, with the number of the level: ``cls_score1``, ``cls_score2``,
-        ..., ``bbox_pred1``, ...
+        ``stage1``, ... of a backbone, ``neck1``, ... of a neck, ``['logits']`` of classifiers and
+        segmentors. Of one-stage detectors the kinds of maps as the head's loss calls them, with
+        the number of the level: ``cls_score1``, ``cls_score2``, ..., ``bbox_pred1``, ...
 
     Raises:
         ValueError: If the maps are not one of each kind at each level.
     """
-    if not hasattr(model, 'bbox_head'):
+    if network.part == 'backbone':
+        return [f'stage{index + 1}' for index in network.backbone.out_indices]
+    if network.part == 'neck':
+        return [f'neck{index + 1}' for index in range(len(outputs))]
+    if not hasattr(network.model, 'bbox_head'):
         return ['logits']
-    head: Any = model.bbox_head
+    head: Any = network.model.bbox_head
     arguments = list(inspect.signature(head.loss_by_feat).parameters)
     kinds = arguments[: arguments.index('batch_gt_instances')]
     levels = len(outputs) // len(kinds)
@@ -35,21 +40,6 @@ def name_outputs(model: nn.Module, outputs: Sequence[Tensor]) -> list[str]:
         )
     singular = [re.sub('(?<=ss)es$|s$', '', kind) for kind in kinds]
     return [f'{kind}{level + 1}' for kind in singular for level in range(levels)]
-
-
-def separate_convolutions(network: nn.Module) -> None:
-    """Give each module its own copy of a convolution that it shares with others, in place.
-
-    RTMDet's head has a convolution for all levels and a norm for each. ExecuTorch (1.5.1) calls
-    the weights of such a pair, fused, by the convolution's name alone: all levels would get the
-    last level's.
-    """
-    seen: set[nn.Module] = set()
-    for module in network.modules():
-        for name, child in module.named_children():
-            if isinstance(child, nn.Conv2d):
-                setattr(module, name, deepcopy(child) if child in seen else child)
-                seen.add(child)
 
 
 def describe_decoding(model: nn.Module) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Test an exported program in the toolbox's own test loop, in place of a part of the model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,11 +14,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
 
 from mmcare.export.formats.base import Exported
-from mmcare.export.load import HEADS, PARTS, Network
-from mmcare.export.verify import signal_to_noise
+from mmcare.export.load import HEADS, Network, hash_weights
 from mmcare.registry import TRANSFORMS
-
-SAME = 6.0  # dB on pictures: far below what int8 keeps, far above what other weights give
 
 
 @TRANSFORMS.register_module()
@@ -35,17 +32,20 @@ class ResizeToFit(Resize):
         super()._resize_img(results)
 
 
-def fit_config(config: Config, shape: tuple[int, int]) -> None:
+def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     """Let a config of a toolbox test single images, within a height and width, in place.
 
     ``Resize`` and ``Pad`` take the size. So does ``CenterCrop``, and the edge that ``ResizeEdge``
     makes before it changes in proportion to the longer side. Segmentors see the whole image.
+
+    Returns:
+        The steps of the test pipeline by name.
     """
     size = shape[1], shape[0]
     loader, model = config.test_dataloader, config.model
     loader.batch_size = 1
     steps = {}
-    for step in loader.dataset.pipeline:  # types are names, or classes
+    for step in loader.dataset.get('pipeline') or ():  # types are names, or classes
         steps[getattr(step.type, '__name__', step.type).rpartition('.')[2]] = step
     if 'Resize' in steps:
         steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
@@ -61,6 +61,7 @@ def fit_config(config: Config, shape: tuple[int, int]) -> None:
             (preprocessor or {}).pop(padding, None)
     if 'mode' in (model.get('test_cfg') or {}):
         model.test_cfg.mode = 'whole'
+    return steps
 
 
 def pad_images(model: Any, shape: tuple[int, int]) -> None:
@@ -91,24 +92,15 @@ def take_normalized(program: Exported, model: Any) -> Exported:
     if not program.pixels:
         return program
     mean, std = (one.cpu() for one in (model.data_preprocessor.mean, model.data_preprocessor.std))
-    return replace(program, run=lambda images: program.run(images * std + mean), pixels=False)
+    return replace(program, run=lambda images: program.run(images * std + mean))
 
 
 @contextmanager
-def replaced_part(model: Any, program: Exported, picture: Tensor | None = None) -> Iterator[str]:
-    """Let a program compute the part of a model whose outputs have the same shapes.
-
-    Args:
-        model: Of a toolbox.
-        program: For images of one size.
-        picture: (1, C, H, W), normalised, on which program and model must agree: noise would not
-            do, since an int8 program was calibrated for pictures.
-
-    Yields:
-        The part, one of ``PARTS``.
+def replaced_part(model: Any, program: Exported, checked: bool = False) -> Iterator[str]:
+    """Let a program, for images of one size, compute its part of a toolbox's model; yield the part.
 
     Raises:
-        ValueError: If the program is of another model.
+        ValueError: If the program is of another model or, where it is checked, of other weights.
     """
     device = next(model.parameters()).device
     image = torch.zeros(program.input_shape, device=device)
@@ -117,27 +109,18 @@ def replaced_part(model: Any, program: Exported, picture: Tensor | None = None) 
         maps = map(torch.from_numpy, program.run(images.cpu()))
         return tuple(one.to(device).contiguous() for one in maps)  # mmcv silently misreads others
 
-    shapes, found = _format(run(image)), {}
-    for part in PARTS:
-        try:
-            found[part] = _format(Network(model, part)(image))
-        except ValueError as error:  # it has no such part
-            found[part] = str(error)
-    part = next((part for part in PARTS if found[part] == shapes), '')
-    if not part:
-        parts = '; '.join(f'{part}: {text}' for part, text in found.items())
+    part = program.description.get('part')
+    if part is None:
+        raise ValueError('the file does not say what it is: export it with mmcare')
+    network = Network(model, part)
+    if checked and hash_weights(network) != program.description['sha256']:
+        raise ValueError('the file is of other weights than the checkpoint')
+    found, expected = ([[*one.shape] for one in each(image)] for each in (run, network))
+    if found != expected:
         raise ValueError(
-            f'the file is of another model: its outputs are {shapes}, those of the '
-            f"config's {type(model).__name__} {parts}"
+            f"the file is of another model: its outputs are {found}, those of the config's "
+            f'{type(model).__name__} {expected}'
         )
-    if picture is not None:
-        expected = [output.cpu() for output in Network(model, part)(picture.to(device))]
-        ratio = min(signal_to_noise([expected], [program.run(picture.cpu())]))
-        if not ratio >= SAME:
-            raise ValueError(
-                'the file is of another model, or of other weights: on a picture it has '
-                f'{ratio:.1f} dB of signal to noise, less than {SAME:g}'
-            )
     replaced: list[tuple[Any, str, Any]]
     if part == 'backbone':
         replaced = [(Network(model).backbone, 'forward', run)]
@@ -157,7 +140,3 @@ def replaced_part(model: Any, program: Exported, picture: Tensor | None = None) 
     finally:
         for module, name, _ in replaced:
             delattr(module, name)  # the class has the method
-
-
-def _format(outputs: Sequence[Tensor]) -> str:
-    return ', '.join('x'.join(map(str, output.shape)) for output in outputs)

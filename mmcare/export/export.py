@@ -1,9 +1,9 @@
-"""Export of a network to several formats, with a report on each."""
+"""Export of a network to several formats, with a report on each file."""
 
 import json
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -11,22 +11,21 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import yaml
 
-from mmcare.export.detectors import describe_decoding, name_outputs, separate_convolutions
+from mmcare.export.detectors import describe_decoding, name_outputs
 from mmcare.export.formats import FORMATS
 from mmcare.export.formats.base import Format, Job
-from mmcare.export.load import Source, fix_pools, fold
-from mmcare.export.pictures import describe_classes, read_pictures
+from mmcare.export.load import Source, fix_pools, fold_all, hash_weights
+from mmcare.export.pictures import HELD_BACK, choose_pictures, describe_resizing, describe_scores
 from mmcare.export.program import LARGEST_SIDE
-from mmcare.export.verify import trial_images, verify
+from mmcare.export.verify import check_file, trial_images
 from mmcare.files import check_writable, moved_into_place, size_of
 from mmcare.models.backbones.care import TOTAL_STRIDE
 from mmcare.version import __version__
 
-HELD_BACK = 2  # pictures to compare on, not to calibrate with
-SAME = ('part', 'arch', 'checkpoint', 'shape', 'mmcare_version')  # of reports that are joined
 INPUTS = ('image', 'tensor')
+PRECISIONS = ('float32', 'float16', 'int8')
+CALIBRATION = 64  # pictures
 
 
 @torch.no_grad()
@@ -34,17 +33,14 @@ def export_backbone(
     source: Source,
     out_dir: str | os.PathLike,
     shape: tuple[int, int] = (512, 512),
-    formats: tuple[str, ...] = ('coreml', 'onnx'),
+    formats: Sequence[str] = ('coreml', 'onnx'),
     input_kind: str | None = None,
-    dynamic: bool = False,
-    int8: bool = False,
-    calibration: int = 64,
+    precision: str | None = None,
+    calibration: int | None = None,
     images: str | os.PathLike | None = None,
     **options: Any,
-) -> dict[str, Any]:
-    """Fold a network and write it, with a report as ``.json`` and ``.txt``.
-
-    The report keeps its entries of files in other formats that were written before.
+) -> dict[str, dict[str, Any]]:
+    """Fold a network, write it, and write a report ``FILE.json`` next to each file.
 
     Args:
         source: See :func:`mmcare.export.load_source`; it is left as it is.
@@ -53,50 +49,94 @@ def export_backbone(
         formats: Keys of :data:`mmcare.export.formats.FORMATS`.
         input_kind: ``'image'``, pixels from 0 to 255, normalised inside, or ``'tensor'``,
             normalised. None: an image for Core ML, a tensor for others.
-        dynamic: ONNX with free height and width; multiples of 32, except for a backbone.
-        int8: Quantize, for ExecuTorch and LiteRT.
-        calibration: Pictures to quantize with, at most.
-        images: Folder of these; None: the config's training data.
-        **options: Of single formats: Core ML's ``precision``, ``target`` and ``compress``, see
-            :class:`mmcare.export.formats.coreml.CoreML`.
+        precision: ``'float32'``, ``'float16'`` or ``'int8'``. None: float16 for Core ML, float32
+            for others.
+        calibration: At most so many pictures to quantize with; None: 64.
+        images: Folder of pictures to quantize with and to compare on; None: the config's data.
+        **options: Of single formats: ``dynamic`` (ONNX), ``target`` and ``compress`` (Core ML).
 
     Returns:
-        The report.
+        The reports by format.
 
     Raises:
         ValueError: If the network cannot be exported so.
-        ExportError: If a file that can be run here computes something else than PyTorch.
+        ExportError: If a file computes something else than PyTorch.
     """
-    out_dir = Path(out_dir)
-    network, part, normalization = source.network, source.network.part, source.normalization
-    forms = {
-        FORMATS[name]: input_kind or FORMATS[name].input for name in FORMATS if name in formats
-    }
-    known = {name: one for form in FORMATS.values() for name, one in form.options.items()}
-    if unknown := {*formats} - {*FORMATS} | {*options} - {*known}:
-        raise ValueError(f'unknown formats or options: {", ".join(sorted(unknown))}')
-    options = {name: one.get('default') for name, one in known.items()} | options
+    options = {name: value for name, value in options.items() if value}
+    forms = choose_formats(formats, precision, calibration, options)
+    kinds = {form: input_kind or form.input for form in forms}
+    check_writable(Path(out_dir))
+    job = make_job(source, shape, 'image' in kinds.values(), precision, options)
+    number = (calibration or CALIBRATION) if precision == 'int8' else 0
+    pictures, unread = choose_pictures(source, shape, number, images)
+    held = {f'picture{i}': picture for i, picture in enumerate(pictures[-HELD_BACK:], 1)}
+    job = replace(job, images={**job.images, **held}, calibration=pictures[:-HELD_BACK])
+    reports = {}
+    with TemporaryDirectory() as folder:  # so that all files are written, or none
+        for form, kind in kinds.items():
+            one = leave_free(job) if form.options.keys() & options.keys() >= {'dynamic'} else job
+            one = one.of_pixels if kind == 'image' else one
+            path = Path(folder, name_file(form, one))
+            reports[form.name] = report = write_file(form, one, path)
+            if unread and source.config is not None:
+                report['pictures'] = f'none compared: {unread}'
+            text = json.dumps(report, indent=2, allow_nan=False)
+            path.with_name(f'{path.name}.json').write_text(f'{text}\n')
+        for path in Path(folder).iterdir():
+            with moved_into_place(Path(out_dir, path.name)) as temporary:
+                shutil.move(path, temporary)
+    return reports
+
+
+def choose_formats(
+    formats: Sequence[str], precision: str | None, calibration: int | None, options: Mapping
+) -> list[Format]:
+    """Find formats by name, and check that all have the precision and one has each option.
+
+    Raises:
+        ValueError: If it is not so.
+        ImportError: If a package is missing that a format needs.
+    """
+    if unknown := {*formats} - {*FORMATS}:
+        raise ValueError(f'unknown formats: {", ".join(sorted(unknown))}')
+    forms = [form for name, form in FORMATS.items() if name in formats]
+    for option in options:
+        able = [name for name, form in FORMATS.items() if option in form.options]
+        if not {*able} & {*formats}:
+            raise ValueError(f'--{option} is for {", ".join(able) or "no format"}: name it')
+    if precision and not all(precision in form.precisions for form in forms):
+        able = [name for name, form in FORMATS.items() if precision in form.precisions]
+        raise ValueError(f'--precision {precision} is for {", ".join(able)}: name no other format')
+    if calibration is not None and precision != 'int8':
+        raise ValueError('--calibration is for --precision int8')
+    for form in forms:
+        form.require()
+    return forms
+
+
+def make_job(
+    source: Source,
+    shape: tuple[int, int],
+    pixels: bool,
+    precision: str | None,
+    options: Mapping[str, Any],
+) -> Job:
+    """Fold a copy of a network for images of a height and width, and describe it.
+
+    Raises:
+        ValueError: If it does not take these, or not as they are asked for.
+    """
+    network, normalization = source.network, source.normalization
+    part, dynamic = network.part, 'dynamic' in options
     if not all(TOTAL_STRIDE <= side <= LARGEST_SIDE for side in shape):
         raise ValueError(f'height and width must be 32 to {LARGEST_SIDE} pixels, got {shape}')
-    if dynamic and not any(form.dynamic for form in forms):
-        able = ', '.join(name for name, form in FORMATS.items() if form.dynamic)
-        raise ValueError(f'dynamic sizes are for {able}; other formats are exported at one size')
-    if int8 and not all(form.int8 for form in forms):
-        able = ', '.join(name for name, form in FORMATS.items() if form.int8)
-        raise ValueError(f'int8 is for {able}: name no other format')
-    if 'image' in forms.values():
-        if normalization is None:
-            raise ValueError('the config has no mean and std of images: use --input tensor')
-        if not network.in_channels == len(normalization.mean) == 3:
-            raise ValueError(
-                f'images have 3 channels, the network takes {network.in_channels}: use --input '
-                'tensor'
-            )
-    check_writable(out_dir)
-    for form in forms:
-        form.check(options)
+    if pixels and normalization is None:
+        raise ValueError('the config has no mean and std of images: use --input tensor')
+    if pixels and not network.in_channels == len(normalization.mean) == 3:
+        raise ValueError(
+            f'images have 3 channels, the network takes {network.in_channels}: use --input tensor'
+        )
     outputs = network(torch.zeros(1, network.in_channels, *shape))
-    step = 1 if part == 'backbone' else TOTAL_STRIDE  # of free sides
     if (
         part != 'backbone'
         and any(side % TOTAL_STRIDE for side in shape)
@@ -108,101 +148,62 @@ def export_backbone(
         )
     if dynamic and part == 'model' and hasattr(network.model, 'decode_head'):
         raise ValueError('heads of segmentors fix sizes: no dynamic sizes with --part model')
-    names = {
-        'backbone': [f'stage{index + 1}' for index in network.backbone.out_indices],
-        'neck': [f'neck{index + 1}' for index in range(len(outputs))],
-        'model': name_outputs(network.model, outputs) if part == 'model' else [],
-    }[part]
-    pictures, unread = [], ''
-    try:
-        if int8:
-            pictures = read_pictures(source, shape, calibration + HELD_BACK, images)
-            if len(pictures) <= HELD_BACK:
-                raise ValueError(f'{len(pictures)} are too few, {HELD_BACK} are held back')
-        else:
-            pictures = read_pictures(source, shape, HELD_BACK, None, 'test_dataloader')
-    except Exception as error:  # whatever a data set of others raises where it has no data
-        if int8:
-            raise ValueError(
-                f'no pictures to calibrate with: {error}; give a config with training data, or a '
-                'folder of pictures with --images'
-            ) from error
-        unread = ' '.join(f'{type(error).__name__}: {error}'.split())
-    trials = trial_images(network.in_channels, shape)
-    trials |= {f'picture{i + 1}': picture for i, picture in enumerate(pictures[-HELD_BACK:])}
+    names = name_outputs(network, outputs)
     folded = deepcopy(network)
-    fold(folded)
+    fold_all(folded)
     if not dynamic:
         fix_pools(folded, shape)
-    report: dict[str, Any] = dict(
+    about: dict[str, Any] = dict(
         name=source.name,
         part=part,
         arch=source.arch,
         checkpoint=source.weights,
-        shape=list(shape),
-        parameters=sum(parameter.numel() for parameter in folded.parameters()),
-        outputs=[
-            dict(name=name, shape=list(output.shape))
-            for name, output in zip(names, outputs, strict=True)
-        ],
+        sha256=hash_weights(network),
         mmcare_version=__version__,
         torch_version=str(torch.__version__),  # plain, for YAML
+        shape=[*shape],
+        parameters=sum(parameter.numel() for parameter in folded.parameters()),
+        activation=None,
     )
-    if unread and source.config is not None:
-        report['pictures'] = f'none compared: {unread}'
     if part == 'model':
-        report |= describe_decoding(network.model) | describe_classes(source)
-    separate_convolutions(folded)
-    base = source.name if part == 'backbone' else f'{source.name}_{part}'
-    stem = f'{base}_{shape[0]}x{shape[1]}' + '_int8' * int8
-    job = Job(
+        about |= describe_scores(source, outputs[0].shape[1]) | describe_decoding(network.model)
+    return Job(
         folded,
         network,  # as its users know it, not as it is exported
         names,
-        trials,
-        pictures[:-HELD_BACK] if int8 else None,
+        trial_images(network.in_channels, shape),
+        precision=precision,
         normalization=normalization,
+        resize=describe_resizing(source.config, shape),
         options=options,
-        report=report,
+        about=about,
     )
-    other = shape[0] + step, max(shape[1] - step, TOTAL_STRIDE)
-    another = trial_images(network.in_channels, other)['random']
-    free = replace(job, step=step, images={**trials, 'random, another size': another})
-    with suppress(OSError, ValueError):  # there may be no earlier report
-        earlier = json.loads((out_dir / f'{stem}.json').read_text())
-        if all(earlier.get(key) == report[key] for key in SAME):
-            for name in [name for name in FORMATS if name in earlier.keys() - formats]:
-                if (out_dir / earlier[name]['file']).exists():
-                    report[name] = earlier[name]
-    with TemporaryDirectory() as folder:  # so that all files are written, or none
-        for form, kind in forms.items():
-            one = free if dynamic and form.dynamic else job
-            if kind == 'image':
-                one = one.of_pixels
-            name = f'{base}_dynamic' if one.step else stem
-            report[form.name] = write_file(form, one, Path(folder, f'{name}{form.ending}'))
-        Path(folder, f'{stem}.json').write_text(json.dumps(report, indent=2) + '\n')
-        Path(folder, f'{stem}.txt').write_text(format_report(report) + '\n')
-        for path in Path(folder).iterdir():
-            with moved_into_place(out_dir / path.name) as temporary:
-                shutil.move(path, temporary)
-    return report
+
+
+def leave_free(job: Job) -> Job:
+    """Make the job for any height and width, also compared at another one."""
+    channels, height, width = job.size
+    step = 1 if job.about['part'] == 'backbone' else TOTAL_STRIDE
+    other = trial_images(channels, (height + step, max(width - step, TOTAL_STRIDE)))
+    return replace(job, step=step, images={**job.images, 'random, another size': other['random']})
+
+
+def name_file(form: Format, job: Job) -> str:
+    """Name a file by what is in it, its size, and what is not the format's default."""
+    name, part, (height, width) = (job.about[key] for key in ('name', 'part', 'shape'))
+    marks = [one for one in form.settings(job).values() if one != next(iter(form.precisions))]
+    size = 'dynamic' if job.step else f'{height}x{width}'
+    return '_'.join([name, *[part] * (part != 'backbone'), size, *marks]) + form.ending
 
 
 def write_file(form: Format, job: Job, path: Path) -> dict[str, Any]:
-    """Write a file, compare it with the network, and return its entry of the report.
+    """Write a file, compare it with the network, and return its report.
 
     Raises:
         ExportError: If the outputs differ.
     """
+    description = form.describe(job)
     with moved_into_place(path) as temporary:
-        entries = form.write(job, temporary)
-        if form.runtime and 'deviations' not in entries:
-            run = form.open(temporary).run
-            entries['deviations'] = verify(run, job, form.runtime, path.name)
-    return dict(file=path.name, bytes=size_of(path), **form.describe(job), **entries)
-
-
-def format_report(report: dict[str, Any]) -> str:
-    """Write a report as text: YAML."""
-    return yaml.safe_dump(report, sort_keys=False, default_flow_style=None, width=100).rstrip()
+        written = form.write(job, temporary, description)
+        compared = check_file(form, job, temporary, description, written)
+    return dict(file=path.name, bytes=size_of(path), **description, **compared, **written.facts)

@@ -1,5 +1,6 @@
 """The network to export: a CARE, alone or in a model of a toolbox, and its normalisation."""
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -145,14 +146,23 @@ def load_source(
     return Source(name, 'random', network, normalization, config)
 
 
-def fold(module: nn.Module) -> None:
+def hash_weights(network: Network) -> str:
+    """Compute the SHA-256 of names and values of a network's parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, value in network.model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.cpu().contiguous().numpy())
+    return digest.hexdigest()
+
+
+def fold_all(module: nn.Module) -> None:
     """Fold every network in a module that has ``switch_to_deploy``, outermost first, in place."""
     switch_to_deploy = getattr(module, 'switch_to_deploy', None)
     if switch_to_deploy is not None:
         switch_to_deploy()
         return
     for child in module.children():
-        fold(child)
+        fold_all(child)
 
 
 class MatrixPool(nn.AdaptiveAvgPool2d):
@@ -206,7 +216,7 @@ def _load(network: Network, checkpoint: str | os.PathLike) -> None:
     """Load weights whole, into a network that is folded if they are."""
     state = load_weights(checkpoint)
     if any(key.split('.')[-1] == 'folded' for key in state):
-        fold(network)
+        fold_all(network)
     model, backbone = network.model, network.backbone
     name = next(name for name, module in model.named_modules() if module is backbone)
     state = state if name else of_backbone(state)

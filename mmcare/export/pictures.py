@@ -1,4 +1,4 @@
-"""Pictures to calibrate with and to compare on, and classes, from a config's data or a folder."""
+"""Pictures from a config's data or a folder, and how they are prepared and what they show."""
 
 import os
 from copy import deepcopy
@@ -8,6 +8,7 @@ import mmcv
 import numpy as np
 import torch
 import torch.nn.functional as F
+from mmengine.config import Config
 from mmengine.registry import DATASETS
 from mmengine.utils import scandir
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from mmcare.export.evaluate import ResizeToFit, fit_config
 from mmcare.export.load import HEADS, Source
 
+HELD_BACK = 2  # pictures to compare on, not to calibrate with
 SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.png', '.webp')
 
 
@@ -62,12 +64,68 @@ def read_pictures(
     return images
 
 
-def describe_classes(source: Source) -> dict[str, Any]:
-    """Return ``classes`` and ``palette`` of test data, if as many as a whole model tells apart."""
+def choose_pictures(
+    source: Source, shape: tuple[int, int], calibration: int, folder: str | os.PathLike | None
+) -> tuple[list[Tensor], str]:
+    """Read pictures to calibrate with, and ``HELD_BACK`` more; return them, or why none are read.
+
+    Raises:
+        ValueError: If there are none, or too few, where they are needed or asked for.
+    """
+    loader = 'train_dataloader' if calibration else 'test_dataloader'
+    try:
+        pictures = read_pictures(source, shape, HELD_BACK + calibration, folder, loader)
+        if calibration and len(pictures) <= HELD_BACK:
+            raise ValueError(f'{len(pictures)} are too few, {HELD_BACK} are held back')
+        return pictures, ''
+    except Exception as error:  # whatever a data set of others raises where it has no data
+        reason = ' '.join(f'{type(error).__name__}: {error}'.split())
+        if not calibration and folder is None:
+            return [], reason
+        raise ValueError(
+            f'no pictures can be read: {reason}; give a config with training data, or a folder of '
+            'pictures with --images'
+        ) from error
+
+
+def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str, Any] | None:
+    """Describe how pictures get a height and width; None: the test pipeline leaves their size.
+
+    Returns:
+        mmcv's ``interpolation`` and ``backend``; ``shorter`` and ``crop``: resize the shorter side
+        to so many pixels, then cut out the middle. Without these, resize to fit.
+    """
+    step, steps = dict[str, Any](), dict[str, Any]()
+    if config is not None and config.get('test_dataloader'):
+        steps = fit_config(deepcopy(config), shape)
+        if not (step := steps.get('ResizeEdge') or steps.get('Resize')):
+            return None
+    return dict(
+        keep_ratio=True,
+        interpolation=step.get('interpolation', 'bilinear'),
+        backend=step.get('backend', 'cv2'),
+        shorter=step.scale if 'ResizeEdge' in steps else None,
+        crop=[*shape] if 'ResizeEdge' in steps and 'CenterCrop' in steps else None,
+    )
+
+
+def describe_scores(source: Source, channels: int) -> dict[str, Any]:
+    """Describe the scores of a whole model, whose first output has so many channels.
+
+    Returns:
+        ``activation``: ``'softmax'``, ``'sigmoid'``, or None if that is not known. ``classes`` and
+        ``palette`` of the test data, if they are as many as the model tells apart.
+    """
     config, model = source.config, source.network.model
+    name, head = next((name, getattr(model, name)) for name in HEADS if hasattr(model, name))
+    kinds = {base.__name__ for base in type(head).__mro__}
+    of_detector = getattr(head, 'use_sigmoid_cls', None)
+    sigmoid = dict(
+        head='MultiLabelClsHead' in kinds, decode_head=channels == 1, bbox_head=of_detector
+    )[name]
+    described: dict[str, Any] = dict(activation={True: 'sigmoid', False: 'softmax'}.get(sigmoid))
     if config is None or not config.get('test_dataloader'):
-        return {}
-    head = next(getattr(model, name) for name in HEADS if hasattr(model, name))
+        return described
     dataset = _innermost(config.test_dataloader.dataset)
     kind: Any = dataset.type
     if isinstance(kind, str):
@@ -75,7 +133,7 @@ def describe_classes(source: Source) -> dict[str, Any]:
             kind = registry.get(kind)
     load = getattr(kind, '_load_metainfo', None)  # data sets of several have none
     known = load(deepcopy(dataset.get('metainfo'))) if load else {}
-    return {
+    return described | {
         name: [one if isinstance(one, str) else [*one] for one in known[name]]
         for name in ('classes', 'palette')
         if len(known.get(name) or ()) == head.num_classes

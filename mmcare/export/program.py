@@ -79,10 +79,10 @@ Table = Mapping[Any, Callable[..., Any]]
 # At one size: pads that do nothing go, and crops, which CARE writes as negative pads, are slices.
 FIXED: Table = {aten.pad.default: _pad, aten.contiguous.default: lambda x, **_: x}
 COREML: Table = {aten.alias.default: lambda x: x}  # left by full-size slices
-COREAI: Table = {**COREML, aten.elu.default: _elu}  # coreai-torch 0.4.3 has no ELU
 # ExecuTorch 1.5.1 gives XNNPACK neither ELU nor sum, and no operators with several outputs.
 XNNPACK: Table = {
-    **COREAI,
+    **COREML,
+    aten.elu.default: _elu,
     aten.conv2d.default: _conv2d,
     aten.split.Tensor: _split,  # of chunks
     aten.split_with_sizes.default: _split,

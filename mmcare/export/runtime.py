@@ -1,10 +1,7 @@
 """Exported files, run and timed on the CPU by one thread."""
 
-import json
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +16,24 @@ SECONDS = 0.2  # of repeated runs in a round, at least one
 
 
 def open_exported(path: Path) -> Exported:
-    """Open a file of a format that can be run here. The report next to it says what it takes.
+    """Open a file, which says itself what it takes.
 
     Raises:
         FileNotFoundError: If it does not exist.
         ImportError: If the package is missing that runs it.
         ValueError: If it is damaged, or of another format.
     """
-    formats = {form.ending: form for form in FORMATS.values() if form.runtime}
+    formats = {form.ending: form for form in FORMATS.values()}
     if path.suffix not in formats:
-        raise ValueError(f'{path} is not {", ".join(formats)}: other formats cannot be run here')
+        raise ValueError(f'{path} is not {", ".join(formats)}')
     if not path.exists():
         raise FileNotFoundError(f'{path} does not exist')
-    form, (_, entry) = formats[path.suffix], find_report(path)
-    (image,) = entry.get('inputs') or [{}]
     try:
-        return replace(form.open(path), pixels=image.get('kind') == 'image')
+        return formats[path.suffix].open(path)
     except ImportError:
         raise
     except Exception as error:  # the runtimes have classes of their own
         raise ValueError(f'{path} cannot be opened: {error}') from error
-
-
-def find_report(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the newest report next to a file that names it, and its entry; both may be empty."""
-    for file in sorted(path.parent.glob('*.json'), key=lambda one: -one.stat().st_mtime):
-        with suppress(AttributeError, OSError, ValueError):  # it is of something else
-            report = json.loads(file.read_text(encoding='utf-8'))
-            for entry in report.values():
-                if isinstance(entry, dict) and entry.get('file') == path.name:
-                    return report, entry
-    return {}, {}
 
 
 def measure_in_turn(

@@ -1,15 +1,18 @@
-"""Comparison of an exported network with PyTorch."""
+"""Comparison of exported files with PyTorch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmcare.export.formats.base import Job
+from mmcare.export.formats.base import Format, Job, Run, Written
 
-TOLERANCE = 1e-4  # of each output's largest magnitude
+LEAST_SNR = 10.0  # of every output, in dB: below it, results are useless
+FINE = 30.0  # dB; from here on roundings alone make more difference
 # Images on which a file must agree; others are reported.
 JUDGED = ('random', 'smooth', 'picture')
 
@@ -32,48 +35,87 @@ def trial_images(channels: int, shape: tuple[int, int]) -> dict[str, Tensor]:
     )
 
 
-def verify(
-    run: Callable[[Tensor], list[np.ndarray]], job: Job, runtime: str, file: str
-) -> dict[str, float]:
-    """Compare the outputs of a file with the network's, and return the deviations by image.
+def check_file(
+    form: Format, job: Job, path: Path, description: Mapping[str, Any], written: Written
+) -> dict[str, Any]:
+    """Compare a file, and its twin, with PyTorch.
 
-    Args:
-        run: Runs the file; ``runtime`` and ``file`` name both in the message.
+    Returns:
+        ``deviations`` by image; in int8 and with compressed weights ``quantization``.
 
     Raises:
-        ExportError: If the outputs differ on an image whose name begins as ``JUDGED`` says.
+        ExportError: If they differ.
     """
-    deviations = compare(job.reference, run, job.images)
-    for name, deviation in deviations.items():
-        if name.startswith(JUDGED) and not deviation <= TOLERANCE:
-            raise ExportError(
-                f"{runtime}'s outputs differ from PyTorch's by {deviation:.1e} of the largest "
-                f'magnitude ({name}), more than {TOLERANCE}; {file} is not written'
-            )
-    return deviations
+    run, limit = form.open(path).run, form.precisions[description['precision']]
+    if limit is None or 'compress' in description:
+        return dict(quantization=check_decibels(run, job, path.name, written))
+    if written.twin:
+        verify(written.twin, job, written.name, path.name, limit)
+    return dict(deviations=verify(run, job, form.runtime, path.name, limit))
 
 
 @torch.no_grad()
-def compare(
-    network: Callable[[Tensor], Sequence[Tensor]],
-    run: Callable[[Tensor], list[np.ndarray]],
-    images: Mapping[str, Tensor],
-) -> dict[str, float]:
-    """Compute the largest deviation for each image (1, C, H, W), as a share of outputs' maxima."""
-    deviations = {}
-    for name, image in images.items():
-        pairs = zip(network(image), run(image), strict=True)
+def verify(run: Run, job: Job, runtime: str, file: str, limit: float) -> dict[str, float | str]:
+    """Compare outputs with the network's, as shares of each output's largest magnitude.
+
+    Returns:
+        The largest deviation for each image; as text if it is not finite.
+
+    Raises:
+        ExportError: If it is above the limit on an image whose name begins as ``JUDGED`` says.
+    """
+    deviations: dict[str, float | str] = {}
+    for name, image in job.images.items():
+        pairs = zip(job.reference(image), run(image), strict=True)
         # Not max(): it would pass over a NaN.
         shares = [
             np.abs(expected.numpy() - found).max() / max(expected.abs().max().item(), 1e-30)
             for expected, found in pairs
         ]
-        deviations[name] = float(f'{np.max(shares):.2g}')
+        deviation = float(f'{np.max(shares):.2g}')
+        if name.startswith(JUDGED) and not deviation <= limit:
+            raise ExportError(
+                f"{runtime}'s outputs differ from PyTorch's by {deviation:.1e} of the largest "
+                f'magnitude ({name}), more than {limit}; {file} is not written'
+            )
+        deviations[name] = deviation if np.isfinite(deviation) else str(deviation)
     return deviations
 
 
+@torch.no_grad()
+def check_decibels(run: Run, job: Job, file: str, written: Written) -> dict[str, Any]:
+    """Compare a quantized file with PyTorch on pictures, since on noise it is far off.
+
+    Without pictures, the smooth trial image takes their place.
+
+    Raises:
+        ExportError: If an output has less than ``LEAST_SNR``, or file and twin differ.
+    """
+    pictures = [image for key, image in job.images.items() if key.startswith('picture')]
+    pictures = pictures or [job.images['smooth']]
+    expected = [job.reference(image) for image in pictures]
+    found, wanted = (
+        signal_to_noise(expected, [one(image) for image in pictures])
+        for one in (run, written.twin or run)
+    )
+    for output, snr, ratio in zip(job.names, found, wanted, strict=True):
+        if not abs(min(snr, FINE) - min(ratio, FINE)) <= written.agreement:
+            raise ExportError(
+                f'{output} has {snr:.1f} dB in the file and {ratio:.1f} dB in {written.name}, on '
+                f'pictures: they compute different things; {file} is not written'
+            )
+        if not snr >= LEAST_SNR:
+            raise ExportError(
+                f'{output} keeps {snr:.1f} dB of signal to noise, less than {LEAST_SNR:g}: for '
+                'int8, give more pictures, like those of the application (--calibration, '
+                f'--images), or compress the weights less; {file} is not written'
+            )
+    ratios = dict(zip(job.names, (round(snr, 1) for snr in found), strict=True))
+    return dict(images=len(job.calibration), snr=ratios)
+
+
 def signal_to_noise(
-    expected: Sequence[Sequence[Tensor]], found: Sequence[Sequence[Tensor | np.ndarray]]
+    expected: Sequence[Sequence[Tensor]], found: Sequence[Sequence[Any]]
 ) -> list[float]:
     """Compute each output's 10 log10(sum of expected^2 / sum of (expected - found)^2), in dB.
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmcare.export.load import Source
-from mmcare.export.runtime import find_report, open_exported
+from mmcare.export.load import Source, hash_weights
+from mmcare.export.runtime import open_exported
 from mmcare.export.verify import trial_images
 
 HERE = Path(__file__).parent
@@ -54,32 +54,32 @@ def gather(
 def describe(path: Path, source: Source | None) -> tuple[dict[str, Any], bytes]:
     """Describe a file for the page, and give an image with the outputs that it should have.
 
-    These are PyTorch's, if the report names the source and the file takes tensors in float, or else
+    These are PyTorch's, if the file has the source's weights and takes tensors in float, or else
     those of the file as it runs here.
     """
-    report, entry = find_report(path)
     program, (runtime, layout, *_) = open_exported(path), ENGINES[path.suffix]
-    _, channels, *sides = program.input_shape
-    shape, int8 = report.get('shape', sides), 'quantization' in entry
+    about, (_, channels, *sides) = program.description, program.input_shape
+    shape, int8 = about.get('shape', sides), about.get('precision') == 'int8'
     if not all(isinstance(side, int) for side in shape):
-        raise ValueError(f'{path} takes images of any size, and no report next to it names one')
+        raise ValueError(f'{path} takes images of any size, and does not name one')
     image = trial_images(channels, tuple(shape))['random']
     if program.pixels:
         image = 120 + 50 * image
-    same = source and (source.name, source.network.part) == (report.get('name'), report.get('part'))
-    if source and same and not int8 and not program.pixels:
+    same = source and (hash_weights(source.network), source.network.part)
+    found = about.get('sha256'), about.get('part')
+    if source and same == found and not int8 and not program.pixels:
         expected, against = [one.numpy() for one in source.network(image)], 'PyTorch'
     else:
         expected, against = program.run(image), 'this computer'
     values = [image.numpy(), *expected]
     values = [np.moveaxis(v, 1, -1) if layout == 'NHWC' and v.ndim == 4 else v for v in values]
-    named = [*entry.get('inputs', [{}]), *entry.get('outputs', [{}] * len(expected))]
+    named = [*about.get('inputs', [{}]), *about.get('outputs', [{}] * len(expected))]
     pairs = zip(named, values, strict=True)
     tensors = [dict(tensor, shape=one.shape, layout=layout) for tensor, one in pairs]
     description = dict(
-        name=path.name, key=report.get('key', path.stem), parameters=report.get('parameters'),
+        name=path.name, key=about.get('key', path.stem), parameters=about.get('parameters'),
         runtime=runtime, int8=int8, bytes=path.stat().st_size, against=against, shape=shape,
         input=tensors[0], outputs=tensors[1:],
-        report={key: report.get(key) for key in ('part', 'decode', 'classes', 'palette')},
+        report={key: about.get(key) for key in ('part', 'decode', 'classes', 'palette')},
     )  # fmt: skip
     return description, b''.join(one.astype('<f4').tobytes() for one in values)

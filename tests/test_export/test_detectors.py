@@ -1,7 +1,5 @@
 """Whole one-stage detectors: named maps, and boxes decoded from them by what the report says."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -13,6 +11,7 @@ from test_export import run_file
 from mmcare.export import export_backbone, load_source
 from mmcare.export.detectors import describe_decoding, name_outputs
 from mmcare.export.load import Network
+from mmcare.export.runtime import open_exported
 
 SHAPE = (64, 96)
 STRIDES = [8, 16, 32]
@@ -80,12 +79,13 @@ def decode_points(maps, decode):
 @pytest.mark.slow
 def test_export(tmp_path, name, kind):
     """The export itself compares numbers with PyTorch's, or raises."""
-    report = export_backbone(load(tmp_path, name), tmp_path, SHAPE, (kind,))
+    report = export_backbone(load(tmp_path, name), tmp_path, SHAPE, (kind,))[kind]
     assert [output['name'] for output in report['outputs']] == names_of(name)
-    written = json.loads((tmp_path / f'{name.lower()}_model_64x96.json').read_text())
+    written = open_exported(tmp_path / report['file']).description
     assert written['decode'] == report['decode'] and written['decode']['strides'] == STRIDES
+    assert written['activation'] == 'sigmoid'
     if kind == 'onnx':
-        names, _ = run_file(tmp_path / report['onnx']['file'], torch.zeros(1, 3, *SHAPE))
+        names, _ = run_file(tmp_path / report['file'], torch.zeros(1, 3, *SHAPE))
         assert names == names_of(name)
 
 
@@ -112,7 +112,7 @@ def test_decoding(tmp_path, name):
 def test_other_heads(tmp_path, name):
     """Names of all; a description only if mmdet's base head decodes."""
     network = load(tmp_path, name).network
-    assert name_outputs(network.model, network(torch.zeros(1, 3, *SHAPE))) == names_of(name)
+    assert name_outputs(network, network(torch.zeros(1, 3, *SHAPE))) == names_of(name)
     decode = describe_decoding(network.model).get('decode', {})
     assert decode.get('score_activation') == ('softmax' if name == 'ATSS' else None)
 

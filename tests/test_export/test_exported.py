@@ -8,21 +8,23 @@ from collections import OrderedDict
 from dataclasses import replace
 from functools import cache
 
+import mmcv
 import numpy as np
 import pytest
 import torch
 from helpers import ROOT
 from mmcv.transforms import CenterCrop
 from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.registry import DATASETS, MODELS, DefaultScope
 from mmengine.runner import Runner
 from toy_configs import make_data, toy_config
 
 from mmcare.export import export_backbone, load_source, runtime
 from mmcare.export.evaluate import ResizeToFit, fit_config, pad_images, replaced_part
 from mmcare.export.formats.base import Exported
-from mmcare.export.pictures import read_pictures
+from mmcare.export.pictures import describe_resizing, read_pictures
 from mmcare.export.runtime import open_exported
+from mmcare.files import size_of
 
 TOOL = str(ROOT / 'tools' / 'test_exported.py')
 SHAPE = (64, 96)  # of the files; images of the data are 64 x 64 and smaller
@@ -98,7 +100,7 @@ def annotate(data, predictions):
             )
             for kind in ('executorch', 'litert')
         ),
-        ('classification', 'model', 'onnx', ['accuracy/top500']),
+        ('classification', 'model', 'coreml', ['accuracy/top500']),
         ('retinanet', 'model', 'litert', ['coco/bbox_mAP']),
         ('segmentation', 'model', 'onnx', ['mIoU', 'aAcc']),
     ],
@@ -111,7 +113,8 @@ def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch)
     config, weights, shapes = made(task) / 'toy.py', made(task) / 'weights.pth', []
     source, checkpoint = load_source(config, weights, part), ['--checkpoint', weights]
     pixels = 'image' if kind == 'litert' else 'tensor'
-    report = export_backbone(source, tmp_path, SHAPE, (kind,), pixels)[kind]
+    precision = None if kind == 'coreml' else 'float32'
+    report = export_backbone(source, tmp_path, SHAPE, (kind,), pixels, precision)[kind]
     assert {'picture1', 'picture2'} <= set(report['deviations'])  # of the config's test data
     file = tmp_path / report['file']
 
@@ -127,12 +130,12 @@ def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch)
     monkeypatch.setattr(runtime, 'SECONDS', 1e-9)
     table = run_tool(task, file, *checkpoint)
     assert list(table) == ['PyTorch', str(file)]
-    assert shapes[:5] == [(1, 3, *SHAPE)] * (2 + 3)  # outputs are compared first, then times taken
+    assert shapes[:4] == [(1, 3, *SHAPE)] * (1 + 3)  # of the outputs' shapes, then of the data
     for name in names:
         assert 0 < table[str(file)][name] < 100
         assert table[str(file)][name] == pytest.approx(table['PyTorch'][name], abs=1e-3)
-    assert table[str(file)]['MB'] == file.stat().st_size / 1e6
-    assert min(table[str(file)]['ms'], table['PyTorch']['ms']) > 0
+    assert table[str(file)]['MB'] == size_of(file) / 1e6 and table['PyTorch']['ms'] > 0
+    assert table[str(file)]['ms'] is None if kind == 'coreml' else table[str(file)]['ms'] > 0
 
 
 @pytest.mark.slow
@@ -141,7 +144,7 @@ def test_one_table_for_all_formats(made, run_tool, tmp_path):
     config, weights = made('segmentation') / 'toy.py', made('segmentation') / 'weights.pth'
     source = load_source(config, weights, 'model')
     export_backbone(source, tmp_path, SHAPE, ('onnx', 'executorch', 'ncnn'))
-    report = export_backbone(source, tmp_path, SHAPE, ('executorch', 'litert'), int8=True)
+    report = export_backbone(source, tmp_path, SHAPE, ('executorch', 'litert'), precision='int8')
     assert set(report['executorch']['quantization']['snr']) == {'logits'}
     ends = ('.onnx', '.pte', '.ncnn', '_int8.pte', '_int8.tflite')
     files = [tmp_path / f'toy_model_64x96{end}' for end in ends]
@@ -164,6 +167,35 @@ def test_pictures_of_a_config(made):
     assert len(read_pictures(source, SHAPE, 1)) == 1  # of the training data
 
 
+@pytest.mark.parametrize('task', ['classification', 'detection', 'segmentation'])
+def test_pictures_are_prepared_as_the_description_says(made, task):
+    """With mmcv, its words alone give what the toolbox's own test pipeline does."""
+    source = load_source(made(task) / 'toy.py')
+    source.config.test_dataloader.dataset.update(test_mode=True)
+    about = describe_resizing(source.config, SHAPE)
+    assert (about['crop'] == [*SHAPE]) == (task == 'classification') == bool(about['shorter'])
+    loader = {**source.config.test_dataloader.dataset, '_scope_': source.config.default_scope}
+    data, norm = DATASETS.build(loader), source.normalization
+    expected = read_pictures(source, SHAPE, len(data), loader='test_dataloader')
+    options = dict(interpolation=about['interpolation'], backend=about['backend'])
+    for index, wanted in enumerate(expected):
+        info = data.get_data_info(index)
+        picture = mmcv.imread(info['img_path'], channel_order='bgr', backend='pillow')
+        sides = np.array(picture.shape[:2])
+        if about['shorter']:
+            height, width = np.maximum(sides * about['shorter'] // sides.min(), about['shorter'])
+            picture = mmcv.imresize(picture, (int(width), int(height)), **options)
+            top, left = round((height - SHAPE[0]) / 2), round((width - SHAPE[1]) / 2)
+            picture = picture[top : top + SHAPE[0], left : left + SHAPE[1]]
+        else:
+            height, width = (round(one) for one in sides * min(np.divide(SHAPE, sides)))
+            picture = mmcv.imresize(picture, (width, height), **options)
+        picture = picture[..., ::-1] if norm.channels == 'RGB' else picture
+        found = np.zeros((*SHAPE, 3), np.float32)
+        found[: len(picture), : picture.shape[1]] = (picture - np.array(norm.mean)) / norm.std
+        assert np.abs(found - wanted[0].permute(1, 2, 0).numpy()).max() < 1e-4
+
+
 def test_padding_has_no_part_in_a_segmentation(made):
     """The program says class 7 where the image is, and class 3 where padding is."""
     config = Config.fromfile(made('segmentation') / 'toy.py')
@@ -175,7 +207,8 @@ def test_padding_has_no_part_in_a_segmentation(made):
         height, width = batch['inputs'][0].shape[1:]
         logits[:, 7], logits[:, 3] = 1, 2
         logits[:, 3, : height // 4, : width // 4] = 0
-        with replaced_part(runner.model, Exported(lambda _: [logits], (1, 3, *SHAPE))):
+        program = Exported(lambda _: [logits], (1, 3, *SHAPE), dict(part='model'))
+        with replaced_part(runner.model, program):
             (sample,) = runner.model.test_step(batch)
         assert sample.pred_sem_seg.shape == sample.ori_shape
         assert sample.pred_sem_seg.data.float().mean() == pytest.approx(7, abs=0.2)  # edges
@@ -202,7 +235,7 @@ def test_sizes_in_configs():
     assert config.model == dict(test_cfg=dict(mode='whole'), data_preprocessor={})
 
 
-STAGES = [(1, 16, 16, 24), (1, 16, 8, 12), (1, 32, 4, 6), (1, 128, 2, 3)]
+STAGES, LOGITS = [(1, 16, 16, 24), (1, 16, 8, 12), (1, 32, 4, 6), (1, 128, 2, 3)], [(1, 8, 16, 24)]
 RESIZE = 'test_dataloader.dataset.pipeline.1'
 LARGER = ['--cfg-options', f'{RESIZE}.type=RandomChoiceResize', f'{RESIZE}.scales=[(160,160)]']
 NO_DATA = ['--cfg-options', 'test_dataloader=None']
@@ -212,25 +245,29 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
     ('task', 'file', 'options', 'words'),
     [
         ('detection', 'gone.onnx', [], 'gone.onnx does not exist'),
-        ('detection', 'a.mlpackage', [], 'not .onnx, .pte, .ncnn, .tflite: other formats'),
+        ('detection', 'a.pt', [], 'a.pt is not .mlpackage, .onnx, .pte, .ncnn, .tflite'),
         ('detection', 'damaged.onnx', [], 'damaged.onnx cannot be opened'),
         ('detection', 'damaged.pte', [], 'damaged.pte cannot be opened'),
         ('detection', 'damaged.ncnn', [], 'damaged.ncnn cannot be opened'),
         ('detection', 'damaged.tflite', [], 'damaged.tflite cannot be opened'),
-        ('segmentation', STAGES[:3], [], 'outputs are 1x16x16.*2x3; model: 1x8x16x24$'),
-        ('detection', [(1, 8, 16, 24)], [], 'not a MaskRCNN: export its backbone'),
-        ('detection', STAGES, [], 'holds the backbone alone: .* --checkpoint CHECKPOINT'),
-        ('segmentation', STAGES, ['--checkpoint', 'weights.pth'], 'weights.pth does not fit'),
-        ('segmentation', [(1, 8, 16, 24)], LARGER, 'an image of 160x160, the file takes 64x96'),
-        ('segmentation', [(1, 8, 16, 24)], ['--checkpoint'], 'another model, or of other weights'),
-        ('segmentation', [(1, 8, 16, 24)], NO_DATA, 'toy.py has no test_dataloader'),
+        ('detection', 'damaged.mlpackage', [], 'damaged.mlpackage cannot be opened'),
+        ('segmentation', ('backbone', STAGES[:3]), [], r'outputs are \[\[1, 16.*2, 3\]\]$'),
+        ('segmentation', ('', LOGITS), [], 'the file does not say what it is: export it'),
+        ('detection', ('model', LOGITS), [], 'not a MaskRCNN: export its backbone'),
+        ('detection', ('backbone', STAGES), [], 'holds the backbone alone: .* --checkpoint CHECK'),
+        ('segmentation', ('model', LOGITS), ['--checkpoint', 'weights.pth'], 'pth does not fit'),
+        ('segmentation', ('model', LOGITS), LARGER, 'an image of 160x160, the file takes 64x96'),
+        ('segmentation', ('model', LOGITS), ['--checkpoint'], 'of other weights than the check'),
+        ('segmentation', ('model', LOGITS), NO_DATA, 'toy.py has no test_dataloader'),
     ],
 )
 def test_bad_input(task, file, options, words, made, run_tool, capsys, tmp_path, monkeypatch):
     options = options + [made(task) / 'weights.pth'] * (options == ['--checkpoint'])
     if not isinstance(file, str):
-        outputs = [np.zeros(shape, np.float32) for shape in file]
-        program = Exported(lambda _: outputs, (1, 3, *SHAPE))
+        part, shapes = file
+        outputs = [np.zeros(shape, np.float32) for shape in shapes]
+        about = dict(part=part, sha256='') if part else {}
+        program = Exported(lambda _: outputs, (1, 3, *SHAPE), about)
         monkeypatch.setattr(runtime, 'open_exported', lambda _: program)
     elif 'damaged' in file:
         (tmp_path / file).write_bytes(b'not a program')

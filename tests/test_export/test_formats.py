@@ -1,4 +1,4 @@
-"""What formats share: images of pixels, joined reports, and a format that a test adds."""
+"""What formats share: images of pixels, checks, descriptions, and a format that a test adds."""
 
 import json
 import runpy
@@ -8,23 +8,25 @@ import pytest
 import torch
 from helpers import ROOT, THIN
 from test_export import deviation, normalised, thin_source
+from test_quantize import draw_pictures
 
 from mmcare.export import export_backbone
 from mmcare.export.formats import FORMATS
-from mmcare.export.formats.base import Format
+from mmcare.export.formats.base import Exported, Format, Written
+from mmcare.export.load import hash_weights
 from mmcare.export.runtime import open_exported
+from mmcare.export.verify import ExportError
 
 PADDED, TOOL = (50, 70), str(ROOT / 'tools' / 'export_backbone.py')
 
 
-@pytest.mark.parametrize('kind', [name for name, form in FORMATS.items() if form.runtime])
-@pytest.mark.filterwarnings('ignore:.*delegates instead of one')  # of attention with one head
+@pytest.mark.parametrize('kind', FORMATS)
 def test_pixels(tmp_path, kind):
     """Pixels in, the maps of the normalised image out, where CARE pads; test_coreml has others."""
     for package in FORMATS[kind].packages:
         pytest.importorskip(package)
     source = thin_source(out_indices=(0, 3))
-    report = export_backbone(source, tmp_path, PADDED, (kind,), input_kind='image')
+    report = export_backbone(source, tmp_path, PADDED, (kind,), 'image', precision='float32')
     (image,) = report[kind]['inputs']
     assert (image['mean'], image['padding']) == (None, [*source.normalization.mean])
     program = open_exported(tmp_path / report[kind]['file'])
@@ -34,40 +36,82 @@ def test_pixels(tmp_path, kind):
     assert deviation(source.network(normalised(pixels)), found) < 1e-4
 
 
-class Text(Format):
-    """The graph, as text."""
+KINDS = [
+    *((name, dict(precision=one)) for name, form in FORMATS.items() for one in form.precisions),
+    *(('coreml', dict(compress=one)) for one in FORMATS['coreml'].options['compress']['choices']),
+]
 
-    name = 'text'
-    ending = '.graph'
+
+@pytest.fixture(scope='module')
+def pictures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('pictures')
+    draw_pictures(folder, '.png')
+    return folder
+
+
+@pytest.mark.parametrize(('kind', 'options'), KINDS)
+def test_a_wrong_weight_is_an_error_and_a_right_file_says_what_it_is(
+    tmp_path, monkeypatch, pictures, kind, options
+):
+    """In every format, precision and compression; alone, in another folder."""
+    for package in FORMATS[kind].packages:
+        pytest.importorskip(package)
+    source = thin_source(out_indices=(0,))
+    arguments = dict(shape=(32, 64), formats=(kind,), images=pictures, **options)
+    report = export_backbone(source, tmp_path / 'out', **arguments)[kind]
+    file = tmp_path / 'out' / report['file']
+    older = {path.name: path.stat().st_mtime for path in file.parent.iterdir()}
+    found = open_exported(file.rename(tmp_path / f'alone{file.suffix}')).description
+    assert found == {key: report[key] for key in found}
+    assert {*report} - {*found} >= {'file', 'bytes'} and found['format'] == kind
+    assert found['sha256'] == hash_weights(source.network)
+    assert found['precision'] == options.get('precision', 'float16')
+    assert found.get('compress') == options.get('compress')
+    name = [one for one in options.values() if one != next(iter(FORMATS[kind].precisions))]
+    assert file.name == '_'.join(['thin_32x64', *name]) + file.suffix
+    (tmp_path / f'alone{file.suffix}').rename(file)
+
+    def wrong_fold(network):
+        network.backbone.stem.conv.weight.mul_(-1)
+
+    monkeypatch.setattr('mmcare.export.export.fold_all', wrong_fold)
+    with pytest.raises(ExportError, match='is not written'):
+        export_backbone(source, tmp_path / 'out', **arguments)
+    assert {path.name: path.stat().st_mtime for path in file.parent.iterdir()} == older
+
+
+class Saved(Format):
+    """A program, as torch.export saves it."""
+
+    name = 'saved'
+    ending = '.pt2'
     packages = ()
+    runtime = 'PyTorch'
 
-    def write(self, job, path):
-        path.write_text(str(job.program.graph))
-        return dict(deviations='text is not run')
+    def write(self, job, path, description):
+        torch.export.save(job.program, path, extra_files=dict(mmcare=json.dumps(description)))
+        return Written({})
+
+    def open(self, path):
+        extra = dict(mmcare='')
+        program = torch.export.load(path, extra_files=extra)
+        description = json.loads(extra['mmcare'])
+        run = program.module()
+        return Exported(
+            lambda images: [one.numpy() for one in run(images)],
+            tuple(description['inputs'][0]['shape']),
+            description,
+        )
 
 
 def test_a_format_is_a_file(tmp_path, monkeypatch):
-    """What writing needs is its class; the tool and the report know it then."""
-    monkeypatch.setitem(FORMATS, 'text', Text())
+    """What writing needs is its class; the tools know it then."""
+    monkeypatch.setitem(FORMATS, 'saved', Saved())
     config = tmp_path / 'thin.py'
     config.write_text(f"model = dict(backbone=dict(type='mmcare.CARE', arch={THIN}))")
-    options = ['--format', 'text', '--shape', '64', '64', '--out-dir', str(tmp_path / 'out')]
+    options = ['--format', 'saved', '--shape', '64', '64', '--out-dir', str(tmp_path / 'out')]
     monkeypatch.setattr(sys, 'argv', [TOOL, str(config), *options])
     runpy.run_path(TOOL, run_name='__main__')
-    assert 'aten.conv2d' in (tmp_path / 'out' / 'thin_64x64.graph').read_text()
-    report = json.loads((tmp_path / 'out' / 'thin_64x64.json').read_text())
-    assert report['text']['bytes'] > 0 and report['text']['inputs'][0]['shape'] == [1, 3, 64, 64]
-    with pytest.raises(ValueError, match='other formats cannot be run here'):
-        open_exported(tmp_path / 'out' / 'thin_64x64.graph')
-
-
-def test_reports_are_joined(tmp_path, monkeypatch):
-    """Of one network; an entry without its file is left out."""
-    monkeypatch.setitem(FORMATS, 'text', Text())
-    for kind, expected in (('onnx', {'onnx'}), ('text', {'onnx', 'text'})):
-        export_backbone(thin_source(out_indices=(0,)), tmp_path, (32, 32), (kind,))
-        report = json.loads((tmp_path / 'thin_32x32.json').read_text())
-        assert report.keys() & FORMATS.keys() == expected
-    (tmp_path / 'thin_32x32.onnx').unlink()
-    report = export_backbone(thin_source(out_indices=(0,)), tmp_path, (32, 32), ('text',))
-    assert report.keys() & FORMATS.keys() == {'text'}
+    report = json.loads((tmp_path / 'out' / 'thin_64x64.pt2.json').read_text())
+    assert report['deviations']['random'] < 1e-5 and report['inputs'][0]['shape'] == [1, 3, 64, 64]
+    assert open_exported(tmp_path / 'out' / 'thin_64x64.pt2').description['format'] == 'saved'

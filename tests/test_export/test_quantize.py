@@ -11,11 +11,10 @@ from torch import nn
 from mmcare.export import export_backbone
 from mmcare.export.export import write_file
 from mmcare.export.formats import FORMATS
-from mmcare.export.formats.executorch import decompose
+from mmcare.export.formats.executorch import decompose, quantize
 from mmcare.export.pictures import read_pictures
 from mmcare.export.program import export_program
-from mmcare.export.quantize import LEAST_SNR, quantize
-from mmcare.export.verify import ExportError
+from mmcare.export.verify import LEAST_SNR, ExportError
 
 
 def smooth(seed, shape=SHAPE):
@@ -45,7 +44,8 @@ class Small(nn.Module):
 
 
 def write_int8(network, path, names, picture, calibration):
-    job = job_of(network, names, tuple(picture.shape[2:]), calibration=[calibration])
+    options = dict(precision='int8', calibration=[calibration])
+    job = job_of(network, names, tuple(picture.shape[2:]), **options)
     job.images['picture1'] = picture
     return write_file(FORMATS['executorch'], job, path)
 
@@ -117,14 +117,14 @@ def exported(tmp_path_factory):
     draw_pictures(folder / 'deeper', '.PNG')
     (folder / 'notes.txt').write_text('no picture')
     out_dir = tmp_path_factory.mktemp('int8')
-    options = dict(shape=SHAPE, formats=('executorch',), int8=True, calibration=64, images=folder)
+    options = dict(shape=SHAPE, formats=('executorch',), precision='int8', images=folder)
     return out_dir, export_backbone(thin_source(), out_dir, **options)
 
 
 def test_file_and_report(exported):
     out_dir, report = exported
     names = {path.name for path in out_dir.iterdir()}
-    assert names == {f'thin_64x96_int8.{end}' for end in ('pte', 'json', 'txt')}
+    assert names == {f'thin_64x96_int8.{end}' for end in ('pte', 'pte.json')}
     entries = report['executorch']
     assert entries['delegates'] == 1 and entries['outside'] == {}
     stages = [stage for stage, _ in entries['convolutions']]

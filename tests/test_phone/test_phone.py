@@ -257,7 +257,7 @@ def test_seen_as_by_the_toolbox(task, exported, serve, phone, photos):
 def test_classes_stages_and_looks(exported, serve, phone, photos, tmp_path):
     """Nothing is wider than the screen. FILES, PHOTO, PICTURES: for docs/images/phone.png."""
     files = [Path(file) for file in os.environ.get('FILES', '').split()]
-    quantized, _ = exported('classification', int8=True)
+    quantized, _ = exported('classification', precision='int8')
     page = phone(serve(*files or [quantized, exported('retinanet', 'backbone')[1]]).url)
     start(page, 20 if files else 1)
     rows = finish(page)

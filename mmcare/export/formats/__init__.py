@@ -1,7 +1,6 @@
 """Formats that networks are exported to: a file each."""
 
 from mmcare.export.formats.base import Format
-from mmcare.export.formats.coreai import CoreAI
 from mmcare.export.formats.coreml import CoreML
 from mmcare.export.formats.executorch import ExecuTorch
 from mmcare.export.formats.litert import LiteRT
@@ -10,5 +9,5 @@ from mmcare.export.formats.onnx import Onnx
 
 # In the order of reports.
 FORMATS: dict[str, Format] = {
-    form.name: form for form in (CoreML(), Onnx(), ExecuTorch(), CoreAI(), Ncnn(), LiteRT())
+    form.name: form for form in (CoreML(), Onnx(), ExecuTorch(), Ncnn(), LiteRT())
 }

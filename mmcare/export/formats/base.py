@@ -1,12 +1,11 @@
 """What a format is, what it writes, and a file that it has opened."""
 
-import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +18,8 @@ from mmcare.export.program import export_program
 from mmcare.models.backbones.care import TOTAL_STRIDE
 from mmcare.models.folding import fold
 
+Run = Callable[[Tensor], Sequence[Any]]  # images (1, C, H, W) to outputs
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -27,12 +28,32 @@ class Exported:
     Attributes:
         run: Maps images (1, C, H, W) to the outputs, in the program's order.
         input_shape: (1, C, H, W); of a free height or width, its name.
-        pixels: Images have pixels from 0 to 255; otherwise they are normalised.
+        description: What the file says of itself; empty if it says nothing.
+        timed: Its time says something: the format's own runtime computes it.
     """
 
     run: Callable[[Tensor], list[np.ndarray]]
     input_shape: tuple[Any, ...]
-    pixels: bool = False
+    description: Mapping[str, Any] = field(default_factory=dict)
+    timed: bool = True
+
+    @property
+    def pixels(self) -> bool:
+        """Whether images have pixels from 0 to 255; otherwise they are normalised."""
+        return self.description.get('inputs', [{}])[0].get('kind') == 'image'
+
+
+class Written(NamedTuple):
+    """What writing a file has shown: facts for its report, and a twin to check it with.
+
+    The twin, called ``name`` in messages, computes the same as the file. In int8, their
+    signal-to-noise ratios may differ by ``agreement`` dB.
+    """
+
+    facts: dict[str, Any]
+    twin: Run | None = None
+    name: str = ''
+    agreement: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -44,24 +65,28 @@ class Job:
         reference: What the file should compute: the network as its users know it.
         names: Of the outputs.
         images: To compare both with, by name.
-        calibration: Pictures to quantize with; None: stay in float.
+        calibration: Pictures to quantize with.
+        precision: One of the format's ``precisions``; None: its first.
         step: Leave height and width free, in multiples of this; 0: one size.
         normalization: Of the images, if it is known.
+        resize: How pictures get the images' size, if that is known.
         pixels: The network takes pixels from 0 to 255 and normalises them.
-        options: Of the format, by name.
-        report: What it says of the network, for formats that can store that.
+        options: Of formats, by name.
+        about: The description of the network; formats add what is known of their file.
     """
 
     network: Any
     reference: nn.Module
     names: Sequence[str]
     images: Mapping[str, Tensor]
-    calibration: Sequence[Tensor] | None = None
+    calibration: Sequence[Tensor] = ()
+    precision: str | None = None
     step: int = 0
     normalization: Normalization | None = None
+    resize: Mapping[str, Any] | None = None
     pixels: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
-    report: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -93,35 +118,33 @@ class Job:
             network=network,
             reference=nn.Sequential(norm, self.reference),
             images={name: image * std + mean for name, image in self.images.items()},
-            calibration=self.calibration and [image * std + mean for image in self.calibration],
+            calibration=[image * std + mean for image in self.calibration],
             pixels=True,
         )
 
 
 class Format:
-    """A format; its class names it and writes it."""
+    """A format; its class names it, writes it and opens it."""
 
-    name: str  # for --format and the report
+    name: str  # for --format
     ending: str  # of its files
     packages: tuple[str, ...]  # that writing needs
     extra = 'export'  # of mmcare, which installs them
     input = 'tensor'  # what files take by default; or 'image'
-    int8 = False  # whether it can quantize
-    dynamic = False  # whether it can leave height and width free
-    runtime = ''  # what runs its files here
+    # The default first, each with the largest deviation from PyTorch, as a share of an output's
+    # largest magnitude. None: decibels are compared.
+    precisions: ClassVar[Mapping[str, float | None]] = {'float32': 1e-4}
+    runtime: str  # what computes its files here
     layout = 'NCHW'  # of images and maps
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # of its own, for add_argument
 
-    def check(self, options: Mapping[str, Any]) -> None:
-        """Raise an ImportError if a package is missing that writing with these options needs."""
+    def require(self) -> None:
+        """Raise an ImportError if a package is missing that writing needs."""
         for package in self.packages:
             require(package, f'export with --format {self.name}', self.extra)
 
-    def write(self, job: Job, path: Path) -> dict[str, Any]:
-        """Write a file, or a folder, and return entries of the report.
-
-        Without ``deviations`` in them, a file that can be run is compared with ``job.reference``.
-        """
+    def write(self, job: Job, path: Path, description: Mapping[str, Any]) -> Written:
+        """Write a file, or a folder, that holds a description as JSON, called ``mmcare``."""
         raise NotImplementedError
 
     def open(self, path: Path) -> Exported:
@@ -132,8 +155,15 @@ class Format:
         """Name the image and the outputs of a file."""
         return ['image', *job.names]
 
+    def settings(self, job: Job) -> dict[str, str]:
+        """Name the precision of a file, and how its weights are compressed, if they are."""
+        settings = dict(precision=job.precision or next(iter(self.precisions)))
+        if 'compress' in self.options and job.options.get('compress'):
+            settings['compress'] = job.options['compress']
+        return settings
+
     def describe(self, job: Job) -> dict[str, Any]:
-        """Describe ``inputs`` and ``outputs``, for those who run a file without PyTorch."""
+        """Describe a file for those who run it without PyTorch; keys are in docs/deploy.md."""
         order = [0, 2, 3, 1] if self.layout == 'NHWC' else [0, 1, 2, 3]
         image = job.images['random']
         described: list[dict[str, Any]] = []
@@ -151,15 +181,7 @@ class Format:
             std=[*norm.std] if outside else None,
             padding=[*norm.mean] if job.pixels else [0.0] * job.size[0],
             channels=norm and norm.channels,
+            resize=job.resize,
         )
-        return dict(inputs=described[:1], outputs=described[1:])
-
-
-def warn_of_delegates(path: Path, number: int, outside: Collection[str]) -> None:
-    """Warn if XNNPACK does not take a file as one delegate, and name operators outside."""
-    if number != 1 or outside:
-        warnings.warn(
-            f'{path.name} has {number} XNNPACK delegates instead of one, which is slower; not '
-            f'taken by XNNPACK: {", ".join(outside) or "nothing"}',
-            stacklevel=3,
-        )
+        ends = dict(inputs=described[:1], outputs=described[1:])
+        return {**job.about, 'format': self.name, **self.settings(job), **ends}

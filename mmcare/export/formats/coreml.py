@@ -1,7 +1,7 @@
-"""Core ML's ML Program: converted, and run only on macOS."""
+"""Core ML's ML Program, computed by PyTorch where Core ML is missing."""
 
+import json
 import platform
-from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -9,15 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from mmcare.compatibility import require
-from mmcare.export.formats.base import Format, Job
+from mmcare.export.formats.base import Exported, Format, Job, Written
+from mmcare.export.formats.mil import open_package
 from mmcare.export.program import COREML, export_program
-from mmcare.export.verify import compare
 from mmcare.models.backbones.care import LinearAttention
 
-PRECISIONS = ('float16', 'float32')
 TARGETS = ('iOS16', 'iOS17', 'iOS18')
 COMPRESSIONS = ('palettize4', 'palettize8', 'int8')
 LICENSE = 'mmcare: Apache-2.0; the published CARE weights: MIT'
@@ -28,57 +25,33 @@ class CoreML(Format):
 
     name = 'coreml'
     ending = '.mlpackage'
-    packages = ('coremltools',)
+    packages = ('coremltools', 'sklearn')  # the latter compresses
     input = 'image'
+    precisions: ClassVar = {'float16': 1e-2, **Format.precisions}
+    runtime = 'the interpreter of ML Programs'  # by PyTorch, sums in float32; not Core ML
     options: ClassVar = {
-        'precision': dict(choices=PRECISIONS, default='float16', help='of Core ML (%(default)s)'),
-        'target': dict(choices=TARGETS, default='iOS16', help='oldest for Core ML (%(default)s)'),
+        'target': dict(choices=TARGETS, help=f'oldest for Core ML; default: {TARGETS[0]}'),
         'compress': dict(choices=COMPRESSIONS, help="Core ML's weights"),
     }
 
-    def check(self, options: Mapping[str, Any]) -> None:
-        """Raise an ImportError if a package is missing."""
-        super().check(options)
-        if (options['compress'] or '').startswith('palettize'):
-            purpose = f'compression by {options["compress"]}, through scikit-learn,'
-            require('sklearn', purpose, self.extra)
-
-    def write(self, job: Job, path: Path) -> dict[str, Any]:
-        """Write an ML Program; on macOS compare it with PyTorch if it takes a tensor."""
-        precision, target, compression = (job.options[name] for name in self.options)
-        model = convert_coreml(job, precision, target)
+    def write(self, job: Job, path: Path, description: Mapping[str, Any]) -> Written:
+        """Write an ML Program."""
+        target, compression = job.options.get('target', TARGETS[0]), description.get('compress')
+        model = convert_coreml(job, description['precision'], target)
         if compression:
             model = compress_coreml(model, compression)
-        report = job.report
-        model.short_description = f'CARE {report["arch"]}: {report["part"]}'
+        model.short_description = 'CARE {arch}: {part}'.format(**description)
         model.license = LICENSE
-        model.version = report['mmcare_version']
-        stored = {name: report[name] for name in ('arch', 'part', 'checkpoint')}
-        stored |= dict(
-            shape='{}x{}'.format(*report['shape']),
-            version=model.version,
-            input='image' if job.pixels else 'tensor',
-        )
-        for name, value in stored.items():
-            model.user_defined_metadata[f'mmcare.{name}'] = value
-        deviations: Any = 'converted, but not run: that needs macOS and --input tensor'
-        if platform.system() == 'Darwin' and not job.pixels:
-
-            def run(image: Tensor) -> list[np.ndarray]:
-                outputs = model.predict({'image': image.numpy()})
-                return [np.asarray(outputs[name], np.float32) for name in job.names]
-
-            deviations = compare(job.reference, run, job.images)
+        model.version = description['mmcare_version']
+        model.user_defined_metadata['mmcare'] = json.dumps(description)
         model.save(str(path))
         # Not part of the package; as large as a small network.
         path.joinpath('executorch_debug_handle_mapping.json').unlink(missing_ok=True)
-        return dict(
-            precision=precision,
-            target=target,
-            compression=compression or 'none',
-            operators=count_operators(model),
-            deviations=deviations,
-        )
+        return Written(dict(target=target))
+
+    def open(self, path: Path) -> Exported:
+        """Open a package in the interpreter of :mod:`mmcare.export.formats.mil`."""
+        return open_package(path)
 
 
 def convert_coreml(job: Job, precision: str = 'float16', target: str = 'iOS16') -> Any:
@@ -111,27 +84,13 @@ def convert_coreml(job: Job, precision: str = 'float16', target: str = 'iOS16') 
 
 
 def compress_coreml(model: Any, compression: str) -> Any:
-    """Compress the weights of a model, without data.
-
-    ``'palettize4'`` and ``'palettize8'``: to 16 and 256 values, found by k-means; ``'int8'``:
-    linear, symmetric, a scale for each output channel.
-    """
+    """Compress weights to 16 or 256 values by k-means, or to int8 with a scale for each channel."""
     import coremltools.optimize.coreml as optimize
 
     if compression == 'int8':
         config = optimize.OpLinearQuantizerConfig(mode='linear_symmetric')
         compress = optimize.linear_quantize_weights
     else:
-        bits = int(compression.removeprefix('palettize'))
-        config = optimize.OpPalettizerConfig(mode='kmeans', nbits=bits)
+        config = optimize.OpPalettizerConfig(mode='kmeans', nbits=int(compression[-1]))
         compress = optimize.palettize_weights
     return compress(model, optimize.OptimizationConfig(global_config=config))
-
-
-def count_operators(model: Any) -> dict[str, int]:
-    """Count the operators of an ML Program by type, constants and packed weights left out."""
-    function = model.get_spec().mlProgram.functions['main']
-    block = function.block_specializations[function.opset]
-    types = [operation.type.split('.')[-1] for operation in block.operations]
-    types = [name for name in types if name != 'const' and not name.startswith('constexpr')]
-    return dict(Counter(types).most_common())

@@ -1,23 +1,21 @@
 """LiteRT, Android's runtime, with XNNPACK."""
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
 
 from mmcare.compatibility import require
-from mmcare.export.formats.base import Exported, Format, Job, warn_of_delegates
+from mmcare.export.formats.base import Exported, Format, Job, Written
 from mmcare.export.program import XNNPACK, aten
-from mmcare.export.quantize import check_quantized
-from mmcare.export.verify import ExportError, verify
+from mmcare.export.verify import ExportError
 
 TABLE = {key: XNNPACK[key] for key in (aten.conv2d.default, aten.elu.default)}
-RECIPE = 'int8, static, min-max: convolutions with a scale for each output channel, others float'
-PLAIN = 'LiteRT without XNNPACK'
-ROUNDING = 1.0  # dB between the two, which round differently
+AGREEMENT = 1.0  # dB between LiteRT with and without XNNPACK, which round differently
 
 
 class ChannelsLast(nn.Module):
@@ -42,11 +40,11 @@ class LiteRT(Format):
     ending = '.tflite'
     packages = ('litert_torch', 'ai_edge_litert', 'ai_edge_quantizer')
     extra = 'litert'
-    int8 = True
+    precisions: ClassVar = {**Format.precisions, 'float16': 5e-3, 'int8': None}
     runtime = 'LiteRT'
     layout = 'NHWC'
 
-    def write(self, job: Job, path: Path) -> dict[str, Any]:
+    def write(self, job: Job, path: Path, description: Mapping[str, Any]) -> Written:
         """Write a ``.tflite`` file, which computes the same with and without XNNPACK."""
         import litert_torch
 
@@ -57,17 +55,14 @@ class LiteRT(Format):
             litert_torch.convert(network, sample_kwargs=dict(image=image)).export(str(path))
         except Exception as error:  # the converter has classes of its own
             raise ExportError(f'LiteRT cannot convert {path.name}: {error}') from error
-        if job.calibration is not None:
+        if description['precision'] == 'int8':
             _quantize(path, job.calibration, job.names)
-        entries = _count_operators(path)
-        warn_of_delegates(path, entries['delegates'], entries['outside'])
+        if description['precision'] == 'float16':
+            _cast(path)
+        _store(path, description)
         # A version of LiteRT multiplied transposed matrices wrongly.
-        run, plain = self.open(path).run, self.open(path, delegate=False).run
-        if job.calibration is None:
-            verify(plain, job, PLAIN, path.name)
-        else:
-            entries |= check_quantized(run, job, plain, PLAIN, path.name, RECIPE, ROUNDING)
-        return entries
+        plain = self.open(path, delegate=False).run
+        return Written(_count_operators(path), plain, 'LiteRT without XNNPACK', AGREEMENT)
 
     def open(self, path: Path, delegate: bool = True) -> Exported:
         """Open a file in LiteRT, with its XNNPACK delegate or without."""
@@ -86,7 +81,18 @@ class LiteRT(Format):
             return [one.transpose(0, 3, 1, 2) if one.ndim == 4 else one for one in found]
 
         _, height, width, channels = map(int, image['shape'])
-        return Exported(run, (1, channels, height, width))
+        return Exported(run, (1, channels, height, width), _read(path))
+
+
+def _cast(path: Path) -> None:
+    """Store the weights of convolutions and linear layers in float16, in place."""
+    from ai_edge_quantizer import qtyping, quantizer
+
+    every, casting = qtyping.TFLOperationName.ALL_SUPPORTED, quantizer.AlgorithmName.FLOAT_CASTING
+    cast = quantizer.Quantizer(str(path))
+    cast.add_weight_only_config('.*', every, 16, algorithm_key=casting)
+    result = cast.quantize(enable_progress_bar=False, enable_progress_report=False)
+    path.write_bytes(result.quantized_model)
 
 
 def _quantize(path: Path, images: Sequence[Tensor], names: Sequence[str]) -> None:
@@ -121,8 +127,32 @@ def _quantize(path: Path, images: Sequence[Tensor], names: Sequence[str]) -> Non
     flatbuffer_utils.write_model(model, str(path))
 
 
+def _store(path: Path, description: Mapping[str, Any]) -> None:
+    """Add a description to a file's metadata."""
+    from ai_edge_litert import schema_py_generated as schema
+    from ai_edge_litert.tools import flatbuffer_utils
+
+    model = flatbuffer_utils.read_model(str(path))
+    buffer, entry = schema.BufferT(), schema.MetadataT()
+    buffer.data = json.dumps(description).encode()
+    entry.name, entry.buffer = 'mmcare', len(model.buffers)
+    model.buffers.append(buffer)
+    model.metadata = [*(model.metadata or ()), entry]
+    flatbuffer_utils.write_model(model, str(path))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read the description in a file's metadata; empty if it has none."""
+    from ai_edge_litert.schema_py_generated import Model
+
+    model = Model.GetRootAs(path.read_bytes())
+    entries = map(model.Metadata, range(model.MetadataLength()))
+    found = [model.Buffers(one.Buffer()) for one in entries if one.Name() == b'mmcare']
+    return json.loads(found[0].DataAsNumpy().tobytes()) if found else {}
+
+
 def _count_operators(path: Path) -> dict[str, Any]:
-    """Count XNNPACK's delegates, the operators outside of them, and all operators by type."""
+    """Count XNNPACK's delegates, and by type the operators outside of them."""
     from ai_edge_litert.interpreter import Interpreter
 
     program = Interpreter(str(path), num_threads=1)
@@ -138,8 +168,5 @@ def _count_operators(path: Path) -> dict[str, Any]:
             seen |= tensors
             inside |= {makers[tensor] for tensor in tensors}
             tensors = {one for tensor in tensors for one in nodes[makers[tensor]]['inputs']}
-    return dict(
-        delegates=len(delegates),
-        outside=dict(Counter(kind for index, kind in kinds.items() if index not in inside)),
-        operators=dict(Counter(kinds.values()).most_common()),
-    )
+    outside = Counter(kind for index, kind in kinds.items() if index not in inside)
+    return dict(delegates=len(delegates), outside={**outside})

@@ -1,34 +1,36 @@
 """ncnn, through pnnx."""
 
+import json
 import subprocess
-from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mmcare.compatibility import require
-from mmcare.export.formats.base import Exported, Format, Job
+from mmcare.export.formats.base import Exported, Format, Job, Written
 from mmcare.export.verify import ExportError
 
 
 class Ncnn(Format):
-    """A folder with ``model.ncnn.param`` and ``model.ncnn.bin``."""
+    """A folder with ``model.ncnn.param``, ``model.ncnn.bin`` and ``mmcare.json``."""
 
     name = 'ncnn'
     ending = '.ncnn'
     packages = ('pnnx', 'ncnn')
     extra = 'ncnn'
+    precisions: ClassVar = {**Format.precisions, 'float16': 5e-3}
     runtime = 'ncnn'
 
     def names(self, job: Job) -> list[str]:
         """Name the image and the outputs."""
         return ['in0', *(f'out{index}' for index in range(len(job.names)))]
 
-    def write(self, job: Job, path: Path) -> dict[str, Any]:
-        """Write both files; report operators by type.
+    def write(self, job: Job, path: Path, description: Mapping[str, Any]) -> Written:
+        """Write the files.
 
         Raises:
             ExportError: If ncnn lacks operators.
@@ -41,7 +43,8 @@ class Ncnn(Format):
         torch.jit.trace(job.network, job.images['random']).save(path / 'model.pt')
         # Not pnnx.export: it imports the Python file that pnnx writes, which can be invalid.
         size = f'inputshape=[1,{channels},{height},{width}]'
-        command = [pnnx.EXEC_PATH, 'model.pt', size, 'fp16=0']
+        half = f'fp16={int(description["precision"] == "float16")}'
+        command = [pnnx.EXEC_PATH, 'model.pt', size, half]
         done = subprocess.run(command, cwd=path, capture_output=True, text=True)
         param, weights = (path / f'model.ncnn.{end}' for end in ('param', 'bin'))
         if done.returncode or not param.exists():
@@ -56,7 +59,8 @@ class Ncnn(Format):
         lacking = sorted({kind for kind in layers if ncnn.create_layer(kind) is None})
         if lacking:
             raise ExportError(f'ncnn has no {", ".join(lacking)}; {path.name} is not written')
-        return dict(operators=dict(Counter(layers).most_common()))
+        path.joinpath('mmcare.json').write_text(json.dumps(description))
+        return Written({})
 
     def open(self, path: Path) -> Exported:
         """Open a folder in ncnn."""
@@ -77,4 +81,6 @@ class Ncnn(Format):
             extractor.input('in0', ncnn.Mat(images[0].contiguous().numpy()).clone())
             return [np.array(extractor.extract(name)[1])[None] for name in names]
 
-        return Exported(run, (1, *(int(sizes[key]) for key in '210')))
+        about = path / 'mmcare.json'
+        description = json.loads(about.read_text()) if about.exists() else {}
+        return Exported(run, (1, *(int(sizes[key]) for key in '210')), description)

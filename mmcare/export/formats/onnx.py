@@ -1,15 +1,15 @@
 """ONNX, run by ONNX Runtime."""
 
-from collections import Counter
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from mmcare.compatibility import require
-from mmcare.export.formats.base import Exported, Format, Job
+from mmcare.export.formats.base import Exported, Format, Job, Written
 from mmcare.export.program import count_convolutions
-from mmcare.models.backbones.care import TOTAL_STRIDE
 
 OPSET = 20  # the first with an operator for GELU
 
@@ -20,13 +20,17 @@ class Onnx(Format):
     name = 'onnx'
     ending = '.onnx'
     packages = ('onnx', 'onnxscript', 'onnxruntime')
-    dynamic = True
     runtime = 'ONNX Runtime'
+    options: ClassVar = {
+        'dynamic': dict(
+            action='store_true',
+            help='ONNX for any height and width from 33 to 4096; beyond a backbone, those that 32 '
+            'divides',
+        )
+    }
 
-    def write(self, job: Job, path: Path) -> dict[str, Any]:
-        """Write an ONNX file; report opset, operators by type and convolutions by stage."""
-        import onnx
-
+    def write(self, job: Job, path: Path, description: Mapping[str, Any]) -> Written:
+        """Write an ONNX file; report opset and convolutions by stage."""
         converted = torch.onnx.export(
             job.program,
             input_names=['image'],
@@ -35,17 +39,9 @@ class Onnx(Format):
             verbose=False,
         )
         assert converted is not None, 'an ONNXProgram, since no file is named'
+        converted.model.metadata_props['mmcare'] = json.dumps(description)
         converted.save(path, external_data=False)
-        model = onnx.load(path)
-        onnx.checker.check_model(model)
-        free = {1: f'from {TOTAL_STRIDE + 1} on', TOTAL_STRIDE: f'multiples of {TOTAL_STRIDE}'}
-        operators = Counter(node.op_type for node in model.graph.node if node.op_type != 'Constant')
-        return dict(
-            opset=OPSET,
-            height_and_width=free[job.step] if job.step else [*job.size[1:]],
-            operators=dict(operators.most_common()),
-            convolutions=count_convolutions(job.program),
-        )
+        return Written(dict(opset=OPSET, convolutions=count_convolutions(job.program)))
 
     def open(self, path: Path) -> Exported:
         """Open a file in ONNX Runtime."""
@@ -56,5 +52,7 @@ class Onnx(Format):
         session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         image = session.get_inputs()[0]
         return Exported(
-            lambda images: session.run(None, {image.name: images.numpy()}), tuple(image.shape)
+            lambda images: session.run(None, {image.name: images.numpy()}),
+            tuple(image.shape),
+            json.loads(session.get_modelmeta().custom_metadata_map.get('mmcare', '{}')),
         )

@@ -1,0 +1,77 @@
+"""Core ML packages, computed without Core ML; on a Mac, also with it."""
+
+import platform
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from helpers import deviation
+from PIL import Image
+from test_export import SHAPE, folded, job_of, thin_source
+from torch import nn
+
+from mmcare.export.formats.coreml import compress_coreml, convert_coreml
+from mmcare.export.formats.mil import OPERATORS, open_package
+
+
+class Square(nn.Conv2d):
+    def forward(self, images):
+        scaled = super().forward(images)
+        return (scaled * scaled,)
+
+
+@pytest.fixture(scope='module')
+def package(tmp_path_factory):
+    network = Square(3, 16, 1, bias=False).requires_grad_(False)
+    network.weight.fill_(256)
+    path = tmp_path_factory.mktemp('packages') / 'square.mlpackage'
+    convert_coreml(job_of(network, ['squares'], (32, 32))).save(str(path))
+    return path
+
+
+def test_float16_overflows_and_failures_are_named(package, monkeypatch):
+    image = torch.full((1, 3, 32, 32), 0.25)
+    assert (open_package(package).run(image)[0] == 192**2).all()
+    assert np.isinf(open_package(package).run(2 * image)[0]).all()
+    monkeypatch.setitem(OPERATORS, 'mul', lambda i: i['x'][..., 1:])
+    with pytest.raises(ValueError, match=r'^mul .*\(1, 16, 32, 31\)'):
+        open_package(package).run(image)
+    monkeypatch.delitem(OPERATORS, 'mul')
+    with pytest.raises(ValueError, match='cannot compute mul'):
+        open_package(package)
+
+
+@pytest.mark.parametrize('name', ['Manifest.json', 'model.mlmodel', 'weight.bin'])
+def test_damaged_packages(package, tmp_path, name):
+    damaged = tmp_path / 'damaged.mlpackage'
+    shutil.copytree(package, damaged)
+    (file,) = damaged.rglob(name)
+    for content in file.read_bytes()[:100], b'', None:
+        file.unlink() if content is None else file.write_bytes(content)
+        with pytest.raises(ValueError, match=r'^coremltools cannot read it: [^\n]*$'):
+            open_package(damaged)
+
+
+# Never run so far: it was written without a Mac. The limits are guesses from the interpreter's
+# deviations from PyTorch; Core ML may sum in float16.
+@pytest.mark.skipif(platform.system() != 'Darwin', reason='only macOS has Core ML')
+@pytest.mark.parametrize('pixels', [False, True])
+@pytest.mark.parametrize('kind', ['float32', 'float16', 'float16, int8'])
+def test_core_ml_computes_the_same(tmp_path, kind, pixels):
+    import coremltools as ct
+
+    job = job_of(folded(thin_source(out_indices=(0, 3))), ['stage1', 'stage4'], SHAPE)
+    model = convert_coreml(job.of_pixels if pixels else job, kind[:7])
+    model = compress_coreml(model, 'int8') if 'int8' in kind else model
+    path = tmp_path / 'thin.mlpackage'
+    model.save(str(path))
+    image, given = job.images['smooth'], job.images['smooth'].numpy()
+    if pixels:
+        image = torch.randint(0, 256, (1, 3, *SHAPE)).float()
+        given = Image.fromarray(image[0].permute(1, 2, 0).byte().numpy())
+    program = ct.models.MLModel(str(path), compute_units=ct.ComputeUnit.CPU_ONLY)
+    outputs = program.predict({'image': given})
+    found = [torch.from_numpy(np.asarray(outputs[name], np.float32)) for name in job.names]
+    expected = [torch.from_numpy(one) for one in open_package(path).run(image)]
+    assert deviation(expected, found) < (1e-4 if kind == 'float32' else 2e-2)
