@@ -38,13 +38,13 @@ $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirem
 		requirements/phone.txt requirements/runtime.txt requirements/tests.txt requirements/timm.txt setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
 		{ echo 'Python 3.11 is needed: make PYTHON=/path/to/python3.11 $@' >&2; exit 1; }
-	@echo 'Downloads 3 to 4 GB, most of it PyTorch with the libraries of CUDA, and compiles MMCV.'
+	@echo 'Downloads 3.5 GB, most of it PyTorch with the libraries of CUDA, and compiles MMCV.'
 	@echo 'On two cores this took 10 minutes in all on a newer CPU, and 30 on an older one.'
 	@echo '[1/5] an empty environment in $(@D)'
 	$(PYTHON) -m venv $(@D)
 	$(PIP) install --upgrade pip '$(SETUPTOOLS)' ninja psutil wheel
 	@echo "[1/5] done at $$(date +%T)"
-	@echo '[2/5] PyTorch: the largest download, of 3 GB'
+	@echo '[2/5] PyTorch: the largest download, about 3 GB'
 	$(PIP) install torch===2.13.0 torchvision==0.28.0 'numpy<2.4'
 	@echo "[2/5] done at $$(date +%T)"
 	@echo '[3/5] MMCV with its operators: compiling takes 7 to 25 minutes, in which pip prints "still running".'
