@@ -28,7 +28,9 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from mmengine.utils import track_iter_progress
 from timing import describe_machine, save
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.fx.experimental.optimization import fuse
+from torchvision.models.feature_extraction import NodePathTracer
 
 from mmcare.compatibility import require
 from mmcare.export.export import write_file
@@ -98,12 +100,16 @@ def build(key: str, shape: tuple[int, int]) -> nn.Module:
 def fold_norms(network: nn.Module) -> nn.Module:
     """Fold each batch norm that alone takes the output of a convolution, on a copy."""
     kind = require('timm.layers', PURPOSE, 'bench').BatchNormAct2d
+    attention = require('timm.models', PURPOSE, 'bench').cpubone.ConvAttention
     for name, both in list(network.named_modules()):
         if isinstance(both, kind):  # with an activation, which is to stay
             norm = nn.BatchNorm2d(both.num_features, both.eps).eval()
             norm.load_state_dict(both.state_dict())
             network.set_submodule(name, nn.Sequential(norm, both.act))
-    return fuse(network)
+        elif isinstance(both, attention):  # asks for sizes, which fx cannot record
+            both.conv_proj = fuse(both.conv_proj)
+    graph = NodePathTracer(leaf_modules=[attention]).trace(network)
+    return fuse(GraphModule(network, graph), no_trace=True)
 
 
 def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple[Run, int]:
@@ -116,8 +122,8 @@ def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple
     kind, precision = ENGINES[engine]
     key, path = path.name, path.with_name(f'{path.name}_{engine}{FORMATS[kind].ending}')
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    about = dict(key=key, part='backbone', parameters=parameters, shape=[*image.shape[2:]])
-    about['mmcare_version'] = __version__
+    about = dict(key=key, part='backbone', parameters=parameters, mmcare_version=__version__)
+    about['shape'] = [*image.shape[2:]]
     described = Path(f'{path}.json')  # written last
     report = json.loads(described.read_text(encoding='utf-8')) if described.exists() else {}
     if not about.items() <= report.items():
@@ -251,8 +257,7 @@ def markdown(recording: Recording) -> str:
     parts = [f'{maps}{conditions(recording)}. {explained}']
     parts.append(shown.to_markdown(index=False, disable_numparse=True))
     better = pd.DataFrame({engine: losses(table) for engine, table in tables.items()})
-    if not better.empty:
-        better = better.dropna(axis='columns', how='all')
+    if not (better := better.dropna(axis='columns', how='all')).empty:
         parts += ['At least as fast and as accurate:', better.to_markdown()]
     for engine, table in tables.items():
         if 'delegates' in table and len(pieces := table[table['delegates'] > 1]):
