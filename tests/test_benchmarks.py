@@ -42,11 +42,12 @@ def call(script, monkeypatch, *arguments):
     script.main()
 
 
+@pytest.mark.parametrize('name', ['mobilenetv2_035', 'cpubone_nano'])
 @torch.no_grad()
-def test_peers_are_folded_and_compute_the_same():
-    """MobileNetV2 has norms with activations in one module, and convolutions with a shortcut."""
+def test_peers_are_folded_and_compute_the_same(name):
+    """With norms that have activations, shortcuts, and attention that fx cannot trace."""
     timm = pytest.importorskip('timm')
-    network = latency.FourMaps(timm.create_model('mobilenetv2_035', features_only=True))
+    network = latency.FourMaps(timm.create_model(name, features_only=True))
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.normal_(std=0.1)
