@@ -49,14 +49,19 @@ $(ONEDL_READY) test-onedl: BIN := .venv-onedl/bin
 $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirements/export.txt \
 		requirements/lint.txt requirements/litert.txt requirements/litert-nodeps.txt requirements/ncnn.txt \
 		requirements/phone.txt requirements/runtime.txt requirements/tests.txt requirements/timm.txt setup.py
+	@echo 'Downloads 3.5 GB, most of it PyTorch with the libraries of CUDA, and compiles MMCV.'
+	@echo 'On two cores this took 10 minutes in all on a newer CPU, and 30 on an older one.'
 	@echo '[1/5] an empty environment in $(@D)'
 	$(call make_environment,$(PYTHONS))
 	$(PIP) install --upgrade pip '$(SETUPTOOLS)' ninja psutil wheel
-	@echo '[2/5] torch (a large download)'
+	@echo "[1/5] done at $$(date +%T)"
+	@echo '[2/5] PyTorch: the largest download, about 3 GB'
 	$(PIP) install torch===2.13.0 torchvision==0.28.0 'numpy<2.4'
-	@echo '[3/5] mmcv with its ops: compiling takes 7 to 12 minutes on two cores;'
-	@echo '      pip keeps the wheel, so that the next environment has it within seconds'
+	@echo "[2/5] done at $$(date +%T)"
+	@echo '[3/5] MMCV with its operators: compiling takes 7 to 25 minutes, in which pip prints "still running".'
+	@echo '      pip keeps the wheel, so the next environment has it within seconds'
 	MMCV_WITH_OPS=1 $(PIP) install --no-build-isolation $(MMCV)
+	@echo "[3/5] done at $$(date +%T)"
 	@echo '[4/5] the MM toolboxes, and what exports, benchmarks, tests and linting need'
 	$(PIP) install -r $(STACK) -r requirements/tests.txt -r requirements/phone.txt -r requirements/lint.txt
 	@echo '      setuptools again, since openmim pulls in 60.2 (the remark about openxlab is harmless)'
@@ -65,12 +70,14 @@ $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirem
 	$(PIP) install -r requirements/timm.txt -r requirements/ncnn.txt
 	@echo '      LiteRT, without transformers 5, which mmpretrain cannot be imported together with'
 	$(PIP) install --no-deps -r requirements/litert-nodeps.txt
+	@echo "[4/5] done at $$(date +%T)"
 	@echo '[5/5] mmcare itself, editable'
 	$(PIP) install --no-build-isolation --editable .
 	@$(BIN)/python -c 'import mmcv.ops' || { \
 		echo 'pip had kept an mmcv without ops, or one compiled against another torch. Type' >&2; \
 		echo '$(BIN)/pip cache remove $(firstword $(subst ==, ,$(MMCV)));' \
 		'$(BIN)/pip uninstall $(firstword $(subst ==, ,$(MMCV))); make $(@D)' >&2; exit 1; }
+	@echo "[5/5] done at $$(date +%T); \`source $(BIN)/activate\` gives you its python and mim"
 	@touch $@
 
 $(OLD_READY) test-torch2.1: BIN := .venv-torch2.1/bin
@@ -162,7 +169,7 @@ RELEASE := .venv/release
 REACH := .venv/reach
 
 test-reach: $(READY) $(REACH)/.ready ## test CARE in other projects that build on timm
-	PYTHONPATH=$(REACH) $(BIN)/python -m pytest tests/test_reach.py -k 'not toolboxes'
+	PYTHONPATH=$(REACH) $(BIN)/python -m pytest tests/test_reach.py docs/which_way_in.md -k 'not toolboxes'
 
 docs: $(READY) $(SPHINX)/.ready ## build the documentation, into docs/_build/html
 	PYTHONPATH=$(SPHINX) $(BIN)/python -m sphinx --fail-on-warning --keep-going docs docs/_build/html

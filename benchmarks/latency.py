@@ -3,8 +3,9 @@
 Engines are ONNX Runtime, XNNPACK (of ExecuTorch) and LiteRT, the last two also with convolutions in
 int8, all on one thread of the CPU. Networks have random weights and are folded as far as each can
 be; peers are timm's. All take the same way from torch.export. Written are recording.json (all
-times), latency.csv and latency.md (tables), and for each engine a picture, accuracy_<engine>.png:
-published accuracy over latency, with the Pareto line.
+times, and the instruction sets of the machine), latency.csv (every median and quartile), latency.md
+(the table of docs/latency.md), and for each engine a picture, accuracy_<engine>.png: published
+accuracy over latency, with the Pareto line.
 """
 
 import argparse
@@ -27,7 +28,9 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from mmengine.utils import track_iter_progress
 from timing import describe_machine, save
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.fx.experimental.optimization import fuse
+from torchvision.models.feature_extraction import NodePathTracer
 
 from mmcare.compatibility import require
 from mmcare.export.export import write_file
@@ -38,6 +41,7 @@ from mmcare.export.runtime import measure_in_turn, open_exported
 from mmcare.export.verify import trial_images
 from mmcare.files import check_writable
 from mmcare.models import CARE
+from mmcare.version import __version__
 
 PURPOSE = 'the latency benchmark'
 STRIDES = [4, 8, 16, 32]
@@ -54,10 +58,8 @@ BUSY = 0.9  # of a core: below it, something else was running
 Run = Callable[[], object]
 Recording = dict[str, Any]
 
-# All networks by key, with the CARE of the nearest accuracy.
 PEERS = pd.read_csv(Path(__file__).with_name('peers.csv'), index_col='key').fillna('')
 CARES = PEERS[PEERS['timm_model'] == '']['top1']
-PEERS['care'] = [(CARES - top1).abs().idxmin() for top1 in PEERS['top1']]
 
 
 class FourMaps(nn.Module):
@@ -98,27 +100,39 @@ def build(key: str, shape: tuple[int, int]) -> nn.Module:
 def fold_norms(network: nn.Module) -> nn.Module:
     """Fold each batch norm that alone takes the output of a convolution, on a copy."""
     kind = require('timm.layers', PURPOSE, 'bench').BatchNormAct2d
+    attention = require('timm.models', PURPOSE, 'bench').cpubone.ConvAttention
     for name, both in list(network.named_modules()):
         if isinstance(both, kind):  # with an activation, which is to stay
             norm = nn.BatchNorm2d(both.num_features, both.eps).eval()
             norm.load_state_dict(both.state_dict())
             network.set_submodule(name, nn.Sequential(norm, both.act))
-    return fuse(network)
+        elif isinstance(both, attention):  # asks for sizes, which fx cannot record
+            both.conv_proj = fuse(both.conv_proj)
+    graph = NodePathTracer(leaf_modules=[attention]).trace(network)
+    return fuse(GraphModule(network, graph), no_trace=True)
 
 
 def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple[Run, int]:
-    """Export a network, compare the file with PyTorch, and return a run and its delegates."""
+    """Export a network, compare the file with PyTorch, and return a run and its delegates.
+
+    A file that an earlier run of this version has left there is taken as it is.
+    """
     images = trial_images(3, (image.shape[2], image.shape[3]))
     names = [f'stride{stride}' for stride in STRIDES]
     kind, precision = ENGINES[engine]
     key, path = path.name, path.with_name(f'{path.name}_{engine}{FORMATS[kind].ending}')
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    about = dict(key=key, part='backbone', parameters=parameters, shape=[*image.shape[2:]])
-    known = dict(precision=precision, normalization=IMAGENET, about=about)
-    job = Job(network, network, names, images, [images['smooth']], **known)  # no pictures are here
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # several delegates are noted in the recording
-        report = write_file(FORMATS[kind], job, path)
+    about = dict(key=key, part='backbone', parameters=parameters, mmcare_version=__version__)
+    about['shape'] = [*image.shape[2:]]
+    described = Path(f'{path}.json')  # written last
+    report = json.loads(described.read_text(encoding='utf-8')) if described.exists() else {}
+    if not about.items() <= report.items():
+        known = dict(precision=precision, normalization=IMAGENET, about=about)
+        job = Job(network, network, names, images, [images['smooth']], **known)  # no pictures here
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # several delegates are noted in the recording
+            report = write_file(FORMATS[kind], job, path)
+        save(described, json.dumps(report))
     if FORMATS[kind].layout == 'NHWC':  # as apps have it: not to be converted in each run
         image = image.to(memory_format=torch.channels_last)
     run = partial(open_exported(path).run, image)
@@ -177,10 +191,11 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
 def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     """Make a row for each network, by class and latency.
 
-    ``x_care`` is the median over the rounds of its time over that of CARE of the same class (the
-    nearest accuracy) in the same round: above 1, CARE is faster. ``pareto`` says that no other
-    network is as fast and as accurate. ``x_float32`` is, in the same way, int8 over float32. ``ms``
-    is a median, ``q1`` and ``q3`` are quartiles.
+    ``care`` is the class: of the CARE networks in the recording, the one with the nearest accuracy.
+    ``x_care`` is the median over the rounds of a network's time over that of this CARE in the same
+    round: above 1, CARE is faster. ``x_float32`` is, in the same way, int8 over float32. ``pareto``
+    says that no other network is as fast and as accurate. ``ms`` is a median, ``q1`` and ``q3`` are
+    quartiles.
     """
     times = pd.DataFrame(recording['milliseconds'][engine])
     table = PEERS.reindex(list(times)).assign(engine=engine)
@@ -189,8 +204,11 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     if engine in recording['delegates']:
         table['delegates'] = pd.Series(recording['delegates'][engine])
     table[['ms', 'q1', 'q3']] = times.quantile([0.5, 0.25, 0.75]).T
-    cares = times.reindex(columns=table['care']).set_axis(times.columns, axis='columns')
-    table['x_care'] = (times / cares).median()
+    measured = CARES[CARES.index.isin(times.columns)]
+    cares = CARES if measured.empty else measured
+    classes = table['top1'].map(lambda top1: (cares - top1).abs().idxmin(), na_action='ignore')
+    nearest = times.reindex(columns=classes).set_axis(times.columns, axis='columns')
+    table['care'], table['x_care'] = classes, (times / nearest).median()
     float32 = engine.removesuffix('-int8')
     if float32 in recording['milliseconds'] and float32 != engine:
         table['x_float32'] = (times / pd.DataFrame(recording['milliseconds'][float32])).median()
@@ -199,15 +217,14 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     return table.sort_values(['care', 'ms'])
 
 
-def losses(table: pd.DataFrame) -> list[str]:
-    """Say for each CARE which networks are at least as fast and as accurate."""
-    lines = []
+def losses(table: pd.DataFrame) -> dict[str, str]:
+    """Name for each CARE the networks that are at least as fast and as accurate."""
+    found = {}
     for key, care in table[table['timm_model'] == ''].iterrows():
         others = table.drop(index=key)
         better = others[(others['ms'] <= care['ms']) & (others['top1'] >= care['top1'])]
-        names = ', '.join(better['label']) or 'none'
-        lines.append(f'- At least as fast and as accurate as {care["label"]}: {names}.')
-    return lines
+        found[care['label']] = ', '.join(better['label']) or 'none'
+    return found
 
 
 def conditions(recording: Recording) -> str:
@@ -221,22 +238,31 @@ def conditions(recording: Recording) -> str:
 
 
 def markdown(recording: Recording) -> str:
-    """Write a table for each engine, who beats CARE, and what was left out."""
-    maps = 'Four maps of an image, ' * ('threads' not in recording['settings'])  # phones: any file
-    parts = [f'{maps}{conditions(recording)}. Bold: on the Pareto line.']
-    for engine in recording['milliseconds']:
-        table = latency_table(recording, engine)
-        table['label'] = table['label'].where(~table['pareto'], '**' + table['label'] + '**')
-        columns = dict(
-            care='class', label='backbone', top1='top-1, %', million='parameters, M', ms='ms',
-            q1='from', q3='to', x_care='x CARE', x_float32='x float32', delegates='delegates',
-        )  # fmt: skip
-        shown = table[[one for one in columns if one in table]].rename(columns=columns)
-        shown = shown.dropna(axis='columns', how='all')  # what only peers have
-        formats = {'delegates': 'g', 'x CARE': '.2f', 'x float32': '.2f'}
-        floats = [formats.get(one, '.1f') for one in shown]
-        text = shown.to_markdown(index=False, floatfmt=floats, missingval='')
-        parts += [f'## {engine}', text, '\n'.join(losses(latency_table(recording, engine)))]
+    """Write one table with all engines, who beats CARE, and what was left out."""
+    tables = {engine: latency_table(recording, engine) for engine in recording['milliseconds']}
+    networks = pd.concat(tables.values())
+    networks = networks[~networks.index.duplicated()].sort_values('care', kind='stable')
+    columns = {'class': networks['care'], 'backbone': networks['label']}
+    columns['top-1, %'] = networks['top1'].map('{:.1f}'.format, na_action='ignore')
+    for engine, table in tables.items():
+        star = table['pareto'].map({True: '**', False: ''})
+        ratios = ['' if pd.isna(one) else f' ({one:.2f})' for one in table['x_care']]
+        columns[engine] = star + table['ms'].map('{:.1f}'.format) + star + ratios
+        if 'x_float32' in table:
+            columns[f'{engine}, x float32'] = table['x_float32'].map('{:.2f}'.format)
+    shown = pd.DataFrame(columns, index=networks.index)
+    shown = shown.dropna(axis='columns', how='all').fillna('')  # phones measure others also
+    maps = 'Four maps of an image, ' * ('threads' not in recording['settings'])
+    explained = 'Milliseconds, and in brackets x CARE. Bold: on the Pareto line.'
+    parts = [f'{maps}{conditions(recording)}. {explained}']
+    parts.append(shown.to_markdown(index=False, disable_numparse=True))
+    better = pd.DataFrame({engine: losses(table) for engine, table in tables.items()})
+    if not (better := better.dropna(axis='columns', how='all')).empty:
+        parts += ['At least as fast and as accurate:', better.to_markdown()]
+    for engine, table in tables.items():
+        if 'delegates' in table and len(pieces := table[table['delegates'] > 1]):
+            named = pieces['label'] + ' ' + pieces['delegates'].map('{:g}'.format)
+            parts.append(f'Pieces (delegates) in {engine}, where not one: {", ".join(named)}.')
     parts += [f'Left out: {what}: {reason}.' for what, reason in recording['left_out'].items()]
     share = recording.get('processor_share', 1)
     if share < BUSY:
@@ -294,7 +320,7 @@ def parse_args() -> argparse.Namespace:
     add('--engine', nargs='+', choices=ENGINES, default=ENGINES, help='default: all')
     add('--runs', type=int, default=9, help='rounds; default: %(default)s')
     add('--out-dir', type=Path, default=Path('work_dirs/latency'), metavar='DIR')
-    add('--keep', type=Path, metavar='DIR', help='leave the exported files there, for a phone')
+    add('--keep', type=Path, metavar='DIR', help='leave exported files there, and go on with them')
     add('--from-recording', type=Path, metavar='JSON', help='measure nothing, read this')
     arguments = parser.parse_args()
     if any(side <= 0 or side % STRIDES[-1] for side in arguments.shape):

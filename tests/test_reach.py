@@ -54,6 +54,16 @@ def test_segmentation_models_pytorch():
         torch.testing.assert_close(exported(images), model(images))
 
 
+def test_training_step_of_effdet():
+    effdet = pytest.importorskip('effdet')
+    config = effdet.get_efficientdet_config('efficientdet_d0')
+    config.update(backbone_name='care_s0', backbone_indices=(1, 2, 3), image_size=(128, 128))
+    model = effdet.EfficientDet(config, pretrained_backbone=False)
+    target = dict(bbox=torch.tensor([[[8.0, 8.0, 64.0, 48.0]]] * 2), cls=torch.ones(2, 1))
+    effdet.DetBenchTrain(model)(torch.rand(2, 3, 128, 128), target)['loss'].backward()
+    assert all(parameter.grad is not None for parameter in model.backbone.parameters())
+
+
 @torch.no_grad()
 def test_transformers_model_with_the_backbone(tmp_path):
     transformers = pytest.importorskip('transformers')
