@@ -39,11 +39,9 @@ install: $(READY) ## the same
 $(READY): requirements/stack.txt
 $(READY): STACK := requirements/stack.txt
 $(READY): MMCV := mmcv==2.1.0
-$(READY): PYTHONS := 3.11 3.12
 $(ONEDL_READY): requirements/stack-onedl.txt
 $(ONEDL_READY): STACK := requirements/stack-onedl.txt
 $(ONEDL_READY): MMCV := onedl-mmcv==2.3.6
-$(ONEDL_READY): PYTHONS := 3.12 3.11
 $(ONEDL_READY) test-onedl: BIN := .venv-onedl/bin
 
 $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirements/export.txt \
@@ -52,7 +50,7 @@ $(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirem
 	@echo 'Downloads 3.5 GB, most of it PyTorch with the libraries of CUDA, and compiles MMCV.'
 	@echo 'On two cores this took 10 minutes in all on a newer CPU, and 30 on an older one.'
 	@echo '[1/5] an empty environment in $(@D)'
-	$(call make_environment,$(PYTHONS))
+	$(call make_environment,3.11 3.12)
 	$(PIP) install --upgrade pip '$(SETUPTOOLS)' ninja psutil wheel
 	@echo "[1/5] done at $$(date +%T)"
 	@echo '[2/5] PyTorch: the largest download, about 3 GB'
