@@ -97,7 +97,7 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
                     f'{file} holds the {part} alone: give the weights of the rest with '
                     '--checkpoint CHECKPOINT'
                 )
-            rows[str(file)] = {'MB': size_of(file) / 1e6, 'ms': None, **runner.test()}
+            rows[str(file)] = {'MB': size_of(file) / 1e6, 'ms': 0.0, **runner.test()}
         if program.timed:
             runs[str(file)] = partial(program.run, picture.cpu())
         if arguments.checkpoint and PYTORCH not in runs:
@@ -105,7 +105,7 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
             weights = sum(one.nbytes for one in network.state_dict().values())
             runs[PYTORCH] = partial(network, picture.cpu())
     if arguments.checkpoint:
-        rows = {PYTORCH: {'MB': weights / 1e6, 'ms': None, **runner.test()}, **rows}
+        rows = {PYTORCH: {'MB': weights / 1e6, 'ms': 0.0, **runner.test()}, **rows}
     table = pd.DataFrame(rows).T
     table['ms'] = measure_in_turn(runs, ROUNDS).median()
     return table
@@ -128,7 +128,8 @@ def main() -> None:
     print(table.to_string(float_format='{:.4f}'.format))
     if arguments.out:
         with moved_into_place(arguments.out) as temporary:
-            temporary.write_text(json.dumps(table.T.to_dict(), indent=2) + '\n')
+            known = {name: row.dropna().to_dict() for name, row in table.iterrows()}
+            temporary.write_text(json.dumps(known, indent=2) + '\n')
 
 
 if __name__ == '__main__':

@@ -135,7 +135,7 @@ def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch)
         assert 0 < table[str(file)][name] < 100
         assert table[str(file)][name] == pytest.approx(table['PyTorch'][name], abs=1e-3)
     assert table[str(file)]['MB'] == size_of(file) / 1e6 and table['PyTorch']['ms'] > 0
-    assert table[str(file)]['ms'] is None if kind == 'coreml' else table[str(file)]['ms'] > 0
+    assert ('ms' in table[str(file)]) == (kind != 'coreml')
 
 
 @pytest.mark.slow
