@@ -7,7 +7,6 @@ import { deviation, measureInTurn, quantile, summarize, toRecording } from './me
 import { fit, readPhoto, readPixels, toTensor } from './prepare.js';
 
 const LARGEST_DEVIATION = 1e-3;
-const FRAMES = 30; // of the camera, whose medians are shown
 const COLUMNS = {
   file: (row) => row.file,
   engine: (row) => [row.engine, row.build, row.note].filter(Boolean).join('; '),
@@ -248,7 +247,7 @@ async function live() {
       await look(() => readPixels(video, video.videoWidth, video.videoHeight), steps);
       recent.push({ ...steps, all: performance.now() - before });
       before += recent.at(-1).all;
-      if (recent.length > FRAMES) recent.shift();
+      if (recent.length > 30) recent.shift();
       const median = (name) => quantile(recent.map((one) => one[name]), 0.5);
       const shares = Object.keys(steps).map((name) => say([name, median(name)]));
       const fps = 1000 / median('all');
@@ -294,7 +293,8 @@ async function begin() {
     $('model').append(make('option', name, { value: name }));
   }
   $('measure').onclick = () => busily(measure);
-  $('stop').onclick = onpagehide = halt;
+  $('stop').onclick = halt;
+  onpagehide = () => [halt(), globalThis.caches?.delete('mmcare')]; // nothing stays on the phone
   $('live').onclick = () => ($('stop').disabled ? busily(live) : halt());
   document.onvisibilitychange = () => document.hidden && $('camera').srcObject && halt();
   ['photo', 'model', 'backend'].forEach((id) => ($(id).onchange = () => busily(see)));
