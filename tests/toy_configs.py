@@ -120,7 +120,7 @@ def toy_config(task, data, work_dir, **changes):
     elif task in ('classification', 'distillation'):
         model.head.in_channels = channels[-1]
         if task == 'distillation':
-            model.update(teacher=TEACHER, teacher_checkpoint=f'{data}/teacher.pth')
+            model.teacher, model.teacher_checkpoint = TEACHER, f'{data}/teacher.pth'
             model.backbone.with_cp = 'activations'
     else:
         levels = channels[-len(model.neck.in_channels) :]
