@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `from helpers import ...` 
 import pytest
 import torch
 from helpers import IS_NEW
+from mmengine.registry import DefaultScope
 
 if not IS_NEW:  # exports, and what is measured with them
     collect_ignore_glob = ['test_export/*', 'test_benchmarks.py', 'test_phone/*', 'test_reach.py']
@@ -17,5 +18,7 @@ if not IS_NEW:  # exports, and what is measured with them
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Start every test from the same generator state."""
+    """Start every test from the same generator state, and leave no toolbox selected."""
     torch.manual_seed(0)
+    yield
+    DefaultScope._instance_dict.clear()

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from mmengine.model import BaseModel
 
 from mmcare.models import CARE
 from mmcare.weights.names import from_published
@@ -53,6 +54,28 @@ def thin_backbone(kind=CARE, **arguments):
             torch.nn.init.uniform_(module.weight, 0.5, 1.5)
             torch.nn.init.normal_(module.bias)
     return backbone.eval()
+
+
+class Images(BaseModel):
+    """A model around a thin CARE, on images made of the samples of toy_training.py, (B, 4)."""
+
+    def __init__(self, **arguments):
+        super().__init__()
+        self.backbone = thin_backbone(**arguments)
+        self.neck = torch.nn.Linear(128, 1)
+
+    def forward(self, inputs, mode='tensor'):
+        rows = torch.linspace(-1, 1, 64)[:, None].expand(64, 32)
+        self.maps = self.backbone(inputs.sin()[:, :3, None, None] * rows)
+        return dict(loss=self.neck(self.maps[-1].mean((2, 3))).square().mean())
+
+
+def randomise(model):
+    """Give every tensor of a model a value that no initialisation has."""
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.rand_like(tensor) + 0.5)
+    return model
 
 
 def deviation(expected, found):

@@ -32,7 +32,6 @@ def demo(request, tmp_path):
 def test_trains_tests_and_draws(demo, tmp_path):
     *_, checkpoint, metric = KINDS[demo]
     options = ['--work-dir=out', '--cfg-options', 'default_hooks.logger.interval=1', *SHORT[demo]]
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / 'data').rglob('*')}
     done = run(sys.executable, ROOT / 'tools/demo.py', demo, *options, cwd=tmp_path, check=False)
     results = json.loads((tmp_path / 'out/results.json').read_text())
     assert results['goal'] == dict(metric=metric, above=0.5)
@@ -44,7 +43,6 @@ def test_trains_tests_and_draws(demo, tmp_path):
     for name in ('curves.png', 'predictions.png'):
         assert cv2.imread(str(tmp_path / 'out' / name)).std() > 10, f'{name} is empty'
     assert (tmp_path / 'out' / checkpoint).is_file()
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / 'data').rglob('*')}
 
 
 @pytest.mark.slow

@@ -4,12 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import toy_training
-from helpers import assert_equal, run, thin_backbone
-from mmengine.model import BaseModel
-from mmengine.registry import DefaultScope
+from helpers import Images, assert_equal, run, thin_backbone
 from mmengine.runner import Runner
-from toy_training import Model, StopAt, build, collate, names, train
+from toy_training import EPOCHS, Model, StopAt, build, names, train
 
 from mmcare.models import CARE
 from mmcare.weights.whole import CheckpointError
@@ -22,19 +19,6 @@ FLIPS = dict(
                                                'scale_factor', 'flip', 'flip_direction'))],
     ],
 )  # fmt: skip
-
-
-class Images(BaseModel):
-    """A thin CARE and a neck, on images made of the toy samples, (B, 4)."""
-
-    def __init__(self, init_cfg=None):
-        super().__init__()
-        self.backbone = thin_backbone(init_cfg=init_cfg)
-        self.neck = torch.nn.Linear(128, 1)
-
-    def forward(self, inputs, mode='tensor'):
-        maps = self.backbone(inputs.sin()[:, :3, None, None].expand(-1, -1, 32, 32))
-        return dict(loss=self.neck(maps[-1].mean((2, 3))).square().mean())
 
 
 @pytest.fixture
@@ -61,8 +45,7 @@ def toy(tmp_path):
         torch.save(dict(state_dict=runner.model.state_dict()), config.load_from)
         return config, runner.model.state_dict()
 
-    yield make
-    DefaultScope._instance_dict.clear()
+    return make
 
 
 @pytest.mark.parametrize('task', ['segmentation', 'upernet'])
@@ -111,7 +94,8 @@ def test_a_plain_detector_becomes_student_and_teacher(toy):
 def test_load_from(tmp_path, warned, given, mode, averaged):
     """What init_cfg has filled in this process may be missing; EMA's copy is judged alike."""
     torch.save(thin_backbone().state_dict(), tmp_path / 'backbone.pth')
-    model = Images(dict(type='Pretrained', checkpoint=str(tmp_path / 'backbone.pth')))
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'backbone.pth'))
+    model = Images(init_cfg=init_cfg)
     state = dict(model.state_dict())
     left_out = {'all': 'nothing', 'no backbone': 'backbone.', 'part of it': 'backbone.stem.'}
     state = {name: v for name, v in state.items() if not name.startswith(left_out[given])}
@@ -144,7 +128,7 @@ def test_resumed_averages_are_checked(tmp_path):
     hooks = [dict(type='mmcare.SafeLoadingHook'), dict(type='EMAHook')]
     options = dict(model=Images(), hooks=hooks)
     train(tmp_path, **options)
-    file = tmp_path / f'epoch_{toy_training.EPOCHS}.pth'
+    file = tmp_path / f'epoch_{EPOCHS}.pth'
     checkpoint = torch.load(file, weights_only=True)
     del checkpoint['ema_state_dict']['module.backbone.stem.conv.bias']
     torch.save(checkpoint, file)
@@ -178,34 +162,19 @@ def test_flexible_runner(tmp_path):
     FlexibleRunner = pytest.importorskip('mmengine.runner').FlexibleRunner
 
     def flexible(model, folder='run', **options):
-        data = dict(dataset=toy_training.Numbers(), batch_size=2, collate_fn=collate)
-        sampler = dict(type='DefaultSampler', shuffle=True)
-        ours = ('SafeLoadingHook', 'ExactResumeHook', 'DataCheckHook', 'ChannelsLastHook')
-        hooks = {name: dict(type=f'mmcare.{name}') for name in ours}
-        hooks['checkpoint'] = dict(type='mmcare.AtomicCheckpointHook', max_keep_ckpts=1)
-        build.count += 1
-        return FlexibleRunner(
-            model=model,
-            work_dir=str(tmp_path / folder),
-            experiment_name=f'flexible_{build.count}',
-            train_dataloader=dict(data, sampler=sampler, num_workers=0),
-            train_cfg=dict(by_epoch=True, max_epochs=3),
-            optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01)),
-            default_hooks=hooks,
-            randomness=dict(seed=1),
-            **options,
-        )
+        ours = ('SafeLoadingHook', 'DataCheckHook', 'ChannelsLastHook')
+        options['hooks'] = [dict(type=f'mmcare.{name}') for name in ours]
+        options['checkpoint'] = dict(max_keep_ckpts=1, save_best=None)
+        return train(tmp_path / folder, kind=FlexibleRunner, model=model, **options)
 
-    flexible(Model()).train()
-    assert names(tmp_path / 'run') == ['epoch_3.pth']
-    state = Images().state_dict()
-    del state['backbone.stem.conv.bias']
-    torch.save(dict(state_dict=state), tmp_path / 'part.pth')
-    with pytest.raises(CheckpointError, match=r'missing: backbone\.stem\.conv\.bias'):
-        flexible(Images(), 'part', load_from=str(tmp_path / 'part.pth')).train()
+    flexible(Model())
+    assert names(tmp_path / 'run') == [f'epoch_{EPOCHS}.pth']
     model = Images()
+    torch.save(dict(state_dict=model.neck.state_dict(prefix='neck.')), tmp_path / 'part.pth')
+    with pytest.raises(CheckpointError, match='missing: backbone'):
+        flexible(Images(), 'part', load_from=str(tmp_path / 'part.pth'))
     torch.save(dict(state_dict=model.state_dict()), tmp_path / 'whole.pth')
-    flexible(model, 'whole', load_from=str(tmp_path / 'whole.pth')).train()
+    flexible(model, 'whole', load_from=str(tmp_path / 'whole.pth'))
     model.load_state_dict({}, strict=False)  # the check ended when training began
 
 

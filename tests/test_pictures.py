@@ -95,8 +95,7 @@ def read(tmp_path, monkeypatch):
             run(sys.executable, TOOL)
         return Config.fromfile(ROOT / f'configs/{name}.py')
 
-    yield read
-    DefaultScope._instance_dict.clear()
+    return read
 
 
 @pytest.mark.parametrize('task', CONFIGS)

@@ -6,20 +6,13 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.registry.default_scope import DefaultScope
 
 pytest.importorskip('mmcare.timm')
 
 
-@pytest.fixture
-def fresh_scope():
-    yield
-    DefaultScope._instance_dict.clear()
-
-
 @pytest.mark.parametrize('scope', ['mmseg', 'mmpretrain', 'mmdet'])
 @torch.no_grad()
-def test_backbone_of_the_toolboxes(scope, tmp_path, fresh_scope):
+def test_backbone_of_the_toolboxes(scope, tmp_path):
     pytest.importorskip(scope)
     name = 'mmpretrain.TIMMBackbone' if scope == 'mmdet' else 'TIMMBackbone'
     (tmp_path / 'care.py').write_text(

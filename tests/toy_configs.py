@@ -1,7 +1,9 @@
 """Shipped configs made small: a thin CARE, narrow heads, images of 64 pixels, a few of them."""
 
+import torch
 from helpers import ROOT, THIN
 from mmengine.config import Config
+from mmengine.registry import MODELS
 from mmengine.utils import apply_to
 
 from mmcare.sample_data import make_ade20k, make_coco, make_imagenet
@@ -18,12 +20,22 @@ CONFIGS = dict(
     rtmdet='rtmdet/rtmdet_care_s0_coco',
 )
 
+TEACHER = dict(
+    type='ImageClassifier',
+    backbone=dict(type='ResNet', depth=18, base_channels=4, stem_channels=4),
+    neck=dict(type='GlobalAveragePooling'),
+    head=dict(type='LinearClsHead', num_classes=1000, in_channels=32),
+)
+
 
 def make_data(task, directory):
-    """Make four images to train on and three to evaluate."""
+    """Make four images to train on and three to evaluate, and a random teacher."""
     makers = dict(segmentation=make_ade20k, upernet=make_ade20k)
     makers |= dict(classification=make_imagenet, distillation=make_imagenet)
     makers.get(task, make_coco)(directory, train=4, val=3, size=SIZE)
+    if task == 'distillation':
+        teacher = MODELS.build(dict(TEACHER, _scope_='mmpretrain'))
+        torch.save(teacher.state_dict(), directory / 'teacher.pth')
 
 
 def changes_of(task, data):
@@ -107,6 +119,9 @@ def toy_config(task, data, work_dir, **changes):
         model.auxiliary_head.update(in_channels=channels[2], channels=CHANNELS)
     elif task in ('classification', 'distillation'):
         model.head.in_channels = channels[-1]
+        if task == 'distillation':
+            model.teacher, model.teacher_checkpoint = TEACHER, f'{data}/teacher.pth'
+            model.backbone.with_cp = 'activations'
     else:
         levels = channels[-len(model.neck.in_channels) :]
         model.neck.update(in_channels=levels, out_channels=CHANNELS)

@@ -93,7 +93,16 @@ def collate(batch):
     return dict(inputs=torch.stack(batch))
 
 
-def build(work_dir, by_epoch=True, checkpoint=(), hooks=(), exact=True, loader=(), **options):
+def build(
+    work_dir,
+    by_epoch=True,
+    checkpoint=(),
+    hooks=(),
+    exact=True,
+    loader=(),
+    kind=Runner,
+    **options,
+):
     """Build a runner for all epochs, or as many iterations."""
     interval = 1 if by_epoch else ITERATIONS
     saving = dict(type='mmcare.AtomicCheckpointHook', by_epoch=by_epoch, interval=interval)
@@ -122,7 +131,7 @@ def build(work_dir, by_epoch=True, checkpoint=(), hooks=(), exact=True, loader=(
         custom_hooks=[*[dict(type='mmcare.ExactResumeHook')] * exact, *hooks],
     )
     build.count += 1
-    return Runner(**{'model': Model(), **arguments, **options})
+    return kind(**{'model': Model(), **arguments, **options})
 
 
 build.count = 0

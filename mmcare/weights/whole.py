@@ -42,7 +42,10 @@ def loaded_whole(
     """
 
     def check(filled: Any, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        if getattr(filled, 'is_init', False) and not _select(module, state, prefix):
+        is_filled = getattr(filled, 'is_init', False)
+        if hasattr(filled, 'arch_zoo'):  # MMEngine marks random weights as initialized, too
+            is_filled &= 'Pretrained' in str(filled.init_cfg)
+        if is_filled and not _select(module, state, prefix):
             text = f'{file} has no weights of {prefix[:-1]}, which keeps those of its init_cfg.'
             print_log(text, logger='current', level=logging.WARNING)
         else:

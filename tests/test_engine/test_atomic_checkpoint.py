@@ -171,15 +171,3 @@ def test_checkpoints_are_plain(work_dir):
         'assert checkpoint["meta"]["dataset_meta"]["palette"] == [[0, 0, 0]] * 2',
         work_dir / NEWEST,
     )
-
-
-def test_checkpoints_of_the_first_release_resume(work_dir, trained, monkeypatch):
-    """They hold NumPy's values, which mmcare.engine.safe_loading reads."""
-    monkeypatch.setattr(f'{HOOK}._plain', lambda value: value)
-    shutil.rmtree(work_dir)
-    train(work_dir, hooks=[toy_training.StopAt(10)])
-    with pytest.raises(Exception, match='weights_only'):
-        torch.load(work_dir / 'epoch_2.pth', weights_only=True)
-    monkeypatch.undo()
-    train(work_dir, resume=True)
-    assert saved(work_dir) == saved(trained)

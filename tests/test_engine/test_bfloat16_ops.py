@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mmengine.registry import MODELS, DefaultScope, init_default_scope
+from mmengine.registry import MODELS, init_default_scope
 from toy_configs import toy_config
 
 from mmcare.registry import HOOKS
@@ -20,7 +20,6 @@ def test_a_detector_trains_in_bfloat16(tmp_path):
         1, (3, 64, 64), num_items=[2], num_classes=80, with_mask=True
     )
     batch = model.data_preprocessor(batch, True)
-    DefaultScope._instance_dict.clear()
 
     def loss():
         torch.manual_seed(0)

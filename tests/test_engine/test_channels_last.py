@@ -4,8 +4,7 @@ from argparse import Namespace
 
 import pytest
 import torch
-from helpers import IS_NEW, thin_backbone
-from mmengine.model import BaseModel
+from helpers import IS_NEW, Images
 from toy_training import StopAt, train
 
 from mmcare.engine import ChannelsLastHook
@@ -13,24 +12,11 @@ from mmcare.engine import ChannelsLastHook
 HOOK = dict(type='mmcare.ChannelsLastHook')
 
 
-class Model(BaseModel):
-    """A thin CARE on images made of the toy samples, (B, 4)."""
-
-    def __init__(self):
-        super().__init__()
-        self.backbone = thin_backbone()
-
-    def forward(self, inputs, mode='tensor'):
-        images = inputs.sin()[:, :3, None, None] * torch.linspace(-1, 1, 64)[:, None].expand(64, 32)
-        self.outputs = self.backbone(images)
-        return dict(loss=sum(output.square().mean() for output in self.outputs))
-
-
 def run(work_dir, hooks, **arguments):
     optimizer = dict(optimizer=dict(type='SGD', lr=1e-3, momentum=0.9))
     if IS_NEW:  # CPUs have fused optimizers
         optimizer['optimizer']['fused'] = True
-    return train(work_dir, model=Model(), hooks=hooks, optim_wrapper=optimizer, **arguments)
+    return train(work_dir, model=Images(), hooks=hooks, optim_wrapper=optimizer, **arguments)
 
 
 def test_roi_extractors_get_contiguous_maps():
@@ -54,5 +40,5 @@ def test_channels_last_agrees_and_resumes(tmp_path, resumed):
     expected = whole.state_dict()
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-4)
-    follows = [out.is_contiguous(memory_format=torch.channels_last) for out in model.outputs]
+    follows = [out.is_contiguous(memory_format=torch.channels_last) for out in model.maps]
     assert follows == [bool(resumed)] * 4

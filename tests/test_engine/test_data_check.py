@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from mmengine.model import BaseModel
-from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 from PIL import ExifTags, Image
 from torch import nn
@@ -117,8 +116,7 @@ LAYOUTS = dict(
 @pytest.fixture
 def data(tmp_path, monkeypatch):
     monkeypatch.setattr(Runner, '_log_env', lambda *_: None)  # it looks for compilers, for a second
-    yield tmp_path / 'data'
-    DefaultScope._instance_dict.clear()
+    return tmp_path / 'data'
 
 
 def build(
@@ -216,7 +214,12 @@ YES_NO = dict(classes=('no', 'yes'), palette=[0, 1])
 TWO = dict(type='mmseg.BaseSegDataset', classes=2, metainfo=YES_NO)
 NOT_AS_STORED = r'labels/train/1\.png.* one channel of 8 bits'
 # Layout, what is done to the data, arguments of build, and what the message says: None passes.
-CASES = dict(
+CASES = {f'good_{layout}': (layout, str, {}, None) for layout in LAYOUTS}
+CASES.update(
+    # Datasets in a wrapper may be evaluated with one file for all.
+    good_in_wrappers=('coco', str, dict(wrap=wrap_twice, evaluated='other'), None),
+    good_labels_in_wrappers=('ade20k', str, dict(wrap=wrap_twice), None),
+    evaluator=('coco', str, dict(evaluated='other'), r"val_evaluator\.ann_file='.*other\.json' is"),
     image=('coco', remove('train/1.jpg'), {}, r"1 files of the train .*train/1\.jpg'"),
     image_folder=('coco', remove('val'), {}, r'2 files of the val .*val/0\.jpg'),
     image_link=('coco', hang, {}, r'train/1\.jpg'),
@@ -278,24 +281,10 @@ def test_classes_of_a_prompt_are_a_warning(data, capfd):
     assert runner.iter == 1 and 'model.head.num_classes=2' in ''.join(capfd.readouterr())
 
 
-@pytest.mark.parametrize(
-    ('wrap', 'evaluated'),  # datasets in a wrapper may be evaluated with one file for all
-    [(dict, 'val'), (wrap_twice, 'other')],
-)
-@pytest.mark.parametrize('layout', LAYOUTS)
-def test_good_data_pass(data, layout, wrap, evaluated):
-    runner = build(layout, data, wrap=wrap, evaluated=evaluated)
-    runner.train()
-    assert runner.iter == 1
-    if layout == 'ade20k':
-        build(layout, data, wrap=wrap).test()
-
-
-@pytest.mark.parametrize(('mode', 'evaluated'), [('train', 'val'), ('test', 'test')])
-def test_stale_evaluator(data, mode, evaluated):
-    words = rf"{evaluated}_evaluator\.ann_file='.*other\.json' is not .*val\.json"
-    with pytest.raises(ValueError, match=words):
-        getattr(build('coco', data, evaluated='other'), mode)()
+def test_what_is_tested_is_checked(data):
+    build('ade20k', data / 'a', wrap=wrap_twice).test()
+    with pytest.raises(ValueError, match=r"test_evaluator\.ann_file='.*other.* is not .*val\.json"):
+        build('coco', data / 'b', evaluated='other').test()
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,6 @@ PLAIN_SGD = dict(state={}, param_groups=[dict(momentum=0)])
 EMPTY_ADAM = dict(state={}, param_groups=[dict(betas=1)])
 
 
-class Record(Hook):
-    """Keep what the workers have loaded."""
-
-    priority = 'LOWEST'
-
-    def __init__(self):
-        self.seen = []
-
-    def before_train_iter(self, runner, batch_idx, data_batch=None):
-        self.seen.append(data_batch['inputs'].clone())
-
-
 def test_resume_is_exact_with_workers_and_not_without_the_hook(tmp_path):
     """Runs in one process are those of test_atomic_checkpoint.py."""
     for exact in (True, False):
@@ -40,10 +28,11 @@ def test_resume_is_exact_with_workers_and_not_without_the_hook(tmp_path):
 
 def test_workers_draw_other_numbers_in_each_epoch(tmp_path):
     """MMEngine seeds them alike in every epoch, so that augmentations would repeat."""
-    record = Record()
+    seen, hook = [], Hook()
+    hook.before_train_iter = lambda _, **given: seen.append(given['data_batch']['inputs'])
     loader = dict(num_workers=1, sampler=dict(type='DefaultSampler', shuffle=False))
-    train(tmp_path, hooks=[record], loader=loader)
-    epochs = torch.stack(record.seen).unflatten(0, (EPOCHS, -1))
+    train(tmp_path, hooks=[hook], loader=loader)
+    epochs = torch.stack(seen).unflatten(0, (EPOCHS, -1))
     assert not torch.equal(epochs[0], epochs[1])
 
 

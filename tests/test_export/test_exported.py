@@ -276,10 +276,3 @@ def test_bad_input(task, file, options, words, made, run_tool, capsys, tmp_path,
         run_tool(task, file, *options)
     assert stop.value.code == 2 and not (tmp_path / 'metrics.json').exists()
     assert re.search(words, capsys.readouterr().err.strip().splitlines()[-1])
-
-
-def test_missing_package(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'ncnn', None)
-    (tmp_path / 'file.ncnn').touch()
-    with pytest.raises(ImportError, match=r'ncnn.*mmcare\[ncnn\]'):
-        open_exported(tmp_path / 'file.ncnn')

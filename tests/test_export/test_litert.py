@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 from helpers import THIN
-from test_export import SHAPE, STAGES, folded, job_of, thin_source
+from test_export import SHAPE, STAGES, job_of, thin_source
 from test_quantize import Shared, draw_pictures, smooth
 
 from mmcare.export import export_backbone
 from mmcare.export.export import write_file
 from mmcare.export.formats import FORMATS
 from mmcare.export.load import IMAGENET
-from mmcare.export.verify import ExportError, signal_to_noise
+from mmcare.export.verify import signal_to_noise
 
 pytest.importorskip('litert_torch')
 from ai_edge_litert.interpreter import Interpreter
@@ -61,6 +61,7 @@ def test_structure(exported):
         )
         assert (image['mean'], image['std']) == ([*IMAGENET.mean], [*IMAGENET.std])
         program = Interpreter(str(out_dir / entries['file']))
+        assert any(one['dtype'] == np.int8 for one in program.get_tensor_details()) == bool(end)
         kinds = {node['op_name'] for node in program._get_ops_details()}
         assert not {'BROADCAST_TO', 'ELU'} & kinds and {'CONV_2D', 'BATCH_MATMUL'} <= kinds
 
@@ -80,15 +81,6 @@ def test_numbers(exported, delegate):
     assert min(quantized['litert']['quantization']['snr'].values()) > 20
 
 
-def test_weights_are_int8(exported):
-    """The first row of a 1x1 convolution is in the file as bytes."""
-    out_dir, _, report = exported
-    network = folded(thin_source(arch=TWO_HEADS))
-    weight = network.backbone.stages[3].blocks[0].inter1.expand.weight[0, :, 0, 0]
-    row = (weight / weight.abs().max() * 127).round().to(torch.int8)
-    assert row.numpy().tobytes() in (out_dir / report['litert']['file']).read_bytes()
-
-
 def test_int8_keeps_ranges_and_the_order_of_outputs(tmp_path):
     """The brightest picture counts in full. Two levels share their weights."""
     options = dict(precision='int8', calibration=[smooth(1) / 10, smooth(1)])
@@ -98,14 +90,3 @@ def test_int8_keeps_ranges_and_the_order_of_outputs(tmp_path):
     report = write_file(FORMATS['litert'], job, tmp_path / 'shared.tflite')
     snr = report['quantization']['snr']
     assert list(snr) == ['second', 'first'] and min(snr.values()) > 20
-
-
-def test_what_cannot_be_converted(tmp_path):
-
-    class Odd(torch.nn.Module):
-        def forward(self, images):
-            return (torch.linalg.eigvals(images[..., :3, :3]).real,)
-
-    with pytest.raises(ExportError, match=r'LiteRT cannot convert odd.tflite'):
-        write_file(FORMATS['litert'], job_of(Odd(), ['odd'], (32, 32)), tmp_path / 'odd.tflite')
-    assert not list(tmp_path.iterdir())

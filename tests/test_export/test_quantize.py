@@ -5,10 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import ExifTags, Image
-from test_export import SHAPE, STAGES, job_of, thin_source
+from test_export import SHAPE, job_of, thin_source
 from torch import nn
 
-from mmcare.export import export_backbone
 from mmcare.export.export import write_file
 from mmcare.export.formats import FORMATS
 from mmcare.export.formats.executorch import decompose, quantize
@@ -108,27 +107,3 @@ def test_pictures_are_turned_as_their_exif_says(tmp_path):
     Image.new('RGB', (128, 64), 'red').save(tmp_path / 'upright.jpg', exif=exif)
     (picture,) = read_pictures(thin_source(), (64, 64), 1, tmp_path)
     assert picture[0, 0, :, :32].min() > 2 and not picture[..., 32:].any()  # padding
-
-
-@pytest.fixture(scope='module')
-def exported(tmp_path_factory):
-    """Export a thin network, calibrated with a folder of four pictures."""
-    folder = tmp_path_factory.mktemp('pictures')
-    draw_pictures(folder / 'deeper', '.PNG')
-    (folder / 'notes.txt').write_text('no picture')
-    out_dir = tmp_path_factory.mktemp('int8')
-    options = dict(shape=SHAPE, formats=('executorch',), precision='int8', images=folder)
-    return out_dir, export_backbone(thin_source(), out_dir, **options)
-
-
-def test_file_and_report(exported):
-    out_dir, report = exported
-    names = {path.name for path in out_dir.iterdir()}
-    assert names == {f'thin_64x96_int8.{end}' for end in ('pte', 'pte.json')}
-    entries = report['executorch']
-    assert entries['delegates'] == 1 and entries['outside'] == {}
-    stages = [stage for stage, _ in entries['convolutions']]
-    assert stages == ['stem', *(f'stages.{index}' for index in range(4))]
-    assert entries['quantization']['images'] == 2  # two more are held back
-    assert list(entries['quantization']['snr']) == STAGES
-    assert min(entries['quantization']['snr'].values()) > 20

@@ -11,7 +11,6 @@ from toy_configs import toy_config
 
 from mmcare.models import CARE
 from mmcare.weights.convert import convert_checkpoint, fold_checkpoint
-from mmcare.weights.names import as_classifier
 from mmcare.weights.reading import read_checkpoint
 from mmcare.weights.whole import CheckpointError
 
@@ -37,18 +36,6 @@ def test_both_ways(published, tmp_path, ending):
     assert "in the published format: CARE('thin')" in convert_checkpoint(there, back)
     first, second = (read_checkpoint(file)['state_dict'] for file in (published, back))
     assert_equal(second, first)
-
-
-@pytest.mark.parametrize('kind', ['resnet', 'folded'])
-def test_refuses(tmp_path, kind):
-    """By the rules of test_loading.py."""
-    backbone = thin_backbone()
-    backbone.switch_to_deploy()
-    state = {'conv1.weight': torch.rand(3)} if kind == 'resnet' else backbone.state_dict()
-    torch.save(dict(state_dict=as_classifier(state)), tmp_path / 'source.pth')
-    with pytest.raises(CheckpointError, match=r'source\.pth does not (contain the backbone|fit)'):
-        convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'out.pth')
-    assert not (tmp_path / 'out.pth').exists()
 
 
 def test_tools_say_what_is_wrong_in_one_line(tmp_path):

@@ -7,8 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import KEYS, THIN, assert_equal, published_weights, thin_backbone
-from mmengine.model import BaseModel
+from helpers import (
+    KEYS,
+    THIN,
+    Images,
+    assert_equal,
+    published_weights,
+    randomise,
+    thin_backbone,
+)
 from mmengine.runner import Runner
 from torch import nn
 
@@ -20,12 +27,7 @@ from mmcare.weights.whole import CheckpointError
 
 
 def random_backbone(kind=CARE, **arguments):
-    """A thin backbone whose every tensor differs from its initial value."""
-    model = kind(**{'arch': THIN, **arguments})
-    for tensor in model.state_dict().values():
-        if tensor.is_floating_point():
-            tensor.copy_(torch.rand_like(tensor) + 0.5)
-    return model
+    return randomise(kind(**{'arch': THIN, **arguments}))
 
 
 def published_state(backbone):
@@ -33,18 +35,6 @@ def published_state(backbone):
     shapes = {'norm.weight': 128, 'norm.bias': 128, 'fc.weight': (10, 128), 'fc.bias': 10}
     heads = {f'{h}.{n}': torch.rand(s) for h in ('head', 'dist_head') for n, s in shapes.items()}
     return {**to_published(backbone.state_dict()), **heads}
-
-
-class LoadingModel(BaseModel):
-    """A model around a backbone, as detectors, segmentors and classifiers are."""
-
-    def __init__(self, **arguments):
-        super().__init__()
-        self.backbone = CARE(**{'arch': THIN, **arguments})
-        self.neck = nn.Linear(64, 4)
-
-    def forward(self, inputs):
-        return self.neck(self.backbone(inputs)[-1])
 
 
 def load_in_a_run(model, file):
@@ -74,7 +64,7 @@ def files(source, tmp_path_factory):
     ema = {key: value + 1 for key, value in published.items()}
     wrapped = {f'module.{key}': value for key, value in published.items()}
     converted = as_classifier(from_published(published))
-    model = LoadingModel()
+    model = Images()
     model.backbone.load_state_dict(source.state_dict())
     save = {
         'published.pth.tar': dict(training, state_dict=published),
@@ -103,12 +93,12 @@ def test_every_kind_of_file(files, source, name):
     """By init_cfg, on MMEngine's own loaders, and in a run with the hook."""
     for extra in ({}, dict(prefix='backbone'), dict(prefix='backbone.')):
         init_cfg = dict(type='Pretrained', checkpoint=str(files / name), **extra)
-        backbone, model = CARE(THIN, init_cfg=init_cfg), LoadingModel(init_cfg=init_cfg)
+        backbone, model = CARE(THIN, init_cfg=init_cfg), Images(init_cfg=init_cfg)
         backbone.init_weights()
         model.init_weights()
         assert_equal(backbone.state_dict(), source.state_dict())
         assert_equal(model.backbone.state_dict(), source.state_dict())
-    model = LoadingModel()
+    model = Images()
     load_in_a_run(model, files / name)
     assert_equal(model.backbone.state_dict(), source.state_dict())
 
@@ -154,7 +144,7 @@ def ways_to_read(file, **arguments):
     init_cfg = dict(type='Pretrained', checkpoint=str(file))
     yield CARE(**arguments, init_cfg=init_cfg).init_weights
     yield CARE(**arguments, init_cfg=[dict(init_cfg, prefix='backbone')]).init_weights
-    yield lambda: load_in_a_run(LoadingModel(**arguments), file)
+    yield lambda: load_in_a_run(Images(**arguments), file)
 
 
 def assert_refused(file, words, **arguments):
@@ -202,27 +192,6 @@ def test_values_that_cannot_be_weights(source, value, words, tmp_path):
     assert_refused(tmp_path / 'file.pth', words, arch=THIN)
 
 
-@pytest.mark.parametrize('name', ['student.backbone', 'model.detector.backbone'])
-@pytest.mark.parametrize('given', ['nothing', 'resnet', 'part'])
-def test_deeper_in_the_model(source, tmp_path, name, given):
-    """MMEngine would hand the backbone nothing and go on with random weights."""
-    model: nn.Module = CARE(THIN)
-    for part in reversed(name.split('.')):
-        model = nn.ModuleDict({part: model})
-    state = {f'{name}.{key}': value for key, value in source.state_dict().items()}
-    torch.save(state, tmp_path / 'whole.pth')
-    other = dict(
-        nothing=source.state_dict(),
-        resnet={f'{name}.conv1.weight': torch.rand(3)},
-        part=dict(list(state.items())[:-7]),
-    )
-    torch.save(other[given], tmp_path / 'file.pth')
-    load_in_a_run(model, tmp_path / 'whole.pth')
-    assert_equal(model.get_submodule(name).state_dict(), source.state_dict())
-    with pytest.raises(CheckpointError, match=rf"file\.pth .*'{name}\.'[\s\S]*missing"):
-        load_in_a_run(model, tmp_path / 'file.pth')
-
-
 def test_folded_and_unfolded(tmp_path):
     folded = thin_backbone()
     torch.save(as_classifier(folded.state_dict()), tmp_path / 'plain.pth')
@@ -254,6 +223,6 @@ def test_missing_pretrained_file():
     """The configs as they are shipped, before anybody has put weights there."""
     init_cfg = dict(type='Pretrained', checkpoint='checkpoints/care_s1_in1k.pth')
     with pytest.raises(FileNotFoundError) as error:
-        LoadingModel(init_cfg=init_cfg).init_weights()
+        Images(init_cfg=init_cfg).init_weights()
     for words in ('checkpoints/care_s1_in1k.pth', 'convert_checkpoint.py', 'init_cfg=None'):
         assert words in str(error.value)
