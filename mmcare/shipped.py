@@ -41,12 +41,9 @@ def shipped_config(name: str) -> Path:
         FileNotFoundError: If mmcare runs from a folder that was never installed.
     """
     wanted = re.sub(r'^configs/|\.py$', '', name)
-    names = shipped_configs()
-    if wanted not in names:
-        renamed = wanted.replace('/', f'/{Path(wanted).parent}_')  # since 1.0.0rc4
-        now = f'; it is now {renamed!r}' if renamed in names else ''
+    if wanted not in shipped_configs():
         raise ValueError(
-            f'no shipped config is named {name!r}{now}; `python -m mmcare.shipped` lists all'
+            f'no shipped config is named {name!r}; `python -m mmcare.shipped` lists all'
         )
     return (CONFIGS / f'{wanted}.py').resolve()
 

@@ -1,6 +1,4 @@
-"""The paper's complexity model, what is counted, and the tool."""
-
-from fractions import Fraction
+"""What is counted, and the tool."""
 
 import pandas as pd
 import pytest
@@ -8,19 +6,8 @@ import yaml
 from helpers import ROOT, run
 from mmengine.analysis import get_model_complexity_info
 
-from mmcare.analysis import (
-    build_network,
-    compare_mixer,
-    compare_with_paper,
-    count_complexity,
-    delta_limit,
-    omega,
-    omega_decoupled,
-    where_proposition_holds,
-)
+from mmcare.analysis import build_network, compare_with_paper, count_complexity
 
-HW = dict(h=2, w=3)
-KERNELS = [(3,), (7,), (3, 7)]
 # Parameters and GMACs of classifiers, both heads included.
 LISTED = {
     model['Config']: model['Metadata']
@@ -28,58 +15,6 @@ LISTED = {
     for model in yaml.safe_load((ROOT / f'configs/{folder}/metafile.yml').read_text())['Models']
     if 'distill' not in model['Name']
 }
-
-
-def test_equations_by_hand():
-    """Term by term, on 2 x 3 positions."""
-    assert omega_decoupled(**HW, d1=5, d2=5, kernels=(3,)) == 540 + 600 + 300  # Eq. 4
-    assert omega_decoupled(**HW, d1=2, d2=4, kernels=(3,)) == 432 + 96 + 48  # Eq. 8
-    assert omega(**HW, d=6, delta=2, kernels=(3,)) == 432 + 144  # Eq. 9
-    assert omega(**HW, d=6, delta=2, kernels=(3, 7)) == 1392 + 144  # Eq. 17
-    assert omega_decoupled(**HW, d1=4, d2=8, kernels=(3,), heads=2) == 864 + 384 + 96  # Eq. 23
-    assert omega(**HW, d=12, delta=4, kernels=(3,), heads=2) == 864 + 480  # Eq. 24
-    assert omega(**HW, d=12, delta=4, kernels=(3, 7), heads=2) == 2784 + 480  # Eq. 27
-
-
-@pytest.mark.parametrize('kernels', KERNELS, ids=str)
-@pytest.mark.parametrize('heads', [1, 2, 8])
-def test_the_limit_against_the_definition(kernels, heads):
-    for d in range(3, 60, 3):
-        symmetric = omega(1, 1, d, 0, kernels, heads)
-        for delta in (*range(1, d), d - Fraction(1, 10**6)):
-            cheaper = omega(1, 1, d, delta, kernels, heads) < symmetric
-            assert cheaper is (delta < delta_limit(d, kernels, heads))
-
-
-def test_where_the_proposition_fails():
-    """With a single 7x7 and d = 24 from D = 46/3 on, where both cost the same."""
-    assert delta_limit(24, (7,)) == Fraction(46, 3)
-    assert omega(1, 1, 24, Fraction(46, 3), (7,)) == omega(1, 1, 24, 0, (7,))
-    assert omega(1, 1, 24, 15, (7,)) < omega(1, 1, 24, 0, (7,)) < omega(1, 1, 24, 16, (7,))
-    table = where_proposition_holds()
-    assert set(table['d']) == {24, 48, 96, 144, 192, 288}
-    failing = table[~table['for all D']]
-    assert set(zip(failing['d'], failing['kernels'], failing['heads'], strict=True)) == {
-        (24, '7x7', 1),
-        (24, '7x7', 8),
-        (24, '3x3 and 7x7', 8),
-    }
-    assert list(table[~table['at own D']]['heads']) == [8]
-
-
-@pytest.mark.parametrize(('arch', 'heads'), [('s0', (2, 2)), ('s1', (2, 2)), ('s2', (3, 3))])
-@pytest.mark.parametrize('stage', [3, 4])
-def test_omega_and_the_counted_mixer(arch, heads, stage):
-    """On 100 x 160, padded to 128 x 160: to the last multiply-add."""
-    table = compare_mixer(arch, stage, (100, 160))
-    positions = 8 * 10 // 4 ** (stage - 3)
-    d1 = {'s0': 32, 's1': 32, 's2': 48}[arch] * 2 ** (stage - 3)
-    omega_23 = omega_decoupled(1, positions, d1, 2 * d1, (3, 7), heads[stage - 3])
-    omega_26 = omega(1, positions, 3 * d1, d1, (3, 7), heads[stage - 3])
-    assert table['omega'].sum() == omega_23 == omega_26
-    assert table['counted'].sum() == (
-        omega_23 - positions * (9 + 49) * d1 - 2 * positions * d1**2 + positions * d1
-    )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +72,7 @@ def test_of_a_detector_the_backbone_is_counted(tmp_path):
 
 
 def test_the_tool(tmp_path):
-    tool = [ROOT / 'tools/complexity.py', 's0', '--no-head', '--omega', '--shape', 64, 96]
+    tool = [ROOT / 'tools/complexity.py', 's0', '--no-head', '--shape', 64, 96]
     printed = run('python', *tool, '--out-dir', tmp_path).stdout
     table = count_complexity(build_network('s0', head=False), (64, 96))
     for quantity in table:
@@ -146,5 +81,3 @@ def test_the_tool(tmp_path):
         assert f'{table[quantity].xs("Inter2", level="part").sum():,}' in printed
     written = pd.read_csv(tmp_path / 's0_64x96.csv', index_col=['stage', 'part'])
     pd.testing.assert_frame_equal(written, table)
-    names = {path.stem for path in tmp_path.iterdir()}
-    assert names >= {'omega_s0_stage3', 'omega_s0_stage4', 'proposition'}

@@ -26,8 +26,6 @@ def test_names_and_paths(monkeypatch, capsys):
     with pytest.raises(SystemExit, match='2'):
         shipped.main()
     assert "no shipped config is named 'no/such_config'" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="it is now 'rtmdet/rtmdet_care_s1_coco'"):
-        shipped.shipped_config('rtmdet/care_s1_coco')
 
 
 @pytest.mark.parametrize('tool', ['export_backbone', 'phone', 'test_exported'])

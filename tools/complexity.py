@@ -10,13 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from mmcare.analysis import (
-    build_network,
-    compare_mixer,
-    compare_with_paper,
-    count_complexity,
-    where_proposition_holds,
-)
+from mmcare.analysis import build_network, compare_with_paper, count_complexity
 from mmcare.files import check_writable, moved_into_place
 from mmcare.models import CARE
 
@@ -52,12 +46,6 @@ def parse_args() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         'networks, both heads included; takes a minute',
     )
     parser.add_argument(
-        '--omega',
-        action='store_true',
-        help="compare the paper's complexity model with the token mixers of stages 3 and 4, of "
-        'MODEL if it is an arch and of all archs if not, and show where its Proposition 3 holds',
-    )
-    parser.add_argument(
         '--out-dir',
         type=Path,
         default=Path('work_dirs/complexity'),
@@ -70,8 +58,8 @@ def parse_args() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
 def main() -> None:
     """Count, print and write."""
     parser, arguments = parse_args()
-    if not (arguments.model or arguments.paper or arguments.omega):
-        parser.error('nothing to do: give MODEL, --paper or --omega')
+    if not (arguments.model or arguments.paper):
+        parser.error('nothing to do: give MODEL or --paper')
     try:
         check_writable(arguments.out_dir)
         model = build_network(arguments.model, not arguments.no_head) if arguments.model else None
@@ -87,15 +75,6 @@ def main() -> None:
         for quantity in table:
             print(f'{quantity}\n{by_stage(table[quantity])}\n')
         write(table.reset_index(), arguments.out_dir / f'{name}.csv')
-    if arguments.omega:
-        for arch in [arguments.model] if arguments.model in CARE.arch_zoo else CARE.arch_zoo:
-            for stage in (3, 4):
-                table = compare_mixer(arch, stage, arguments.shape)
-                print(f'One token mixer of {arch}, stage {stage}: multiply-adds\n{table}\n')
-                write(table.reset_index(), arguments.out_dir / f'omega_{arch}_stage{stage}.csv')
-        table = where_proposition_holds()
-        print(f'Omega(D) < Omega(0) holds for 0 < D < d with\n{table.to_string(index=False)}\n')
-        write(table, arguments.out_dir / 'proposition.csv')
     if arguments.paper:
         table = compare_with_paper()
         print(f'Costs in the paper and as counted\n{table.to_string(index=False)}\n')

@@ -15,13 +15,14 @@ import torch
 from mmcare.export.detectors import describe_decoding, name_outputs
 from mmcare.export.formats import FORMATS
 from mmcare.export.formats.base import Format, Job
-from mmcare.export.load import Source, fix_pools, fold_all, hash_weights
+from mmcare.export.load import Source, fix_pools, fold_all
 from mmcare.export.pictures import HELD_BACK, choose_pictures, describe_resizing, describe_scores
 from mmcare.export.program import LARGEST_SIDE
 from mmcare.export.verify import check_file, trial_images
 from mmcare.files import check_writable, moved_into_place, size_of
 from mmcare.models.backbones.care import TOTAL_STRIDE
 from mmcare.version import __version__
+from mmcare.weights.reading import digest_weights
 
 INPUTS = ('image', 'tensor')
 PRECISIONS = ('float32', 'float16', 'int8')
@@ -149,7 +150,7 @@ def make_job(
         part=part,
         arch=source.arch,
         checkpoint=source.weights,
-        sha256=hash_weights(network),
+        sha256=digest_weights(network.model.state_dict(), {}),
         mmcare_version=__version__,
         torch_version=str(torch.__version__),  # plain, for YAML
         shape=[*shape],

@@ -1,6 +1,5 @@
 """The network to export: a CARE, alone or in a model of a toolbox, and its normalisation."""
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from mmcare.models import CARE
 from mmcare.weights.names import of_backbone
 from mmcare.weights.reading import load_weights
-from mmcare.weights.whole import CheckpointError, check_whole, loaded_whole
+from mmcare.weights.whole import check_whole, loaded_whole
 
 PARTS = ('backbone', 'neck', 'model')
 HEADS = ('head', 'decode_head', 'bbox_head')
@@ -118,7 +117,8 @@ def load_source(
 
     Raises:
         FileNotFoundError: If config or checkpoint does not exist.
-        CheckpointError: If the checkpoint cannot be read or does not fit.
+        CheckpointError: If the checkpoint cannot be read, or does not fill the CARE.
+        RuntimeError: If it does not fit the rest of the model.
         ValueError: If the source is neither, or has not exactly one CARE, or lacks the part.
         ImportError: If something that the config imports is missing.
     """
@@ -144,15 +144,6 @@ def load_source(
         if key.endswith('gamma'):
             parameter.fill_(0.1)  # the initial 1e-6 would hide wrong blocks
     return Source(name, 'random', network, normalization, config)
-
-
-def hash_weights(network: Network) -> str:
-    """Compute the SHA-256 of names and values of a network's parameters and buffers."""
-    digest = hashlib.sha256()
-    for name, value in network.model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(value.cpu().contiguous().numpy())
-    return digest.hexdigest()
 
 
 def fold_all(module: nn.Module) -> None:
@@ -219,10 +210,5 @@ def _load(network: Network, checkpoint: str | os.PathLike) -> None:
         fold_all(network)
     alone = network.model is network.backbone
     state = check_whole(network.backbone, of_backbone(state), '', checkpoint) if alone else state
-    try:
-        with loaded_whole(network.model, (CARE,), checkpoint):
-            network.model.load_state_dict(state)
-    except CheckpointError:
-        raise
-    except RuntimeError as error:
-        raise CheckpointError(f'{checkpoint} does not fit. {error}') from error
+    with loaded_whole(network.model, (CARE,), checkpoint):
+        network.model.load_state_dict(state)

@@ -33,7 +33,8 @@ def open_exported(path: Path) -> Exported:
     except ImportError:
         raise
     except Exception as error:  # the runtimes have classes of their own
-        raise ValueError(f'{path} cannot be opened: {error}') from error
+        reason = ' '.join(str(error).split())
+        raise ValueError(f'{path} cannot be opened: {reason}') from error
 
 
 def measure_in_turn(

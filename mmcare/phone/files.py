@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmcare.export.load import Source, hash_weights
+from mmcare.export.load import Source
 from mmcare.export.runtime import open_exported
 from mmcare.export.verify import trial_images
+from mmcare.weights.reading import digest_weights
 
 HERE = Path(__file__).parent
 RUNTIMES = HERE / 'node_modules'  # where `make phone` puts them
@@ -65,9 +66,11 @@ def describe(path: Path, source: Source | None) -> tuple[dict[str, Any], bytes]:
     image = trial_images(channels, tuple(shape))['random']
     if program.pixels:
         image = 120 + 50 * image
+    network = source and source.network
+    found = network and (digest_weights(network.model.state_dict(), {}), network.part)
     known, exact = (about.get('sha256'), about.get('part')), not (int8 or program.pixels)
-    if source and exact and (hash_weights(source.network), source.network.part) == known:
-        expected, against = [one.numpy() for one in source.network(image)], 'PyTorch'
+    if network and exact and found == known:
+        expected, against = [one.numpy() for one in network(image)], 'PyTorch'
     else:
         expected, against = program.run(image), 'this computer'
     values = [image.numpy(), *expected]

@@ -68,8 +68,8 @@ def fold_checkpoint(
 ) -> str:
     """Fold the checkpoint of a whole model: a detector, a segmentor or a classifier.
 
-    Every CARE and every pair of its classification heads is folded, and compared before and after:
-    on noise, for a CARE as large as test images.
+    Every CARE and every pair of its classification heads is folded, and compared before and after
+    on noise, for a CARE of 224 x 224.
 
     Args:
         config: Config of the model, not folded; its toolbox must be installed.
@@ -102,7 +102,7 @@ def fold_checkpoint(
     for name in folded:
         part: Any = model.get_submodule(name)
         if isinstance(part, CARE):
-            shape = 1, part.stem.conv.in_channels, *find_test_size(cfg)
+            shape = 1, part.stem.conv.in_channels, 224, 224
             given: Any = torch.randn(shape, generator=noise)
         else:
             given = (torch.randn(1, part.cls_head.fc.in_features, generator=noise),)
@@ -122,11 +122,3 @@ def fold_checkpoint(
         f'Folded {", ".join(folded)} of {checkpoint}. Wrote {destination}; a config takes it with\n'
         f'    --cfg-options {options}'
     )
-
-
-def find_test_size(config: Config) -> tuple[int, int]:
-    """Find height and width of test images in a config; 512 x 512 where it names no size."""
-    size: Any = 512  # or width and height
-    for step in (config.get('test_dataloader') or {}).get('dataset', {}).get('pipeline', []):
-        size = step.get('crop_size') or step.get('scale') or size
-    return (size, size) if isinstance(size, int) else (size[1], size[0])

@@ -27,10 +27,9 @@ from mmcare.files import moved_into_place
 from mmcare.weights import unpickling
 from mmcare.weights.names import (
     WHERE_TO_GET_WEIGHTS,
-    as_classifier,
     find_published,
-    from_published,
     of_backbone,
+    whole_classifier,
     without_wrapper,
 )
 from mmcare.weights.whole import CheckpointError, check_whole
@@ -91,7 +90,7 @@ def load_from_mmcare(filename: str | os.PathLike, map_location: Any = None) -> A
         return checkpoint
     published = find_published(checkpoint)
     if published is not None:
-        checkpoint = dict(meta={}, state_dict=as_classifier(from_published(published)))
+        checkpoint = dict(meta={}, state_dict=whole_classifier(published))
     if isinstance(checkpoint.get('meta'), dict):
         checkpoint['meta'].pop('config', None)
     return checkpoint
@@ -146,7 +145,7 @@ def write_checkpoint(checkpoint: dict[str, Any], filename: str | os.PathLike) ->
             state = {k: v.clone().contiguous() for k, v in checkpoint['state_dict'].items()}
             plain = (str, int, float)  # the format has text only
             meta = {k: str(v) for k, v in checkpoint['meta'].items() if isinstance(v, plain)}
-            save_file(state, temporary, metadata={**meta, CHECKSUM: _digest(state, meta)})
+            save_file(state, temporary, metadata={**meta, CHECKSUM: digest_weights(state, meta)})
         else:
             torch.save(checkpoint, temporary)
 
@@ -196,19 +195,19 @@ def _read_archive(path: Path, map_location: Any) -> tuple[Any, bool]:
 
 
 def _read_safetensors(path: Path, map_location: Any) -> tuple[dict[str, Any], bool]:
-    """Return metadata and tensors, and whether the checksum of :func:`_digest` was verified."""
+    """Return metadata and tensors, and whether their checksum was verified."""
     device = str(map_location) if isinstance(map_location, (str, torch.device)) else 'cpu'
     with safe_open(path, framework='pt', device=device) as file:
         meta = dict(file.metadata() or {})
         state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     # The format has no checksums; write_checkpoint adds one, other writers may not.
-    if CHECKSUM in meta and meta[CHECKSUM] != _digest(state, meta):
+    if CHECKSUM in meta and meta[CHECKSUM] != digest_weights(state, meta):
         raise CheckpointError('the checksum of its content is wrong')
     return dict(meta=meta, state_dict=state), CHECKSUM in meta
 
 
-def _digest(state: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
-    """SHA-256 over metadata, and over names, types, shapes and bytes of all tensors."""
+def digest_weights(state: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
+    """Compute the SHA-256 of metadata, and of names, types, shapes and bytes of all tensors."""
     digest = hashlib.sha256()
     for key in sorted(meta.keys() - {CHECKSUM}):
         digest.update(f'{key!r} {meta[key]!r}\n'.encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,18 +23,14 @@ class BFloat16OpsHook(SwitchableHook):
     def before_run(self, runner: Runner) -> None:
         """Attach the casts to the RoI extractors and heads of the model."""
         for module in runner.model.modules():
-            if hasattr(module, 'roi_layers') and not _is_attached(module._forward_pre_hooks):
-                module.register_forward_pre_hook(_to_float32)
-            if hasattr(module, 'predict_by_feat') and not _is_attached(module._forward_hooks):
-                module.register_forward_hook(_to_float32)
+            # Not twice: a runner can train, then test.
+            if hasattr(module, 'roi_layers') and _cast not in module._forward_pre_hooks.values():
+                module.register_forward_pre_hook(_cast)
+            if hasattr(module, 'predict_by_feat') and _cast not in module._forward_hooks.values():
+                module.register_forward_hook(_cast)
 
 
-def _is_attached(hooks: Mapping[int, Any]) -> bool:
-    """Whether an earlier run has attached the cast: a runner can train, then test."""
-    return _to_float32 in hooks.values()
-
-
-def _to_float32(_: Any, *values: Any) -> Any:
+def _cast(_: Any, *values: Any) -> Any:
     """Cast the bfloat16 tensors in what a module gets (before it runs) or gives (after it)."""
     value = values[-1]
     return apply_to(value, lambda x: getattr(x, 'dtype', 0) == torch.bfloat16, torch.Tensor.float)

@@ -26,17 +26,14 @@ def open_package(path: Path) -> Exported:
 
     Raises:
         ImportError: If coremltools is missing.
-        ValueError: If the package is damaged, or the program has operators that are missing here.
+        ValueError: If the program has operators that are missing here.
     """
     ct = require('coremltools', 'running an .mlpackage')
     from coremltools.converters.mil.frontend.milproto.load import load
 
-    try:
-        model = ct.models.MLModel(str(path), skip_model_load=True)
-        spec = model.get_spec()
-        function = load(spec, spec.specificationVersion, model.weights_dir).functions['main']
-    except Exception as error:  # its reader's are of many classes, and RuntimeErrors of C++
-        raise ValueError(f'coremltools cannot read it: {" ".join(str(error).split())}') from error
+    model = ct.models.MLModel(str(path), skip_model_load=True)
+    spec = model.get_spec()
+    function = load(spec, spec.specificationVersion, model.weights_dir).functions['main']
     (image,) = function.inputs.values()
     constants = {}
     steps: list[tuple[Any, Any, list[str]]] = []
