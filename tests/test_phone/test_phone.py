@@ -173,7 +173,8 @@ def test_figures_arrive(exported, serve, phone, tmp_path):
     assert written['ratio'][1] == pytest.approx(np.median(np.divide(*times[1::-1])), rel=1e-3)
     page.click('#copy')
     until(page, 'Copied', '#sent')
-    assert f'| {tflite.name} | litert-wasm; relaxed SIMD' in page.evaluate('navigator.clipboard.readText()')
+    copied = page.evaluate('navigator.clipboard.readText()')
+    assert f'| {tflite.name} | litert-wasm; relaxed SIMD' in copied
 
 
 def test_live(exported, serve, phone, photos, tmp_path):
