@@ -64,20 +64,17 @@ def describe(path: Path, source: Source | None) -> tuple[dict[str, Any], bytes]:
     if not all(isinstance(side, int) for side in shape):
         raise ValueError(f'{path} takes images of any size, and does not name one')
     image = trial_images(channels, tuple(shape))['random']
-    if program.pixels:
-        image = 120 + 50 * image
+    image = 120 + 50 * image if program.pixels else image
     network = source and source.network
-    found = network and (digest_weights(network.model.state_dict(), {}), network.part)
-    known, exact = (about.get('sha256'), about.get('part')), not (int8 or program.pixels)
-    if network and exact and found == known:
+    own = network and (digest_weights(network.model.state_dict(), {}), network.part)
+    if network and own == (about.get('sha256'), about.get('part')) and not (int8 or program.pixels):
         expected, against = [one.numpy() for one in network(image)], 'PyTorch'
     else:
         expected, against = program.run(image), 'this computer'
     values = [image.numpy(), *expected]
     values = [np.moveaxis(v, 1, -1) if layout == 'NHWC' and v.ndim == 4 else v for v in values]
     named = [*about.get('inputs', [{}]), *about.get('outputs', [{}] * len(expected))]
-    pairs = zip(named, values, strict=True)
-    tensors = [dict(tensor, shape=one.shape, layout=layout) for tensor, one in pairs]
+    tensors = [dict(n, shape=v.shape, layout=layout) for n, v in zip(named, values, strict=True)]
     description = dict(
         name=path.name, key=about.get('key', path.stem), parameters=about.get('parameters'),
         runtime=runtime, int8=int8, bytes=path.stat().st_size, against=against, shape=shape,
