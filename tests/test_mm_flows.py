@@ -126,14 +126,13 @@ def test_load_from(tmp_path, warned, given, mode, averaged):
 def test_resumed_averages_are_checked(tmp_path):
     """They are in an entry of their own, under MMEngine's names."""
     hooks = [dict(type='mmcare.SafeLoadingHook'), dict(type='EMAHook')]
-    options = dict(model=Images(), hooks=hooks)
-    train(tmp_path, **options)
+    train(tmp_path, model=Images(), hooks=hooks)
     file = tmp_path / f'epoch_{EPOCHS}.pth'
     checkpoint = torch.load(file, weights_only=True)
     del checkpoint['ema_state_dict']['module.backbone.stem.conv.bias']
     torch.save(checkpoint, file)
     with pytest.raises(CheckpointError, match=r'backbone\.stem\.conv\.bias'):
-        train(tmp_path, resume=True, **options)
+        train(tmp_path, model=Images(), hooks=hooks, resume=True)
 
 
 def test_each_hook_can_be_switched_off(toy):

@@ -78,7 +78,8 @@ class Ncnn(Format):
 
         def run(images: Tensor) -> list[np.ndarray]:
             extractor = net.create_extractor()
-            extractor.input('in0', ncnn.Mat(images[0].contiguous().numpy()).clone())
+            image = images[0].contiguous().numpy()  # a Mat does not keep what it points to
+            extractor.input('in0', ncnn.Mat(image).clone())
             return [np.array(extractor.extract(name)[1])[None] for name in names]
 
         about = path / 'mmcare.json'
