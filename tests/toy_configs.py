@@ -31,7 +31,7 @@ TEACHER = dict(
 def make_data(task, directory):
     """Make four images to train on and three to evaluate, and a random teacher."""
     makers = dict(segmentation=make_ade20k, upernet=make_ade20k)
-    makers |= dict(classification=make_imagenet, distillation=make_imagenet)
+    makers.update(classification=make_imagenet, distillation=make_imagenet)
     makers.get(task, make_coco)(directory, train=4, val=3, size=SIZE)
     if task == 'distillation':
         teacher = MODELS.build(dict(TEACHER, _scope_='mmpretrain'))
@@ -54,41 +54,49 @@ def changes_of(task, data):
     if task in ('detection', 'retinanet', 'rtmdet'):
         scales = {} if task == 'rtmdet' else dict(train=2, val=1, test=1)
         file = f'{data}/annotations/instances_val2017.json'
-        changes |= {f'{mode}_evaluator.ann_file': file for mode in MODES[1:]}
+        changes.update({f'{mode}_evaluator.ann_file': file for mode in MODES[1:]})
         changes['train_cfg.max_epochs'] = 2
     if task == 'rtmdet':
-        changes |= {
-            'train_cfg.val_interval': 1,
-            'train_cfg.dynamic_intervals': None,
-            'param_scheduler.0.end': 2,
-            'default_hooks.checkpoint.interval': 1,
-            'custom_hooks.1.switch_epoch': 1,
-        }
+        changes.update(
+            {
+                'train_cfg.val_interval': 1,
+                'train_cfg.dynamic_intervals': None,
+                'param_scheduler.0.end': 2,
+                'default_hooks.checkpoint.interval': 1,
+                'custom_hooks.1.switch_epoch': 1,
+            }
+        )
     elif task == 'retinanet':
         changes['model.test_cfg.score_thr'] = 0.0  # an untrained model also detects something
     elif task == 'detection':
-        changes |= {
-            'model.train_cfg.rpn_proposal.max_per_img': 50,
-            'model.train_cfg.rpn.sampler.num': 32,
-            'model.train_cfg.rcnn.sampler.num': 16,
-            'model.test_cfg.rpn.max_per_img': 20,
-            'model.test_cfg.rcnn.score_thr': 0.0,
-        }
+        changes.update(
+            {
+                'model.train_cfg.rpn_proposal.max_per_img': 50,
+                'model.train_cfg.rpn.sampler.num': 32,
+                'model.train_cfg.rcnn.sampler.num': 16,
+                'model.test_cfg.rpn.max_per_img': 20,
+                'model.test_cfg.rcnn.score_thr': 0.0,
+            }
+        )
     elif task in ('segmentation', 'upernet'):
         scales = dict(train=2, val=1, test=1)
-        changes |= {
-            'train_dataloader.dataset.pipeline.3.crop_size': (SIZE, SIZE),
-            'model.data_preprocessor.size': (SIZE, SIZE),
-            'train_cfg.max_iters': 2,
-            'train_cfg.val_interval': 1,
-            'default_hooks.checkpoint.interval': 1,
-        }
+        changes.update(
+            {
+                'train_dataloader.dataset.pipeline.3.crop_size': (SIZE, SIZE),
+                'model.data_preprocessor.size': (SIZE, SIZE),
+                'train_cfg.max_iters': 2,
+                'train_cfg.val_interval': 1,
+                'default_hooks.checkpoint.interval': 1,
+            }
+        )
     else:
-        changes |= {
-            'train_cfg.max_epochs': 2,
-            'param_scheduler.0.end': 1,
-            'param_scheduler.1.begin': 1,
-        }
+        changes.update(
+            {
+                'train_cfg.max_epochs': 2,
+                'param_scheduler.0.end': 1,
+                'param_scheduler.1.begin': 1,
+            }
+        )
     for mode, index in scales.items():
         changes[f'{mode}_dataloader.dataset.pipeline.{index}.scale'] = (SIZE, SIZE)
     return changes

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from mmengine.model import BaseModel
@@ -253,6 +254,10 @@ CASES.update(
     ignored_by_head=('ade20k', label(201), dict(ignores=200), None),
     no_classes=('ade20k', label(201), dict(type='mmseg.BaseSegDataset'), None),
 )
+
+
+if int(PIL.__version__.split('.')[0]) < 13:
+    del CASES['label_4_bits']  # it writes 8
 
 
 @pytest.mark.parametrize('case', CASES)

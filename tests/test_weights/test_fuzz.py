@@ -94,7 +94,12 @@ def damaged_bytes(draw):
     start = random.choice([random.randrange(len(content)), len(content) - random.randint(1, 3000)])
     end = start + random.choice([1, 4, 16, 512, 4096])
     flipped = bytes([content[start] ^ 1 << random.randrange(8)]) + content[start + 1 : end]
-    other = [b'', bytes(end - start), content[start:end] * 2, random.randbytes(end - start)]
+    other = [
+        b'',
+        bytes(end - start),
+        content[start:end] * 2,
+        bytes(random.choices(range(256), k=end - start)),
+    ]
     block = random.choice([flipped] * 4 + other)
     whole = content[:start] + block + content[end:]
     return name, random.choice([whole] * 6 + [content[:start], block])

@@ -73,7 +73,7 @@ def test_exploits_are_refused_or_removed(tmp_path, monkeypatch, name):
         for legacy in (0, 1):
             options = dict(_use_new_zipfile_serialization=not legacy)
             torch.save(content, files[2 * number + legacy], **options)
-    for file, protocol in zip(files[6:], (0, 2, 4) if name != 'a storage' else (), strict=False):
+    for file, protocol in zip(files[6:], (0, 2, 4) if name != 'a storage' else ()):
         file.write_bytes(pickle.dumps(payload, protocol))
     for file in filter(Path.exists, files):
         try:
