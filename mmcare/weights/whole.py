@@ -28,8 +28,8 @@ def loaded_whole(
 ) -> Iterator[None]:
     """Check modules of some kinds at the moment when PyTorch or MMEngine loads their weights.
 
-    A module that ``init_cfg`` has filled in this process keeps these weights, with a warning, if
-    the file has none for it.
+    A CARE that a file of its ``init_cfg`` has filled in this process, or heads that MMEngine has
+    initialized, keep these weights, with a warning, if the file has none for them.
 
     Args:
         model: With the modules, anywhere; what wraps it may rename keys while it loads.
@@ -43,7 +43,7 @@ def loaded_whole(
 
     def check(filled: Any, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         is_filled = getattr(filled, 'is_init', False)
-        if hasattr(filled, 'arch_zoo'):  # MMEngine marks random weights as initialized, too
+        if hasattr(filled, 'arch_zoo'):  # MMEngine also marks random weights as initialized
             is_filled &= 'Pretrained' in str(filled.init_cfg)
         if is_filled and not _select(module, state, prefix):
             text = f'{file} has no weights of {prefix[:-1]}, which keeps those of its init_cfg.'
