@@ -23,7 +23,7 @@ except KeyboardInterrupt:
     print('stopped: nothing is written', file=sys.stderr)
     sys.exit(130)
 
-SHOWN = 'file', 'bytes', 'delegates', 'outside', 'deviations', 'quantization', 'pictures'
+SHOWN = 'file', 'bytes', 'delegates', 'outside', 'deviations', 'quantization', 'runtime', 'pictures'
 
 
 def parse_args() -> argparse.Namespace:

@@ -86,6 +86,7 @@ def test_files_and_reports(exported):
     for report in reports.values():
         assert json.loads((out_dir / f'{report["file"]}.json').read_text()) == report
         assert report['outputs'][3] == dict(name='stage4', shape=[1, 128, 2, 3], layout='NCHW')
+    assert reports['coreml']['runtime'].endswith('not Core ML')
     assert reports['executorch']['delegates'] == 1 and reports['executorch']['outside'] == {}
     kinds = {node.op_type for node in onnx.load(out_dir / 'thin_64x96.onnx').graph.node}
     assert 'Conv' in kinds and 'BatchNormalization' not in kinds

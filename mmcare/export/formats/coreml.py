@@ -17,6 +17,7 @@ from mmcare.models.backbones.care import LinearAttention
 
 TARGETS = ('iOS16', 'iOS17', 'iOS18')
 COMPRESSIONS = ('palettize4', 'palettize8', 'int8')
+RUNTIME = 'PyTorch, with sums in float32; not Core ML'  # on every system
 LICENSE = 'mmcare: Apache-2.0; the published CARE weights: MIT'
 
 
@@ -28,7 +29,7 @@ class CoreML(Format):
     packages = ('coremltools', 'sklearn')  # the latter compresses
     input = 'image'
     precisions: ClassVar = {'float16': 1e-2, **Format.precisions}
-    runtime = 'the interpreter of ML Programs'  # by PyTorch, sums in float32; not Core ML
+    runtime = 'the interpreter of ML Programs'
     options: ClassVar = {
         'target': dict(choices=TARGETS, help=f'oldest for Core ML; default: {TARGETS[0]}'),
         'compress': dict(choices=COMPRESSIONS, help="Core ML's weights"),
@@ -47,7 +48,7 @@ class CoreML(Format):
         model.save(str(path))
         # Not part of the package; as large as a small network.
         path.joinpath('executorch_debug_handle_mapping.json').unlink(missing_ok=True)
-        return Written(dict(target=target))
+        return Written(dict(target=target, runtime=RUNTIME))
 
     def open(self, path: Path) -> Exported:
         """Open a package in the interpreter of :mod:`mmcare.export.formats.mil`."""
