@@ -364,6 +364,29 @@ def test_classes_stages_and_looks(exported, serve, phone, photos, tmp_path):
         until(page, 'stage4: channel', '#legend li')
 
 
+def test_scores_as_the_description_says(exported, serve, phone, photos):
+    """Of one label among several, of several labels at once, or none that is a probability."""
+    page = phone(serve(exported('classification', precision='int8')[0]).url)
+
+    def see(activation):
+        def change(route):
+            index = route.fetch().json()
+            index['files'][0]['about']['activation'] = activation
+            route.fulfill(json=index)
+
+        page.route('**/files.json', change)
+        page.reload()
+        page.wait_for_selector('#measure:enabled')
+        page.set_input_files('#photo', photos[0])
+        finish(page)
+        return page.eval_on_selector_all('meter', 'all => all.map((one) => one.value)')
+
+    alone, each = torch.tensor(see('softmax')), torch.tensor(see('sigmoid'))
+    ratios = (each.logit() - each[0].logit()).exp()
+    torch.testing.assert_close(alone / alone[0], ratios, rtol=1e-3, atol=1e-6)
+    assert len(each) == 5 and not torch.isclose(alone, each).any() and see(None) == []
+
+
 @pytest.mark.skipif(not shutil.which('node'), reason='no node')
 def test_numbers_in_node(tmp_path):
     """Statistics and NMS are NumPy's and torchvision's."""
