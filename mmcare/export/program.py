@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from itertools import accumulate, groupby
 from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from mmcare.models.backbones.care import TOTAL_STRIDE
@@ -88,6 +89,21 @@ XNNPACK: Table = {
     aten.split_with_sizes.default: _split,
     aten.sum.dim_IntList: _sum,
 }
+
+
+def separate_convolutions(network: nn.Module) -> nn.Module:
+    """Copy a network so that each module has its own copy of a convolution that it shares.
+
+    RTMDet's head has a convolution for all levels and a norm for each. ExecuTorch (1.5.1) calls
+    the weights of such a pair, fused, by the convolution's name alone: all levels would get the
+    last level's. pnnx (20261020) does not convert such a pair.
+    """
+    network = deepcopy(network)
+    for module in [*network.modules()]:
+        for name, child in module.named_children():
+            if isinstance(child, nn.Conv2d):
+                setattr(module, name, deepcopy(child))
+    return network
 
 
 def export_program(

@@ -3,19 +3,23 @@
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import ExportedProgram
 
 from mmcare.compatibility import require
 from mmcare.export.formats.base import Exported, Format, Job, Written
-from mmcare.export.program import XNNPACK, count_convolutions, export_program
+from mmcare.export.program import (
+    XNNPACK,
+    count_convolutions,
+    export_program,
+    separate_convolutions,
+)
 
 AGREEMENT = 0.3  # dB between a file and its program in PyTorch
 
@@ -42,7 +46,8 @@ class ExecuTorch(Format):
         int8 = description['precision'] == 'int8'
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # of ExecuTorch about its own code
-            program = decompose(export_separately(job))
+            network = separate_convolutions(job.network)
+            program = decompose(export_program(network, job.size[0], job.size[1:]))
             if int8:
                 program = quantize(program, job.calibration)
             edge: Any = to_edge_transform_and_lower(
@@ -81,21 +86,6 @@ class ExecuTorch(Format):
 
         shape = tuple(method.metadata.input_tensor_meta(0).sizes())
         return Exported(run, shape, json.loads(description))
-
-
-def export_separately(job: Job) -> ExportedProgram:
-    """Export a network in which each module has its own copy of a convolution that it shares.
-
-    RTMDet's head has a convolution for all levels and a norm for each. ExecuTorch (1.5.1) calls
-    the weights of such a pair, fused, by the convolution's name alone: all levels would get the
-    last level's.
-    """
-    network = deepcopy(job.network)
-    for module in [*network.modules()]:
-        for name, child in module.named_children():
-            if isinstance(child, nn.Conv2d):
-                setattr(module, name, deepcopy(child))
-    return export_program(network, job.size[0], job.size[1:])
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:

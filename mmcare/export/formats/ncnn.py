@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmcare.compatibility import require
 from mmcare.export.formats.base import Exported, Format, Job, Written
+from mmcare.export.program import separate_convolutions
 from mmcare.export.verify import ExportError
 
 
@@ -40,7 +41,8 @@ class Ncnn(Format):
 
         channels, height, width = job.size
         path.mkdir()
-        torch.jit.trace(job.network, job.images['random']).save(path / 'model.pt')
+        network = separate_convolutions(job.network)
+        torch.jit.trace(network, job.images['random']).save(path / 'model.pt')
         # Not pnnx.export: it imports the Python file that pnnx writes, which can be invalid.
         size = f'inputshape=[1,{channels},{height},{width}]'
         half = f'fp16={int(description["precision"] == "float16")}'
