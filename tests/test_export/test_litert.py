@@ -81,11 +81,20 @@ def test_numbers(exported, delegate):
     assert min(quantized['litert']['quantization']['snr'].values()) > 20
 
 
-def test_int8_keeps_ranges_and_the_order_of_outputs(tmp_path):
-    """The brightest picture counts in full. Two levels share their weights."""
+class Gated(Shared):
+    """A convolution whose maps are an output and feed a layer in float32."""
+
+    def forward(self, images):
+        maps = self.first(images)
+        return maps, maps.sigmoid()
+
+
+@pytest.mark.parametrize('kind', [Shared, Gated])
+def test_int8_keeps_ranges_and_the_order_of_outputs(tmp_path, kind):
+    """The brightest picture counts in full. With Shared, two levels share their weights."""
     options = dict(precision='int8', calibration=[smooth(1) / 10, smooth(1)])
     torch.manual_seed(0)
-    job = job_of(Shared().eval(), ['second', 'first'], SHAPE, None, **options)
+    job = job_of(kind().eval(), ['second', 'first'], SHAPE, None, **options)
     job.images['picture1'] = smooth(0)
     report = write_file(FORMATS['litert'], job, tmp_path / 'shared.tflite')
     snr = report['quantization']['snr']

@@ -113,17 +113,21 @@ def _quantize(path: Path, images: Sequence[Tensor], names: Sequence[str]) -> Non
         ranges.get_model_qsvs(), enable_progress_bar=False, enable_progress_report=False
     )
     model = flatbuffer_utils.read_model_from_bytearray(result.quantized_model)
-    # The quantizer (0.10.0) confuses types where an output also feeds a convolution: the output is
-    # int8, or the convolution's input float32. The signature still names the tensors in float32.
+    # The quantizer (0.10.0) confuses types where an output also feeds a layer: the output is int8, or
+    # the convolution's input float32. The signature names the tensors in float32, except those that a
+    # convolution makes.
     (graph,), (signature,) = model.subgraphs, model.signatureDefs
-    tensors = {output.name.decode(): output.tensorIndex for output in signature.outputs}
-    graph.outputs = [tensors[name] for name in names]
     small = [tensor.type == schema.TensorType.INT8 for tensor in graph.tensors]
     ends = [(op.inputs[0], op.outputs[0]) for op in graph.operators]
-    dequantized = {out: one for one, out in ends if small[one] and not small[out]}
+    ends = [(one, out) for one, out in ends if small[one] and not small[out]]
+    floats, integers = dict(ends), {out: one for one, out in ends}
+    for output in signature.outputs:
+        output.tensorIndex = floats.get(output.tensorIndex, output.tensorIndex)
+    tensors = {output.name.decode(): output.tensorIndex for output in signature.outputs}
+    graph.outputs = [tensors[name] for name in names]
     for op in graph.operators:
         if len(op.inputs) > 1 and small[op.inputs[1]]:
-            op.inputs[0] = dequantized.get(op.inputs[0], op.inputs[0])
+            op.inputs[0] = integers.get(op.inputs[0], op.inputs[0])
     flatbuffer_utils.write_model(model, str(path))
 
 
