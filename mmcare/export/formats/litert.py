@@ -113,9 +113,9 @@ def _quantize(path: Path, images: Sequence[Tensor], names: Sequence[str]) -> Non
         ranges.get_model_qsvs(), enable_progress_bar=False, enable_progress_report=False
     )
     model = flatbuffer_utils.read_model_from_bytearray(result.quantized_model)
-    # The quantizer (0.10.0) confuses types where an output also feeds a layer: the output is int8, or
-    # the convolution's input float32. The signature names the tensors in float32, except those that a
-    # convolution makes.
+    # The quantizer (0.10.0) confuses types where an output also feeds a layer: the output is int8,
+    # or a convolution's input float32. The signature names the tensors in float32, unless a
+    # convolution makes them.
     (graph,), (signature,) = model.subgraphs, model.signatureDefs
     small = [tensor.type == schema.TensorType.INT8 for tensor in graph.tensors]
     ends = [(op.inputs[0], op.outputs[0]) for op in graph.operators]
