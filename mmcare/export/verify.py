@@ -13,6 +13,7 @@ from mmcare.export.formats.base import Format, Job, Run, Written
 
 LEAST_SNR = 10.0  # of every output, in dB: below it, results are useless
 FINE = 30.0  # dB; from here on roundings alone make more difference
+AGREEMENT = 1.0  # dB between a file and its twin, which round differently
 # Images on which a file must agree; others are reported.
 JUDGED = ('random', 'smooth', 'picture')
 
@@ -95,7 +96,7 @@ def check_decibels(run: Run, job: Job, file: str, written: Written) -> dict[str,
         for one in (run, written.twin or run)
     )
     for output, snr, ratio in zip(job.names, found, wanted, strict=True):
-        if not abs(min(snr, FINE) - min(ratio, FINE)) <= written.agreement:
+        if not abs(min(snr, FINE) - min(ratio, FINE)) <= AGREEMENT:
             raise ExportError(
                 f'{output} has {snr:.1f} dB in the file and {ratio:.1f} dB in {written.name}, on '
                 f'pictures: they compute different things; {file} is not written'

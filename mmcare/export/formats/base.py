@@ -46,14 +46,12 @@ class Exported:
 class Written(NamedTuple):
     """What writing a file has shown: facts for its report, and a twin to check it with.
 
-    The twin, called ``name`` in messages, computes the same as the file. In int8, their
-    signal-to-noise ratios may differ by ``agreement`` dB.
+    The twin, called ``name`` in messages, computes the same as the file.
     """
 
     facts: dict[str, Any]
     twin: Run | None = None
     name: str = ''
-    agreement: float = 0.0
 
 
 @dataclass(frozen=True)

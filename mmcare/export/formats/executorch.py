@@ -21,8 +21,6 @@ from mmcare.export.program import (
     separate_convolutions,
 )
 
-AGREEMENT = 0.3  # dB between a file and its program in PyTorch
-
 
 class ExecuTorch(Format):
     """``.pte``, whose outputs have no names."""
@@ -65,7 +63,7 @@ class ExecuTorch(Format):
             outside=outside,
             convolutions=count_convolutions(program),
         )
-        return Written(facts, program.module() if int8 else None, 'PyTorch', AGREEMENT)
+        return Written(facts, program.module() if int8 else None, 'PyTorch')
 
     def open(self, path: Path) -> Exported:
         """Open a file in ExecuTorch's runtime."""
