@@ -120,10 +120,11 @@ def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple
     images = trial_images(3, (image.shape[2], image.shape[3]))
     names = [f'stride{stride}' for stride in STRIDES]
     kind, precision = ENGINES[engine]
-    key, path = path.name, path.with_name(f'{path.name}_{engine}{FORMATS[kind].ending}')
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    about = dict(key=key, part='backbone', parameters=parameters, mmcare_version=__version__)
-    about['shape'] = [*image.shape[2:]]
+    form: Any = type(FORMATS[kind])()
+    form.precisions = {**form.precisions, 'float32': 1e-3}  # random weights enlarge roundings
+    key, path = path.name, path.with_name(f'{path.name}_{engine}{form.ending}')
+    about = dict(key=key, part='backbone', mmcare_version=__version__, shape=[*image.shape[2:]])
+    about['parameters'] = sum(parameter.numel() for parameter in network.parameters())
     described = Path(f'{path}.json')  # written last
     report = json.loads(described.read_text(encoding='utf-8')) if described.exists() else {}
     if not about.items() <= report.items():
@@ -131,9 +132,9 @@ def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple
         job = Job(network, network, names, images, [images['smooth']], **known)  # no pictures here
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # several delegates are noted in the recording
-            report = write_file(FORMATS[kind], job, path)
+            report = write_file(form, job, path)
         save(described, json.dumps(report))
-    if FORMATS[kind].layout == 'NHWC':  # as apps have it: not to be converted in each run
+    if form.layout == 'NHWC':  # as apps have it: not to be converted in each run
         image = image.to(memory_format=torch.channels_last)
     run = partial(open_exported(path).run, image)
     run()
@@ -250,7 +251,7 @@ def markdown(recording: Recording) -> str:
         columns[engine] = star + table['ms'].map('{:.1f}'.format) + star + ratios
         if 'x_float32' in table:
             columns[f'{engine}, x float32'] = table['x_float32'].map('{:.2f}'.format)
-    shown = pd.DataFrame(columns, index=networks.index)
+    shown = pd.DataFrame(columns, index=networks.index).replace('nan', None)
     shown = shown.dropna(axis='columns', how='all').fillna('')  # phones measure others also
     maps = 'Four maps of an image, ' * ('threads' not in recording['settings'])
     explained = 'Milliseconds, and in brackets x CARE. Bold: on the Pareto line.'
@@ -264,8 +265,7 @@ def markdown(recording: Recording) -> str:
             named = pieces['label'] + ' ' + pieces['delegates'].map('{:g}'.format)
             parts.append(f'Pieces (delegates) in {engine}, where not one: {", ".join(named)}.')
     parts += [f'Left out: {what}: {reason}.' for what, reason in recording['left_out'].items()]
-    share = recording.get('processor_share', 1)
-    if share < BUSY:
+    if (share := recording.get('processor_share', 1)) < BUSY:
         parts.append(f'The machine was busy: this process had {share:.2f} of a core.')
     return '\n\n'.join(parts) + '\n'
 
