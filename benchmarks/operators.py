@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from timing import describe_machine, save
 from torch import Tensor
 
-from mmcare.export.runtime import open_exported
+from mmcare.export.backends import open_exported
 from mmcare.files import check_writable
 
 CONVOLUTION = re.compile(r'(Fused)?Conv(olution)?\b|Fully Connected')

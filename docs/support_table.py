@@ -9,7 +9,7 @@ import pandas as pd
 from mmengine.utils import track_iter_progress
 
 from mmcare.export import export_model, load_source
-from mmcare.export.export import FORMATS
+from mmcare.export.backends import BACKENDS
 
 CONFIGS = Path(__file__).resolve().parents[1] / 'configs'
 PARTS = {
@@ -40,8 +40,8 @@ def describe(source: str, part: str, kind: str) -> str:
 def main() -> None:
     """Print the table."""
     warnings.simplefilter('ignore')
-    cells = [(name, kind) for name in PARTS for kind in FORMATS]
-    table = pd.DataFrame(index=list(PARTS), columns=list(FORMATS))
+    cells = [(name, kind) for name in PARTS for kind in BACKENDS]
+    table = pd.DataFrame(index=list(PARTS), columns=list(BACKENDS))
     for name, kind in track_iter_progress(cells, file=sys.stderr):
         table.loc[name, kind] = describe(*PARTS[name], kind)
     print(table.rename(columns=NAMES).to_markdown())

@@ -19,11 +19,10 @@ import sweep
 import training
 
 from mmcare.export import export_model, runtime
-from mmcare.export.export import write_file
-from mmcare.export.backends import FORMATS
-from mmcare.export.backends.base import Job
+from mmcare.export.backends import BACKENDS
 from mmcare.export.source import IMAGENET, Network, Source
-from mmcare.export.verify import trial_images
+from mmcare.export.spec import ExportSpec, draw_images
+from mmcare.models.deployment import BackboneInfo
 from mmcare.phone.files import describe
 
 
@@ -55,7 +54,7 @@ def test_peers_are_folded_and_compute_the_same(name):
             nn.init.normal_(module.bias, std=0.1)
     image = torch.randn(1, 3, 64, 96)
     expected = network.eval()(image)
-    folded = latency.fold_norms(network)
+    folded = latency.fuse_norms(network)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
     torch.testing.assert_close(folded(image), expected, rtol=1e-4, atol=1e-4)
     assert [one.shape[2] for one in expected] == [64 // stride for stride in latency.STRIDES]
@@ -71,13 +70,11 @@ class Tiny(nn.Module):
     def forward(self, image):
         return tuple(conv(image) for conv in self.convs)
 
-    def switch_to_deploy(self):
-        pass
-
 
 def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
-    networks = dict(s0=Tiny())
-    monkeypatch.setattr(latency, 'CARE', networks.__getitem__)
+    info = BackboneInfo('tiny', output_names=latency.OUTPUT_NAMES)
+    networks = dict(s0=Network(Tiny(), info=info))
+    monkeypatch.setattr(latency, 'build', lambda key, shape: networks[key])
     arguments = '--archs', 's0', 's1', '--peers', '--shape', 64, 64, '--runs', 2
     call(latency, monkeypatch, *arguments, '--out-dir', tmp_path / 'out', '--keep', tmp_path)
     recording = json.loads((tmp_path / 'out/recording.json').read_text())
@@ -89,12 +86,12 @@ def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
     assert recording['delegates'] == {one: dict(s0=1) for one in [*latency.ENGINES][1:]}
     assert "Left out: CARE-S1, xnnpack: KeyError: 's1'." in capsys.readouterr().out
     assert recording['parameters'] == dict(s0=4 * (3 * 4 * 16 + 4))
-    for name in ('s0_litert.tflite', 's0_onnxruntime.onnx'):  # as a phone gets them
+    for name in ('s0_64x64.tflite', 's0_64x64.onnx'):  # as a phone gets them
         about, _ = describe(tmp_path / name, None)
         assert (about['key'], about['parameters'], about['shape']) == ('s0', 784, [64, 64])
         assert about['input']['mean'] == [*IMAGENET.mean] and len(about['outputs']) == 4
     # An interrupted run goes on with the files that are there.
-    monkeypatch.setattr(latency, 'write_file', None)
+    monkeypatch.setattr(latency, 'export_model', None)
     call(latency, monkeypatch, *arguments, '--out-dir', tmp_path / 'on', '--keep', tmp_path)
     resumed = json.loads((tmp_path / 'on/recording.json').read_text())
     assert resumed['delegates'] == recording['delegates']
@@ -185,8 +182,11 @@ def test_operators_outside_of_delegates_are_named_and_count_once(tmp_path):
             sums = (image + image).cumsum(3)
             return (sums + sums,)
 
-    job, path = Job(Summed(), Summed(), ['sum'], trial_images(3, (8, 8))), tmp_path / 'summed.pte'
-    report = write_file(FORMATS['executorch'], job, path)
+    metadata = dict(name='summed', part='backbone', shape=(8, 8))
+    images = draw_images(3, (8, 8))
+    spec = ExportSpec(Summed(), Summed(), ['sum'], (1, 3, 8, 8), images, metadata=metadata)
+    report = BACKENDS['executorch'].export(spec, tmp_path)
+    path = tmp_path / report['file']
     assert report['delegates'] == 2 and report['outside'] == {'aten_cumsum_default': 1}
     kinds = list(operators.read_executorch(path, torch.zeros(1, 3, 8, 8), 2)['kind'])
     assert 'native_call_cumsum.out' in kinds and 'OPERATOR_CALL' not in kinds

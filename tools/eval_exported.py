@@ -1,10 +1,10 @@
-"""Test exported files in the toolbox's own test loop, in place of the network, and time them.
+"""Test exported files in the test loop of the config's toolbox, and time them.
 
-Files are run on the CPU, by one thread; PyTorch computes .mlpackage files, which are not timed.
-Images are resized to fit in their height and width, the ratio kept, and padded. Whole models need
-no checkpoint. A backbone, with or without neck, replaces these alone; the rest takes its weights
-from --checkpoint. A table is printed: megabytes, milliseconds an image (median, all in turn in this
-process), and the config's metrics.
+A file computes its part of the model; the rest of the model takes its weights from --checkpoint.
+Files of whole models need no checkpoint. Files run on one thread of the CPU. PyTorch computes
+.mlpackage files, which are not timed. Images are resized to fit the files' height and width, the
+ratio kept, and padded. The table has megabytes, milliseconds an image (median of interleaved
+rounds) and the config's metrics.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 try:
-    from mmcare.export.evaluation import fit_config, pad_images, replaced_part, take_normalized
+    from mmcare.export.evaluation import pad_images, replaced_part, take_normalized
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
@@ -27,8 +27,10 @@ import pandas as pd
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
+from mmcare.export.backends import open_exported
+from mmcare.export.preprocessing import fit_config
+from mmcare.export.runtime import measure_in_turn
 from mmcare.export.source import Network
-from mmcare.export.runtime import measure_in_turn, open_exported
 from mmcare.files import check_writable_file, moved_into_place, size_of
 from mmcare.weights.reading import load_weights
 from mmcare.weights.whole import CheckpointError
@@ -51,9 +53,9 @@ def parse_args() -> argparse.Namespace:
         help='.onnx, .pte, .ncnn, .tflite or .mlpackage, of tools/export_backbone.py',
     )
     parser.add_argument(
-        '--checkpoint', metavar='CHECKPOINT', help='also test this in PyTorch, in the same way'
+        '--checkpoint', metavar='CHECKPOINT', help='weights; also tested in PyTorch'
     )
-    parser.add_argument('--out', type=Path, metavar='JSON', help='where the table goes, row by row')
+    parser.add_argument('--out', type=Path, metavar='JSON', help='also write the table here')
     parser.add_argument('--work-dir', help="where logs go; default: the config's")
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='changes of the config')
     return parser.parse_args()
@@ -78,13 +80,23 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     if not config.get('test_dataloader'):
         raise ValueError(f'{arguments.config} has no test_dataloader: name a config with test data')
     fit_config(config, size)
-    runner = Runner.from_cfg(config)
+    try:
+        runner = Runner.from_cfg(config)
+    except (LookupError, TypeError) as error:  # a name or an argument that does not exist
+        raise ValueError(f'{arguments.config} cannot be built: {error}') from error
     pad_images(runner.model, size)
     if arguments.checkpoint:
         try:
             runner.model.load_state_dict(load_weights(arguments.checkpoint))
         except RuntimeError as error:
             raise CheckpointError(f'{arguments.checkpoint} does not fit. {error}') from error
+
+    def test() -> dict[str, float]:
+        try:
+            return runner.test()
+        except RuntimeError as error:
+            raise ValueError(f'the model does not take images of {size}: {error}') from error
+
     batch = next(iter(runner.test_dataloader))
     picture = runner.model.eval().data_preprocessor(batch)['inputs']
     rows: dict[str, dict[str, float]] = {}
@@ -97,15 +109,15 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
                     f'{file} holds the {part} alone: give the weights of the rest with '
                     '--checkpoint CHECKPOINT'
                 )
-            rows[str(file)] = {'MB': size_of(file) / 1e6, 'ms': 0.0, **runner.test()}
+            rows[str(file)] = {'MB': size_of(file) / 1e6, 'ms': 0.0, **test()}
         if program.timed:
             runs[str(file)] = partial(program.run, picture.cpu())
         if arguments.checkpoint and PYTORCH not in runs:
             network = Network(deepcopy(runner.model).cpu(), part)
-            weights = sum(one.nbytes for one in network.state_dict().values())
+            weights = sum(value.nbytes for value in network.state_dict().values())
             runs[PYTORCH] = partial(network, picture.cpu())
     if arguments.checkpoint:
-        rows = {PYTORCH: {'MB': weights / 1e6, 'ms': 0.0, **runner.test()}, **rows}
+        rows = {PYTORCH: {'MB': weights / 1e6, 'ms': 0.0, **test()}, **rows}
     table = pd.DataFrame(rows).T
     table['ms'] = measure_in_turn(runs, ROUNDS).median()
     return table
@@ -121,8 +133,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print('stopped: nothing is written', file=sys.stderr)
         sys.exit(130)
-    # RuntimeError: CheckpointError, and what PyTorch says of sizes that a network cannot take.
-    except (ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+    except (CheckpointError, ImportError, OSError, ValueError) as error:
         print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
         sys.exit(2)
     print(table.to_string(float_format='{:.4f}'.format))

@@ -12,7 +12,7 @@ from pathlib import Path
 try:
     from mmcare.compatibility import require
     from mmcare.export import load_source
-    from mmcare.export.runtime import open_exported
+    from mmcare.export.backends import open_exported
     from mmcare.files import check_writable
     from mmcare.phone.files import RUNTIMES, gather
     from mmcare.phone.server import PhoneServer, write_static

@@ -1,74 +1,24 @@
-"""Test an exported program in the toolbox's own test loop, in place of a part of the model."""
+"""Put an exported program into a toolbox's model, in place of a part, to test it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from mmcv.transforms import Resize
-from mmengine.config import Config
 from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
 
 from mmcare.export.backends.base import Exported
 from mmcare.export.source import HEADS, Network
-from mmcare.registry import TRANSFORMS
 from mmcare.weights.reading import digest_weights
 
 
-@TRANSFORMS.register_module()
-class ResizeToFit(Resize):
-    """Resize to the largest size within ``scale`` (width, height), the ratio kept.
-
-    mmcv's ``Resize(keep_ratio=True)`` turns the given size by 90 degrees for upright images.
-    """
-
-    def _resize_img(self, results: dict[str, Any]) -> None:
-        height, width = results['img'].shape[:2]
-        ratio = min(self.scale[0] / width, self.scale[1] / height)
-        results['scale'] = round(width * ratio), round(height * ratio)
-        super()._resize_img(results)
-
-
-def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
-    """Let a config of a toolbox test single images, within a height and width, in place.
-
-    ``Resize`` and ``Pad`` take the size. So does ``CenterCrop``, and the edge that ``ResizeEdge``
-    makes before it changes in proportion to the longer side. Segmentors see the whole image.
-
-    Returns:
-        The steps of the test pipeline by name.
-    """
-    size = shape[1], shape[0]
-    loader, model = config.test_dataloader, config.model
-    loader.batch_size = 1
-    steps = {}
-    for step in loader.dataset.get('pipeline') or ():  # types are names, or classes
-        steps[getattr(step.type, '__name__', step.type).rpartition('.')[2]] = step
-    if 'Resize' in steps:
-        steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
-    if 'Pad' in steps:
-        steps['Pad'].update(size=size, size_divisor=None, pad_to_square=False)
-    if 'CenterCrop' in steps:
-        factor = max(size) / np.max(steps['CenterCrop'].crop_size)
-        steps['CenterCrop'].crop_size = size
-        if 'ResizeEdge' in steps:
-            steps['ResizeEdge'].scale = round(steps['ResizeEdge'].scale * factor)
-    for preprocessor in (model.get('data_preprocessor'), config.get('data_preprocessor')):
-        for padding in ('pad_size_divisor', 'test_cfg'):
-            (preprocessor or {}).pop(padding, None)
-    if 'mode' in (model.get('test_cfg') or {}):
-        model.test_cfg.mode = 'whole'
-    return steps
-
-
 def pad_images(model: Any, shape: tuple[int, int]) -> None:
-    """Let a model of a toolbox pad normalised images to a height and width, right and below.
+    """Let a model of a toolbox pad normalized images to a height and width, right and below.
 
-    For larger images it then raises a ValueError.
+    The model then raises a ValueError for larger images.
     """
 
     def pad(_: nn.Module, __: Any, data: dict[str, Any]) -> None:
@@ -89,26 +39,30 @@ def pad_images(model: Any, shape: tuple[int, int]) -> None:
 
 
 def take_normalized(program: Exported, model: Any) -> Exported:
-    """Let a program of pixels take what a model's preprocessor returns; others stay as they are."""
-    if not program.pixels:
+    """Let a program take normalized images, as the model's preprocessor returns them."""
+    if program.input_kind == 'tensor':
         return program
-    mean, std = (one.cpu() for one in (model.data_preprocessor.mean, model.data_preprocessor.std))
+    preprocessor = model.data_preprocessor
+    mean, std = preprocessor.mean.cpu(), preprocessor.std.cpu()
     return replace(program, run=lambda images: program.run(images * std + mean))
 
 
 @contextmanager
 def replaced_part(model: Any, program: Exported, checked: bool = False) -> Iterator[str]:
-    """Let a program, for images of one size, compute its part of a toolbox's model; yield the part.
+    """Let a program compute its part of a toolbox's model, and yield the part.
+
+    The program takes normalized images of one size.
 
     Raises:
-        ValueError: If the program is of another model or, where it is checked, of other weights.
+        ValueError: If the program is of another model or, with ``checked``, of other weights.
     """
     device = next(model.parameters()).device
     image = torch.zeros(program.input_shape, device=device)
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
-        maps = map(torch.from_numpy, program.run(images.cpu()))
-        return tuple(one.to(device).contiguous() for one in maps)  # mmcv silently misreads others
+        outputs = map(torch.from_numpy, program.run(images.cpu()))
+        # mmcv silently misreads tensors that are not contiguous.
+        return tuple(output.to(device).contiguous() for output in outputs)
 
     part = program.description.get('part')
     if part is None:
@@ -117,7 +71,8 @@ def replaced_part(model: Any, program: Exported, checked: bool = False) -> Itera
     weights = network.model.state_dict()
     if checked and digest_weights(weights, {}) != program.description['sha256']:
         raise ValueError('the file is of other weights than the checkpoint')
-    found, expected = ([[*one.shape] for one in each(image)] for each in (run, network))
+    found = [[*output.shape] for output in run(image)]
+    expected = [[*output.shape] for output in network(image)]
     if found != expected:
         raise ValueError(
             f"the file is of another model: its outputs are {found}, those of the config's "
@@ -125,7 +80,7 @@ def replaced_part(model: Any, program: Exported, checked: bool = False) -> Itera
         )
     replaced: list[tuple[Any, str, Any]]
     if part == 'backbone':
-        replaced = [(Network(model).backbone, 'forward', run)]
+        replaced = [(network.model, 'forward', run)]
     elif part == 'neck':
         replaced = [(model, 'extract_feat', run)]
     else:

@@ -1,20 +1,111 @@
-"""The network as one program of torch.export, and what runtimes want written differently."""
+"""What runtimes want written differently, in networks and in their programs of torch.export.
 
-import re
-from collections.abc import Callable, Mapping
+Rewriting does not change results.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from itertools import accumulate, groupby
+from itertools import accumulate
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from mmcare.models.backbones.care import TOTAL_STRIDE
+from mmcare.models.backbones.care import TOTAL_STRIDE, LinearAttention
+from mmcare.models.folding import fold
 
 LARGEST_SIDE = 4096
 aten = torch.ops.aten
+
+
+class MatrixPool(nn.AdaptiveAvgPool2d):
+    """Adaptive pooling as two matrix products, for maps of the size that it meets first.
+
+    Converters write one or two operators for each bin, 95 for the head of UperNet.
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, C, H, W) to (B, C, *output_size)."""
+        if not hasattr(self, 'rows'):
+            bins = super().forward(x).shape[2:]
+            rows, self.columns = (
+                F.adaptive_avg_pool1d(torch.eye(side), number)
+                for side, number in zip(x.shape[2:], bins, strict=True)
+            )
+            self.rows = rows.transpose(0, 1)
+        return self.rows @ (x @ self.columns)
+
+
+def use_matrix_pools(network: nn.Module, image: Tensor) -> None:
+    """Replace adaptive pooling to several bins, in place, for images of the size of one."""
+    for parent in [*network.modules()]:
+        for name, pool in parent.named_children():
+            if type(pool) is nn.AdaptiveAvgPool2d and pool.output_size not in (1, (1, 1)):
+                setattr(parent, name, MatrixPool(pool.output_size))
+    network(image)
+
+
+def normalize_inside(
+    network: Any, mean: Sequence[float], std: Sequence[float], first_conv: str | None
+) -> tuple[nn.Module, nn.Module]:
+    """Copy a :class:`mmcare.export.source.Network` to take pixels; also return the normalization.
+
+    The normalization is fused into the convolution ``first_conv`` of the backbone. None: it comes
+    before the network, as it must if the network pads images with zeros.
+    """
+    norm = nn.BatchNorm2d(len(mean), eps=0).eval().requires_grad_(False)
+    norm.running_mean, norm.running_var = torch.tensor(mean), torch.tensor(std) ** 2
+    network = deepcopy(network)
+    if first_conv is None:
+        return nn.Sequential(norm, network), norm
+    fold(network.backbone.get_submodule(first_conv), norm, norm_first=True)
+    return network, norm
+
+
+def with_float16_attention(network: nn.Module) -> nn.Module:
+    """Copy a network so that its attention computes in float16."""
+    network = deepcopy(network)
+    for module in network.modules():
+        if isinstance(module, LinearAttention):
+            module.eps = LinearAttention.FLOAT16_EPS
+    return network
+
+
+def separate_convolutions(network: nn.Module) -> nn.Module:
+    """Copy a network so that each module has its own copy of a convolution that it shares.
+
+    RTMDet's head has one convolution for all levels and a norm for each level. ExecuTorch (1.5.1)
+    names the fused weights of such a pair after the convolution alone, so that all levels would get
+    the last level's. pnnx (20261020) does not convert such a pair.
+    """
+    network = deepcopy(network)
+    for module in [*network.modules()]:
+        for name, child in module.named_children():
+            if isinstance(child, nn.Conv2d):
+                setattr(module, name, deepcopy(child))
+    return network
+
+
+class ChannelsLast(nn.Module):
+    """A program of images and maps (1, H, W, C); names are those of the file."""
+
+    def __init__(self, program: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.program, self.names = program, names
+        self.training = False  # programs have no eval()
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        """Map an image to outputs by name."""
+        outputs = self.program(image.permute(0, 3, 1, 2))
+        outputs = [x.permute(0, 2, 3, 1) if x.dim() == 4 else x for x in outputs]
+        return dict(zip(self.names, outputs, strict=True))
 
 
 def _elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
@@ -32,7 +123,7 @@ def _split(x: Tensor, size: int | list[int], dim: int = 0) -> list[Tensor]:
 
 
 def _sum(x: Tensor, dim: list[int], keepdim: bool = False, dtype: Any = None) -> Tensor:
-    return x.mean(dim, keepdim, dtype=dtype) * float(prod(x.shape[one] for one in dim))
+    return x.mean(dim, keepdim, dtype=dtype) * float(prod(x.shape[axis] for axis in dim))
 
 
 def _pad(x: Tensor, pad: list[int], mode: str = 'constant', value: float | None = None) -> Tensor:
@@ -52,11 +143,11 @@ def _conv2d(
     dilation: Any = (1, 1),
     groups: int = 1,
 ) -> Tensor:
-    """Cut a depth-wise kernel along its longer side if pieces, which are added up, are faster.
+    """Cut a depth-wise kernel along its longer side, and add up the pieces, where this is faster.
 
-    XNNPACK's kernels hold 9 or 25 values. One of 11 would take the time of 25; one of more than 25
-    goes to slower operators. Others stay ``aten.conv2d``, and ExecuTorch quantizes these alone: its
-    sums of pieces in int8 would take longer.
+    XNNPACK's kernels hold 9 or 25 values: a kernel of 11 takes the time of 25, and a kernel of more
+    than 25 goes to slower operators. Kernels that are not cut stay ``aten.conv2d``, and ExecuTorch
+    quantizes only these, since sums of pieces would take longer in int8.
     """
     sides = weight.shape[2:]
     values = prod(sides)
@@ -80,62 +171,52 @@ Table = Mapping[Any, Callable[..., Any]]
 # At one size: pads that do nothing go, and crops, which CARE writes as negative pads, are slices.
 FIXED: Table = {aten.pad.default: _pad, aten.contiguous.default: lambda x, **_: x}
 COREML: Table = {aten.alias.default: lambda x: x}  # left by full-size slices
+LITERT: Table = {aten.elu.default: _elu, aten.conv2d.default: _conv2d}
 # ExecuTorch 1.5.1 gives XNNPACK neither ELU nor sum, and no operators with several outputs.
-XNNPACK: Table = {
+EXECUTORCH: Table = {
     **COREML,
-    aten.elu.default: _elu,
-    aten.conv2d.default: _conv2d,
+    **LITERT,
     aten.split.Tensor: _split,  # of chunks
     aten.split_with_sizes.default: _split,
     aten.sum.dim_IntList: _sum,
 }
 
 
-def separate_convolutions(network: nn.Module) -> nn.Module:
-    """Copy a network so that each module has its own copy of a convolution that it shares.
-
-    RTMDet's head has a convolution for all levels and a norm for each. ExecuTorch (1.5.1) calls
-    the weights of such a pair, fused, by the convolution's name alone: all levels would get the
-    last level's. pnnx (20261020) does not convert such a pair.
-    """
-    network = deepcopy(network)
-    for module in [*network.modules()]:
-        for name, child in module.named_children():
-            if isinstance(child, nn.Conv2d):
-                setattr(module, name, deepcopy(child))
-    return network
-
-
 def export_program(
-    network: torch.nn.Module, channels: int, shape: tuple[int, int], step: int = 0
+    network: nn.Module, input_shape: Sequence[int], size_divisor: int | None = None
 ) -> ExportedProgram:
     """Export a network of images (1, C, H, W) as it is; only what does nothing is left out.
 
     Args:
-        network: Fold it first; otherwise its norms are exported as operators.
-        channels: Of the images.
-        shape: Height and width.
-        step: Height and width are free, in multiples of this, up to 4096. 1: from 33 on, since
-            torch.export takes sizes of 1, here of the last map, for fixed ones.
+        network: Fuse it first; otherwise its norms are exported as operators.
+        input_shape: (1, C, H, W).
+        size_divisor: Height and width are free, in multiples of this, up to 4096. 1: from 33 on,
+            since torch.export takes sizes of 1, here of the last map, for fixed ones. None: height
+            and width are fixed.
     """
-    if not step:
-        program = torch.export.export(network, (torch.zeros(1, channels, *shape),))
+    if size_divisor is None:
+        program = torch.export.export(network, (torch.zeros(*input_shape),))
         return program.run_decompositions(dict(FIXED))
-    least = TOTAL_STRIDE + 1 if step == 1 else 1
+    least = TOTAL_STRIDE + 1 if size_divisor == 1 else 1
     height, width = (
-        step * Dim(name, min=least, max=LARGEST_SIDE // step)
+        size_divisor * Dim(name, min=least, max=LARGEST_SIDE // size_divisor)
         for name in ('height_in_steps', 'width_in_steps')
     )
-    image = torch.zeros(1, channels, *(max(side, 2 * TOTAL_STRIDE) for side in shape))
+    sides = (max(side, 2 * TOTAL_STRIDE) for side in input_shape[2:])
+    image = torch.zeros(*input_shape[:2], *sides)
     return torch.export.export(network, (image,), dynamic_shapes=({2: height, 3: width},))
 
 
-def count_convolutions(program: ExportedProgram) -> list[list[Any]]:
-    """Count the convolutions of stem, stages, and the rest of the model, in the program's order."""
-    stages = []
-    for node in program.graph.nodes:
-        if node.target in (aten.conv2d.default, aten.convolution.default):
-            path = str([*node.meta['nn_module_stack'].values()][-1][0])
-            found = re.search(r'\bstem\b|\bstages\.\d+', path)
-            stages.append(found[0] if found else 'rest')
-    return [[stage, len([*group])] for stage, group in groupby(stages)]
+def separate_weights(module: Any) -> None:
+    """Give each operator its own copy of a weight that it shares, in place; files hold it once.
+
+    XNNPACK's quantizer passes over a convolution that shares its weight, as those of heads for
+    several levels do. ExecuTorch (1.5.1) would quantize all their biases for the first one's input.
+    """
+    for node in module.graph.find_nodes(op='get_attr'):
+        for user in [*node.users][1:]:
+            with module.graph.inserting_before(user):
+                own = module.graph.node_copy(node)
+            own.target = own.name
+            module.register_buffer(own.target, attrgetter(node.target)(module).clone())
+            user.replace_input_with(node, own)

@@ -1,13 +1,12 @@
-"""The network to export: a CARE, alone or in a model of a toolbox, and its normalisation."""
+"""Read what is exported: a network with its weights, and the normalization of its images."""
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from mmengine.utils import import_modules_from_strings
@@ -15,9 +14,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mmcare.models import CARE
+from mmcare.models.deployment import BackboneInfo, find_care, fuse_all
 from mmcare.weights.names import of_backbone
 from mmcare.weights.reading import load_weights
-from mmcare.weights.whole import check_whole, loaded_whole
+from mmcare.weights.whole import CheckpointError, check_whole, loaded_whole
 
 PARTS = ('backbone', 'neck', 'model')
 HEADS = ('head', 'decode_head', 'bbox_head')
@@ -36,13 +36,13 @@ IMAGENET = Normalization((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), 'RG
 
 
 class Network(nn.Module):
-    """A part of a model as a function of normalised images; the model is set to evaluation.
+    """A part of a model as a function of normalized images; the model is set to evaluation.
 
     Args:
-        model: A CARE, or a model of a toolbox.
-        part: ``'backbone'``: the CARE. ``'neck'``: backbone and neck, the model's
-            ``extract_feat``. ``'model'``: the model as it computes with ``mode='tensor'``: a
-            classifier, a segmentor or a one-stage detector.
+        model: A CARE, a model of a toolbox with one, or another backbone.
+        part: ``'backbone'``; ``'neck'``: backbone and neck, the model's ``extract_feat``;
+            ``'model'``: a classifier, segmentor or one-stage detector with ``mode='tensor'``.
+        info: Describes a backbone that is no CARE.
 
     Raises:
         ValueError: If the model does not hold exactly one CARE, or lacks the part.
@@ -50,34 +50,31 @@ class Network(nn.Module):
 
     model: Any
 
-    def __init__(self, model: nn.Module, part: str = 'backbone') -> None:
+    def __init__(
+        self, model: nn.Module, part: str = 'backbone', info: BackboneInfo | None = None
+    ) -> None:
         super().__init__()
-        cares = [module for module in model.modules() if isinstance(module, CARE)]
-        kind = type(model).__name__
-        if len(cares) != 1:
-            raise ValueError(f'the {kind} must hold exactly one CARE, it holds {len(cares)}')
+        name, info = ('', info) if info else find_care(model)
+        model_name = type(model).__name__
         if part == 'neck' and not getattr(model, 'with_neck', False):
-            raise ValueError(f'the {kind} has no neck: export its backbone alone')
-        detects = any(base.__name__ == 'SingleStageDetector' for base in type(model).__mro__)
-        heads = [head for head in HEADS if detects or head != 'bbox_head']
+            raise ValueError(f'the {model_name} has no neck: use --part backbone')
+        is_one_stage = any(base.__name__ == 'SingleStageDetector' for base in type(model).__mro__)
+        heads = HEADS if is_one_stage else HEADS[:2]
         if part == 'model' and not any(hasattr(model, head) for head in heads):
             raise ValueError(
                 'only classifiers, segmentors and one-stage detectors are exported whole, not a '
-                f'{kind}: export its backbone, or backbone and neck (--with-neck)'
+                f'{model_name}: use --part neck or --part backbone'
             )
-        self.model = cares[0] if part == 'backbone' else model
+        self.info = info
         self.part = part
+        self.model = model.get_submodule(name) if part == 'backbone' else model
+        self.backbone_name = '' if part == 'backbone' else name
         self.eval().requires_grad_(False)
 
     @property
-    def backbone(self) -> CARE:
-        """The CARE in it."""
-        return next(module for module in self.modules() if isinstance(module, CARE))
-
-    @property
-    def in_channels(self) -> int:
-        """Channels of the images."""
-        return self.backbone.stem.conv.in_channels
+    def backbone(self) -> Any:
+        """The backbone in the model."""
+        return self.model.get_submodule(self.backbone_name)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Map images (B, C, H, W) to maps of stages or neck, logits, or all maps of a head."""
@@ -89,17 +86,12 @@ class Network(nn.Module):
 class Source:
     """A network to export."""
 
-    name: str  # for files: of the arch or the config
-    weights: str  # name of the checkpoint, or 'random'
-    network: Network  # folded only if its weights are
-    normalization: Normalization | None  # of the config; ImageNet's for an arch
-    config: Config | None = None  # where the data are described
-
-    @property
-    def arch(self) -> str:
-        """Name of the arch, or its values."""
-        own = self.network.backbone.arch
-        return next((name for name, arch in CARE.arch_zoo.items() if arch == own), str(own))
+    name: str  # of the arch or the config; files begin with it
+    checkpoint: str  # name of the file with the weights, or 'random'
+    network: Network  # fused only if its weights are
+    normalization: Normalization | None  # the config's; ImageNet's for an arch
+    config: Config | None = None  # describes the data
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # more entries for descriptions
 
 
 def load_source(
@@ -112,31 +104,38 @@ def load_source(
     Args:
         source: ``'s0'``, ``'s1'``, ``'s2'``, or a config of a model with one CARE.
         checkpoint: A published file, or a checkpoint of the backbone (``part='backbone'``) or of
-            the whole model, folded or not. None: random weights.
-        part: See :class:`Network`. All but ``'backbone'`` need a config and its toolbox.
+            the whole model, fused or not. None: random weights.
+        part: ``'backbone'``, ``'neck'`` or ``'model'``, see :class:`Network`. The last two need a
+            config and its toolbox.
 
     Raises:
         FileNotFoundError: If config or checkpoint does not exist.
-        CheckpointError: If the checkpoint cannot be read, or does not fill the CARE.
-        RuntimeError: If it does not fit the rest of the model.
-        ValueError: If the source is neither, or has not exactly one CARE, or lacks the part.
+        CheckpointError: If the checkpoint cannot be read, or does not fit the network.
+        ValueError: If the source is neither an arch nor a config of a model with one CARE, if the
+            model cannot be built, or if it lacks the part.
         ImportError: If something that the config imports is missing.
     """
     source, config = os.fspath(source), None
-    described: Mapping[str, Any] = dict(type=CARE, arch=source)
+    model_config: Mapping[str, Any] = dict(type=CARE, arch=source)
     normalization: Normalization | None = IMAGENET
+    if part not in PARTS:
+        raise ValueError(f'{part!r} is none of the parts {", ".join(PARTS)}')
     if source in CARE.arch_zoo:
         name = f'care_{source}'
         if part != 'backbone':
             raise ValueError(f'{source!r} is a backbone without neck or head: give a config (.py)')
     elif Path(source).suffix == '.py':
         name, config = Path(source).stem, Config.fromfile(source, import_custom_modules=False)
-        described, normalization = _read_config(config, part)
+        model_config, normalization = _read_config(config, part)
     else:
         raise ValueError(f'{source!r} is neither one of {", ".join(CARE.arch_zoo)} nor a config')
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = Network(MODELS.build(described), part)
+        try:
+            model = MODELS.build(model_config)
+        except (LookupError, TypeError) as error:  # a name or an argument that does not exist
+            raise ValueError(f'the model of {source} cannot be built: {error}') from error
+    network = Network(model, part)
     if checkpoint is not None:
         _load(network, checkpoint)
         return Source(name, Path(checkpoint).name, network, normalization, config)
@@ -146,69 +145,35 @@ def load_source(
     return Source(name, 'random', network, normalization, config)
 
 
-def fold_all(module: nn.Module) -> None:
-    """Fold every network in a module that has ``switch_to_deploy``, outermost first, in place."""
-    switch_to_deploy = getattr(module, 'switch_to_deploy', None)
-    if switch_to_deploy is not None:
-        switch_to_deploy()
-        return
-    for child in module.children():
-        fold_all(child)
-
-
-class MatrixPool(nn.AdaptiveAvgPool2d):
-    """Adaptive pooling as two matrix products, for maps of the size that it meets first.
-
-    Converters write an operator or two for each bin: 95 for the head of UperNet.
-    """
-
-    rows: Tensor
-    columns: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, H, W) to (B, C, *output_size)."""
-        if not hasattr(self, 'rows'):
-            bins = super().forward(x).shape[2:]
-            rows, self.columns = (
-                F.adaptive_avg_pool1d(torch.eye(side), number)
-                for side, number in zip(x.shape[2:], bins, strict=True)
-            )
-            self.rows = rows.transpose(0, 1)
-        return self.rows @ (x @ self.columns)
-
-
-def fix_pools(network: Network, shape: tuple[int, int]) -> None:
-    """Replace adaptive pooling to several values, in place, for images of height and width."""
-    for module in network.modules():
-        if type(module) is nn.AdaptiveAvgPool2d and module.output_size not in (1, (1, 1)):
-            module.__class__ = MatrixPool
-    network(torch.zeros(1, network.in_channels, *shape))
-
-
 def _read_config(config: Config, part: str) -> tuple[Mapping[str, Any], Normalization | None]:
-    """Read the config of the model, and the normalisation of images."""
+    """Return the config of the model or of its backbone, and the normalization of images."""
     imports = config.get('custom_imports') or dict(imports=[])
-    # What fails may be needed by the rest of the model only.
+    # An import that fails may be needed by the rest of the model only.
     import_modules_from_strings(imports['imports'], allow_failed_imports=part == 'backbone')
     model = config.get('model') or {}
     alone = part == 'backbone' and 'backbone' in model
-    described = {**(model['backbone'] if alone else model), '_scope_': config.get('default_scope')}
+    built = {**(model['backbone'] if alone else model), '_scope_': config.get('default_scope')}
     # mmpretrain has the preprocessor next to the model.
     preprocessor = model.get('data_preprocessor') or config.get('data_preprocessor')
     if not preprocessor or preprocessor.get('mean') is None:
-        return described, None
+        return built, None
     mean, std = tuple(map(float, preprocessor['mean'])), tuple(map(float, preprocessor['std']))
     # Images are read as BGR.
     to_rgb = preprocessor.get('bgr_to_rgb') or preprocessor.get('to_rgb')
-    return described, Normalization(mean, std, 'RGB' if to_rgb else 'BGR')
+    return built, Normalization(mean, std, 'RGB' if to_rgb else 'BGR')
 
 
 def _load(network: Network, checkpoint: str | os.PathLike) -> None:
-    """Load weights whole, into a network that is folded if they are."""
+    """Load weights, all of them, and fuse the network first if the weights are fused."""
     state = load_weights(checkpoint)
     if any(key.split('.')[-1] == 'folded' for key in state):
-        fold_all(network)
-    alone = network.model is network.backbone
-    state = check_whole(network.backbone, of_backbone(state), '', checkpoint) if alone else state
+        fuse_all(network)
+    if network.part == 'backbone':
+        state = check_whole(network.backbone, of_backbone(state), '', checkpoint)
     with loaded_whole(network.model, (CARE,), checkpoint):
-        network.model.load_state_dict(state)
+        try:
+            network.model.load_state_dict(state)
+        except CheckpointError:
+            raise
+        except RuntimeError as error:
+            raise CheckpointError(f'{checkpoint} does not fit. {error}') from error

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmcare.export.backends import open_exported
 from mmcare.export.source import Source
-from mmcare.export.runtime import open_exported
-from mmcare.export.verify import trial_images
+from mmcare.export.spec import draw_images
 from mmcare.weights.reading import digest_weights
 
 HERE = Path(__file__).parent
@@ -63,11 +63,12 @@ def describe(path: Path, source: Source | None) -> tuple[dict[str, Any], bytes]:
     shape, int8 = about.get('shape', sides), about.get('precision') == 'int8'
     if not all(isinstance(side, int) for side in shape):
         raise ValueError(f'{path} takes images of any size, and does not name one')
-    image = trial_images(channels, tuple(shape))['random']
-    image = 120 + 50 * image if program.pixels else image
+    takes_pixels = program.input_kind == 'image'
+    image = draw_images(channels, tuple(shape))['random'].tensor
+    image = 120 + 50 * image if takes_pixels else image
     network = source and source.network
     own = network and (digest_weights(network.model.state_dict(), {}), network.part)
-    if network and own == (about.get('sha256'), about.get('part')) and not (int8 or program.pixels):
+    if network and own == (about.get('sha256'), about.get('part')) and not (int8 or takes_pixels):
         expected, against = [one.numpy() for one in network(image)], 'PyTorch'
     else:
         expected, against = program.run(image), 'this computer'

@@ -1,4 +1,4 @@
-"""What formats share: images of pixels, checks, descriptions, and a format that a test adds."""
+"""What backends share: images of pixels, checks, descriptions, and a backend that a test adds."""
 
 import json
 import runpy
@@ -7,80 +7,70 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import ROOT, THIN
-from test_export import deviation, job_of, normalised, thin_source
-from test_quantize import draw_pictures
+from export_helpers import normalized, thin_source
+from helpers import ROOT, THIN, deviation
 
 from mmcare.export import export_model
-from mmcare.export.export import write_file
-from mmcare.export.backends import FORMATS
-from mmcare.export.backends.base import Exported, Format, Written
-from mmcare.export.runtime import open_exported
-from mmcare.export.verify import ExportError
+from mmcare.export.backends import BACKENDS, open_exported
+from mmcare.export.backends.base import Backend, Exported
+from mmcare.export.source import Network, Source
+from mmcare.export.verify import ExportError, WriteResult
+from mmcare.models.deployment import BackboneInfo
 from mmcare.weights.reading import digest_weights
 
 PADDED, TOOL = (50, 70), str(ROOT / 'tools' / 'export_backbone.py')
 
 
-@pytest.mark.parametrize('kind', FORMATS)
-def test_pixels(tmp_path, kind):
+@pytest.mark.parametrize('backend', BACKENDS)
+def test_pixels(tmp_path, backend):
     """Pixels in, the maps of the normalised image out, where CARE pads; test_coreml has others."""
-    for package in FORMATS[kind].packages:
+    for package in BACKENDS[backend].packages:
         pytest.importorskip(package)
     source = thin_source(out_indices=(0, 3))
-    report = export_model(source, tmp_path, PADDED, (kind,), 'image', precision='float32')
-    (image,) = report[kind]['inputs']
+    report = export_model(source, tmp_path, PADDED, (backend,), 'image', precision='float32')
+    (image,) = report[backend]['inputs']
     assert (image['mean'], image['padding']) == (None, [*source.normalization.mean])
-    program = open_exported(tmp_path / report[kind]['file'])
-    assert program.pixels and program.input_shape == (1, 3, *PADDED)
+    program = open_exported(tmp_path / report[backend]['file'])
+    assert program.input_kind == 'image' and program.input_shape == (1, 3, *PADDED)
     pixels = torch.randint(0, 256, (1, 3, *PADDED)).float()
     pixels = pixels.contiguous(memory_format=torch.channels_last)
-    found = [torch.from_numpy(one) for one in program.run(pixels)]
-    assert deviation(source.network(normalised(pixels)), found) < 1e-4
+    found = [torch.from_numpy(output) for output in program.run(pixels)]
+    assert deviation(source.network(normalized(pixels)), found) < 1e-4
 
 
-KINDS = [
-    *((name, dict(precision=one)) for name, form in FORMATS.items() for one in form.precisions),
-    *(('coreml', dict(compress=one)) for one in FORMATS['coreml'].options['compress']['choices']),
+CASES = [
+    *((name, dict(precision=p)) for name, backend in BACKENDS.items() for p in backend.precisions),
+    *(('coreml', dict(compress=c)) for c in BACKENDS['coreml'].options['compress']['choices']),
 ]
 
 
-@pytest.fixture(scope='module')
-def pictures(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('pictures')
-    draw_pictures(folder / 'deeper', '.PNG')
-    (folder / 'notes.txt').write_text('no picture')
-    return folder
-
-
-@pytest.mark.parametrize(('kind', 'options'), KINDS)
-def test_a_wrong_weight_is_an_error_and_a_right_file_says_what_it_is(
-    tmp_path, monkeypatch, pictures, kind, options
-):
+@pytest.mark.parametrize(('backend', 'options'), CASES)
+def test_checks_and_descriptions(tmp_path, monkeypatch, pictures, backend, options):
     """In every format, precision and compression; alone, in another folder."""
-    for package in FORMATS[kind].packages:
+    for package in BACKENDS[backend].packages:
         pytest.importorskip(package)
     source = thin_source(out_indices=(0,))
-    arguments = dict(shape=(32, 64), formats=(kind,), images=pictures, **options)
-    report = export_model(source, tmp_path / 'out', **arguments)[kind]
+    arguments = dict(shape=(32, 64), formats=(backend,), images=pictures, **options)
+    report = export_model(source, tmp_path / 'out', **arguments)[backend]
     file = tmp_path / 'out' / report['file']
     older = {path.name: path.stat().st_mtime for path in file.parent.glob('*.json')}
     found = open_exported(file.rename(tmp_path / f'alone{file.suffix}')).description
     assert found == {key: report[key] for key in found}
-    assert {*report} - {*found} >= {'file', 'bytes'} and found['format'] == kind
+    assert {*report} - {*found} >= {'file', 'bytes'} and found['format'] == backend
     assert found['sha256'] == digest_weights(source.network.model.state_dict(), {})
     assert found['precision'] == options.get('precision', 'float16')
     assert found.get('compress') == options.get('compress')
     if options.get('precision') == 'int8':
         assert report['quantization']['images'] == 2  # two more are held back
-    name = [one for one in options.values() if one != next(iter(FORMATS[kind].precisions))]
-    assert file.name == '_'.join(['thin_32x64', *name]) + file.suffix
+    default = next(iter(BACKENDS[backend].precisions))
+    words = ['thin_32x64', *(value for value in options.values() if value != default)]
+    assert file.name == '_'.join(words) + file.suffix
     (tmp_path / f'alone{file.suffix}').rename(file)
 
-    def wrong_fold(network):
+    def fuse_wrongly(network):
         network.backbone.stem.conv.weight.mul_(-1)
 
-    monkeypatch.setattr('mmcare.export.export.fold_all', wrong_fold)
+    monkeypatch.setattr('mmcare.export.spec.fuse_all', fuse_wrongly)
     with pytest.raises(ExportError, match='is not written'):
         export_model(source, tmp_path / 'out', **arguments)
     assert {path.name: path.stat().st_mtime for path in file.parent.glob('*.json')} == older
@@ -99,29 +89,27 @@ class Apply(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ('kind', 'operator', 'words'),
+    ('backend', 'operator', 'words'),
     [
         ('ncnn', lambda images: images.sort(3)[0], 'ncnn has no .*sort.*'),
         ('ncnn', torch.relu, 'pnnx failed'),
         ('litert', lambda images: torch.linalg.eigvals(images[..., :3, :3]).real, 'LiteRT cannot'),
     ],
 )
-def test_what_cannot_be_converted_is_one_error(tmp_path, monkeypatch, kind, operator, words):
+def test_unsupported_operators(tmp_path, monkeypatch, backend, operator, words):
     """An operator that ncnn does not have is named."""
-    for package in FORMATS[kind].packages:
+    for package in BACKENDS[backend].packages:
         pytest.importorskip(package)
     if 'pnnx' in words:
         monkeypatch.setattr('pnnx.EXEC_PATH', 'false')
-    job, path = (
-        job_of(Apply(operator), ['applied'], (32, 32)),
-        tmp_path / f'odd{FORMATS[kind].ending}',
-    )
-    with pytest.raises(ExportError, match=f'{words}.*{path.name}'):
-        write_file(FORMATS[kind], job, path)
+    network = Network(Apply(operator), info=BackboneInfo(output_names=('applied',)))
+    source = Source('odd', 'random', network, None)
+    with pytest.raises(ExportError, match=f'{words}.*odd_32x32{BACKENDS[backend].ending}'):
+        export_model(source, tmp_path, (32, 32), (backend,))
     assert not list(tmp_path.iterdir())
 
 
-class Saved(Format):
+class Saved(Backend):
     """A program, as torch.export saves it."""
 
     name = 'saved'
@@ -129,9 +117,9 @@ class Saved(Format):
     packages = ()
     runtime = 'PyTorch'
 
-    def write(self, job, path, description):
-        torch.export.save(job.program, path, extra_files=dict(mmcare=json.dumps(description)))
-        return Written({})
+    def write(self, spec, path, description):
+        torch.export.save(spec.program, path, extra_files=dict(mmcare=json.dumps(description)))
+        return WriteResult({})
 
     def open(self, path):
         extra = dict(mmcare='')
@@ -139,21 +127,21 @@ class Saved(Format):
         description = json.loads(extra['mmcare'])
         run = program.module()
         return Exported(
-            lambda images: [one.numpy() for one in run(images)],
+            lambda images: [output.numpy() for output in run(images)],
             tuple(description['inputs'][0]['shape']),
             description,
         )
 
 
-def test_a_format_is_a_file(tmp_path, monkeypatch, capsys):
+def test_a_new_backend(tmp_path, monkeypatch, capsys):
     """What writing needs is its class; the tool knows it then. Stopped, it writes nothing."""
-    monkeypatch.setitem(FORMATS, 'saved', Saved())
+    monkeypatch.setitem(BACKENDS, 'saved', Saved())
     config = tmp_path / 'thin.py'
     config.write_text(f"model = dict(backbone=dict(type='mmcare.CARE', arch={THIN}))")
     options = ['--format', 'saved', '--shape', '64', '64', '--out-dir', str(tmp_path / 'out')]
     monkeypatch.setattr(sys, 'argv', [TOOL, str(config), *options])
     with monkeypatch.context() as patched:
-        patched.setattr('mmcare.export.export.write_file', Mock(side_effect=KeyboardInterrupt))
+        patched.setattr(Saved, 'write', Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(SystemExit, match='130'):
             runpy.run_path(TOOL, run_name='__main__')
     assert capsys.readouterr().err.endswith('stopped: nothing is written\n')

@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from export_helpers import run_file
 from helpers import THIN
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
-from test_export import run_file
 
 from mmcare.export import export_model, load_source
+from mmcare.export.backends import BACKENDS, open_exported
 from mmcare.export.decoding import describe_decoding, name_outputs
-from mmcare.export.backends import FORMATS
 from mmcare.export.source import Network
-from mmcare.export.runtime import open_exported
 
 SHAPE = (64, 96)
 STRIDES = [8, 16, 32]
@@ -54,7 +53,7 @@ model = dict(
 
 def names_of(name):
     kinds = ['cls_score', 'bbox_pred', *THIRD.get(name, [])]
-    return [f'{kind}{level}' for kind in kinds for level in (1, 2, 3)]
+    return [f'{backend}{level}' for backend in kinds for level in (1, 2, 3)]
 
 
 def decode_points(maps, decode):
@@ -76,20 +75,20 @@ def decode_points(maps, decode):
 
 
 @pytest.mark.parametrize('name', ['RetinaNet', 'FCOS', 'RTMDet'])
-@pytest.mark.parametrize('kind', ['onnx', 'executorch', 'ncnn'])
+@pytest.mark.parametrize('backend', ['onnx', 'executorch', 'ncnn'])
 @pytest.mark.slow
-def test_export(tmp_path, name, kind):
+def test_export(tmp_path, name, backend):
     """The export itself compares numbers with PyTorch's, or raises."""
-    for package in FORMATS[kind].packages:
+    for package in BACKENDS[backend].packages:
         pytest.importorskip(package)
-    report = export_model(load(tmp_path, name), tmp_path, SHAPE, (kind,))[kind]
+    report = export_model(load(tmp_path, name), tmp_path, SHAPE, (backend,))[backend]
     names = names_of(name)
-    names = [f'out{index}' for index in range(len(names))] if kind == 'ncnn' else names
+    names = [f'out{index}' for index in range(len(names))] if backend == 'ncnn' else names
     assert [output['name'] for output in report['outputs']] == names
     written = open_exported(tmp_path / report['file']).description
     assert written['decode'] == report['decode'] and written['decode']['strides'] == STRIDES
     assert written['activation'] == 'sigmoid'
-    if kind == 'onnx':
+    if backend == 'onnx':
         found, _ = run_file(tmp_path / report['file'], torch.zeros(1, 3, *SHAPE))
         assert found == names
 
@@ -104,7 +103,7 @@ def test_decoding(tmp_path, name):
     )
     theirs = np.c_[theirs.bboxes, theirs.labels, theirs.scores]  # a row for each class
     rows = decode_points(
-        [one.numpy() for kind in maps for one in kind], describe_decoding(model)['decode']
+        [one.numpy() for backend in maps for one in backend], describe_decoding(model)['decode']
     )
     ours = [np.c_[rows[:, :4], np.full(len(rows), label), rows[:, 4 + label]] for label in (0, 1)]
     ours = np.concatenate(ours)
@@ -122,8 +121,8 @@ def test_other_heads(tmp_path, name):
     assert decode.get('score_activation') == ('softmax' if name == 'ATSS' else None)
 
 
-def test_what_cannot_be_exported_whole(tmp_path):
-    with pytest.raises(ValueError, match=r'VFNetHead are not .*--with-neck'):
+def test_detectors_that_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r'VFNetHead are not .*--part neck'):
         export_model(load(tmp_path, 'VFNet'), tmp_path / 'out', SHAPE, ('onnx',))
     care = dict(type='mmcare.CARE', arch=THIN, _delete_=True)
     for name in ('mask_rcnn/mask-rcnn_r50_fpn_1x_coco', 'detr/detr_r50_8xb2-150e_coco'):
@@ -131,5 +130,5 @@ def test_what_cannot_be_exported_whole(tmp_path):
         config = Config.fromstring(text, '.py')
         with DefaultScope.overwrite_default_scope('mmdet'), torch.device('meta'):
             model = MODELS.build(config.model)
-        with pytest.raises(ValueError, match=r'one-stage detectors .*--with-neck'):
+        with pytest.raises(ValueError, match=r'one-stage detectors .*--part neck'):
             Network(model, 'model')

@@ -19,11 +19,12 @@ from mmengine.registry import DATASETS, MODELS, DefaultScope
 from mmengine.runner import Runner
 from toy_configs import make_data, toy_config
 
-from mmcare.export import export_model, load_source, runtime
-from mmcare.export.evaluation import ResizeToFit, fit_config, pad_images, replaced_part
+from mmcare.export import backends, export_model, load_source, runtime
+from mmcare.export.backends import open_exported
 from mmcare.export.backends.base import Exported
-from mmcare.export.calibration import describe_resizing, read_pictures
-from mmcare.export.runtime import open_exported
+from mmcare.export.calibration import read_images
+from mmcare.export.evaluation import pad_images, replaced_part
+from mmcare.export.preprocessing import ResizeToFit, describe_resizing, fit_config
 from mmcare.files import size_of
 
 TOOL = str(ROOT / 'tools' / 'eval_exported.py')
@@ -91,30 +92,30 @@ def annotate(data, predictions):
 
 
 @pytest.mark.parametrize(
-    ('task', 'part', 'kind', 'names'),
+    ('task', 'part', 'backend', 'names'),
     [
         *(
             pytest.param(
-                *('detection', 'backbone', kind, ['coco/bbox_mAP', 'coco/segm_mAP']),
+                *('detection', 'backbone', backend, ['coco/bbox_mAP', 'coco/segm_mAP']),
                 marks=pytest.mark.slow,
             )
-            for kind in ('executorch', 'litert')
+            for backend in ('executorch', 'litert')
         ),
         ('classification', 'model', 'coreml', ['accuracy/top500']),
         ('retinanet', 'model', 'litert', ['coco/bbox_mAP']),
         ('segmentation', 'model', 'onnx', ['mIoU', 'aAcc']),
     ],
 )
-def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch):
+def test_metrics(task, part, backend, names, made, run_tool, tmp_path, monkeypatch):
     """Every image goes through the file, and the metrics, which are not zero, are PyTorch's.
 
     LiteRT's takes pixels, and NHWC.
     """
     config, weights, shapes = made(task) / 'toy.py', made(task) / 'weights.pth', []
     source, checkpoint = load_source(config, weights, part), ['--checkpoint', weights]
-    pixels = 'image' if kind == 'litert' else 'tensor'
-    precision = None if kind == 'coreml' else 'float32'
-    report = export_model(source, tmp_path, SHAPE, (kind,), pixels, precision)[kind]
+    input_kind = 'image' if backend == 'litert' else 'tensor'
+    precision = None if backend == 'coreml' else 'float32'
+    report = export_model(source, tmp_path, SHAPE, (backend,), input_kind, precision)[backend]
     assert {'picture1', 'picture2'} <= set(report['deviations'])  # of the config's test data
     file = tmp_path / report['file']
 
@@ -126,7 +127,7 @@ def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch)
         run_tool(task, file, *checkpoint)
         masks, boxes = tmp_path / 'found.segm.json', tmp_path / 'found.bbox.json'
         annotate(made(task) / 'data', masks if masks.exists() else boxes)
-    monkeypatch.setattr(runtime, 'open_exported', spy)
+    monkeypatch.setattr(backends, 'open_exported', spy)
     monkeypatch.setattr(runtime, 'SECONDS', 1e-9)
     table = run_tool(task, file, *checkpoint)
     assert list(table) == ['PyTorch', str(file)]
@@ -135,7 +136,7 @@ def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch)
         assert 0 < table[str(file)][name] < 100
         assert table[str(file)][name] == pytest.approx(table['PyTorch'][name], abs=1e-3)
     assert table[str(file)]['MB'] == size_of(file) / 1e6 and table['PyTorch']['ms'] > 0
-    assert ('ms' in table[str(file)]) == (kind != 'coreml')
+    assert ('ms' in table[str(file)]) == (backend != 'coreml')
 
 
 @pytest.mark.slow
@@ -162,20 +163,20 @@ def test_pictures_of_a_config(made):
     runner = Runner.from_cfg(config)
     pad_images(runner.model, SHAPE)
     expected = [runner.model.data_preprocessor(b)['inputs'] for b in runner.test_dataloader]
-    found = read_pictures(source, SHAPE, 99, loader='test_dataloader')
+    found = read_images(source, SHAPE, 99, loader='test_dataloader')
     torch.testing.assert_close(found, expected)
-    assert len(read_pictures(source, SHAPE, 1)) == 1  # of the training data
+    assert len(read_images(source, SHAPE, 1)) == 1  # of the training data
 
 
 @pytest.mark.parametrize('task', ['classification', 'detection', 'segmentation'])
-def test_pictures_are_prepared_as_the_description_says(made, task):
+def test_described_preprocessing(made, task):
     """With mmcv, its words alone give what the toolbox's own test pipeline does."""
     source = load_source(made(task) / 'toy.py')
     about = describe_resizing(source.config, SHAPE)
     assert (about['crop'] == [*SHAPE]) == (task == 'classification') == bool(about['shorter'])
     loader = {**source.config.test_dataloader.dataset, '_scope_': source.config.default_scope}
     data, norm = DATASETS.build(loader), source.normalization
-    expected = read_pictures(source, SHAPE, len(data), loader='test_dataloader')
+    expected = read_images(source, SHAPE, len(data), loader='test_dataloader')
     options = dict(interpolation=about['interpolation'], backend=about['backend'])
     for index, wanted in enumerate(expected):
         info = data.get_data_info(index)
@@ -188,7 +189,7 @@ def test_pictures_are_prepared_as_the_description_says(made, task):
             top, left = round((height - SHAPE[0]) / 2), round((width - SHAPE[1]) / 2)
             picture = picture[top : top + SHAPE[0], left : left + SHAPE[1]]
         else:
-            height, width = (round(one) for one in sides * min(np.divide(SHAPE, sides)))
+            height, width = (round(side) for side in sides * min(np.divide(SHAPE, sides)))
             picture = mmcv.imresize(picture, (width, height), **options)
         picture = picture[..., ::-1] if norm.channels == 'RGB' else picture
         found = np.zeros((*SHAPE, 3), np.float32)
@@ -196,7 +197,7 @@ def test_pictures_are_prepared_as_the_description_says(made, task):
         assert np.abs(found - wanted[0].permute(1, 2, 0).numpy()).max() < 1e-4
 
 
-def test_padding_has_no_part_in_a_segmentation(made):
+def test_padding_is_not_segmented(made):
     """The program says class 7 where the image is, and class 3 where padding is."""
     config = Config.fromfile(made('segmentation') / 'toy.py')
     fit_config(config, SHAPE)
@@ -268,7 +269,7 @@ def test_bad_input(task, file, options, words, made, run_tool, capsys, tmp_path,
         outputs = [np.zeros(shape, np.float32) for shape in shapes]
         about = dict(part=part, sha256='') if part else {}
         program = Exported(lambda _: outputs, (1, 3, *SHAPE), about)
-        monkeypatch.setattr(runtime, 'open_exported', lambda _: program)
+        monkeypatch.setattr(backends, 'open_exported', lambda _: program)
     elif 'damaged' in file:
         (tmp_path / file).write_bytes(b'not a program')
     torch.save({'state_dict': {'backbone.x': torch.ones(1)}}, tmp_path / 'weights.pth')

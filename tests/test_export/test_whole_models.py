@@ -4,16 +4,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from export_helpers import count_operators, fused, run_file, run_program, spec_of
 from helpers import THIN, deviation
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import MODELS
-from test_export import count_operators, folded, job_of, run_file, run_program
 
 from mmcare.export import export_model, load_source
 from mmcare.export.backends.coreml import convert_coreml
-from mmcare.export.source import fix_pools
-from mmcare.export.calibration import describe_scores
+from mmcare.export.decoding import describe_scores
+from mmcare.export.rewrites import use_matrix_pools
+from mmcare.weights.whole import CheckpointError
 
 WIDTHS = [16, 16, 32, 128]
 SHAPE = (64, 96)
@@ -95,9 +96,9 @@ def whole(tmp_path, write_config):
 
 def check_coreml(source, names, expected, image):
     """Compare the float32 program with PyTorch; return its operators."""
-    network = folded(source)
-    fix_pools(network, image.shape[2:])
-    model = convert_coreml(job_of(network, names, tuple(image.shape[2:])), 'float32')
+    network = fused(source)
+    use_matrix_pools(network, image)
+    model = convert_coreml(spec_of(network, names, tuple(image.shape[2:])), 'float32')
     assert [output.name for output in model.get_spec().description.output] == names
     assert deviation(expected, run_program(model, image)) < 1e-5
     operators = count_operators(model)
@@ -159,16 +160,16 @@ def test_weights_of_less(whole, lost):
     model, config, weights = whole('fpn')
     state = {key: v for key, v in model.state_dict().items() if not key.startswith(lost)}
     torch.save(dict(state_dict=state), weights)
-    with pytest.raises(RuntimeError, match=lost):
+    with pytest.raises(CheckpointError, match=lost):
         load_source(config, weights, 'model')
 
 
 def test_scores():
     """Classes are the test data's, named or a class, if they are as many as the head's."""
-    described = dict(classes=['a', 'b'], palette=[[1, 2, 3], [4, 5, 6]])
-    two = type('Two', (BaseDataset,), dict(METAINFO=described))
+    metainfo = dict(classes=['a', 'b'], palette=[[1, 2, 3], [4, 5, 6]])
+    two = type('Two', (BaseDataset,), dict(METAINFO=metainfo))
     many = type('MultiLabelClsHead', (), {})
-    for kind, number, found in (two, 2, described), (two, 3, {}), ('ConcatDataset', 2, {}):
+    for kind, number, found in (two, 2, metainfo), (two, 3, {}), ('ConcatDataset', 2, {}):
         for name, head, channels, activation in (
             ('head', SimpleNamespace(), number, 'softmax'),
             ('head', many(), number, 'sigmoid'),
@@ -180,5 +181,5 @@ def test_scores():
             head.num_classes = number
             model = SimpleNamespace(**{name: head})
             config = Config(dict(test_dataloader=dict(dataset=dict(type=kind))))
-            source = SimpleNamespace(config=config, network=SimpleNamespace(model=model))
-            assert describe_scores(source, channels) == dict(found, activation=activation)
+            described = describe_scores(model, config, channels)
+            assert described == dict(found, activation=activation)

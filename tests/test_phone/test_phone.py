@@ -25,7 +25,7 @@ from PIL import Image
 from toy_configs import make_data, toy_config
 
 from mmcare.export import export_model, load_source
-from mmcare.export.calibration import read_pictures
+from mmcare.export.calibration import read_images
 from mmcare.phone.files import RUNTIMES, gather
 from mmcare.phone.server import PhoneServer
 
@@ -306,7 +306,7 @@ def test_seen_as_by_the_toolbox(task, exported, serve, phone, photos):
     *files, source = exported(task, input_kind='image' if pixels else 'tensor')
     page, model, norm = phone(serve(*files).url), source.network.model, source.normalization
     mean, std = torch.tensor([norm.mean, norm.std])[..., None, None]
-    tensors = read_pictures(source, SHAPE, len(photos), photos[0].parent)
+    tensors = read_images(source, SHAPE, len(photos), photos[0].parent)
     for photo, tensor in zip(photos, tensors, strict=True):
         page.set_input_files('#photo', photo)
         finish(page)

@@ -1,147 +1,59 @@
-"""What a format is, what it writes, and a file that it has opened."""
+"""What a backend is, and a file that it has opened."""
 
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import ExportedProgram
 
 from mmcare.compatibility import require
-from mmcare.export.source import Normalization
-from mmcare.export.rewrites import export_program
-from mmcare.models.backbones.care import TOTAL_STRIDE
-from mmcare.models.folding import fold
-
-Run = Callable[[Tensor], Sequence[Any]]  # images (1, C, H, W) to outputs
+from mmcare.export.rewrites import aten
+from mmcare.export.spec import ExportSpec
+from mmcare.export.verify import WriteResult, check_sqnr, verify
+from mmcare.files import size_of
 
 
 @dataclass(frozen=True)
 class Exported:
-    """An opened file.
+    """An opened file."""
 
-    Attributes:
-        run: Maps images (1, C, H, W) to the outputs, in the program's order.
-        input_shape: (1, C, H, W); of a free height or width, its name.
-        description: What the file says of itself; empty if it says nothing.
-        timed: Its time says something: the format's own runtime computes it.
-    """
-
-    run: Callable[[Tensor], list[np.ndarray]]
-    input_shape: tuple[Any, ...]
-    description: Mapping[str, Any] = field(default_factory=dict)
-    timed: bool = True
+    run: Callable[[Tensor], list[np.ndarray]]  # images (1, C, H, W) to outputs, in their order
+    input_shape: tuple[Any, ...]  # (1, C, H, W); of a free height or width, its name
+    description: Mapping[str, Any] = field(default_factory=dict)  # empty if the file has none
+    timed: bool = True  # the backend's own runtime computes it, so that its time means something
 
     @property
-    def pixels(self) -> bool:
-        """Whether images have pixels from 0 to 255; otherwise they are normalised."""
-        return self.description.get('inputs', [{}])[0].get('kind') == 'image'
+    def input_kind(self) -> str:
+        """``'image'``, pixels from 0 to 255, or ``'tensor'``, normalized images."""
+        return self.description.get('inputs', [{}])[0].get('kind', 'tensor')
 
 
-class Written(NamedTuple):
-    """What writing a file has shown: facts for its report, and a twin to check it with.
-
-    The twin, called ``name`` in messages, computes the same as the file.
-    """
-
-    facts: dict[str, Any]
-    twin: Run | None = None
-    name: str = ''
-
-
-@dataclass(frozen=True)
-class Job:
-    """A network to write, and what its file is compared with.
-
-    Attributes:
-        network: Folded; maps images (1, C, H, W) to a tuple of outputs.
-        reference: What the file should compute: the network as its users know it.
-        names: Of the outputs.
-        images: To compare both with, by name.
-        calibration: Pictures to quantize with.
-        precision: One of the format's ``precisions``; None: its first.
-        step: Leave height and width free, in multiples of this; 0: one size.
-        normalization: Of the images, if it is known.
-        resize: How pictures get the images' size, if that is known.
-        pixels: The network takes pixels from 0 to 255 and normalises them.
-        options: Of formats, by name.
-        about: The description of the network; formats add what is known of their file.
-    """
-
-    network: Any
-    reference: nn.Module
-    names: Sequence[str]
-    images: Mapping[str, Tensor]
-    calibration: Sequence[Tensor] = ()
-    precision: str | None = None
-    step: int = 0
-    normalization: Normalization | None = None
-    resize: Mapping[str, Any] | None = None
-    pixels: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
-    about: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Channels, height and width of the images."""
-        _, channels, height, width = self.images['random'].shape
-        return channels, height, width
-
-    @cached_property
-    def program(self) -> ExportedProgram:
-        """The network as a program of torch.export."""
-        channels, height, width = self.size
-        return export_program(self.network, channels, (height, width), self.step)
-
-    @cached_property
-    def of_pixels(self) -> 'Job':
-        """The job for images with pixels from 0 to 255, which the network normalises."""
-        assert self.normalization is not None
-        mean, std = torch.tensor([self.normalization.mean, self.normalization.std])
-        norm = nn.BatchNorm2d(len(mean), eps=0).eval().requires_grad_(False)
-        norm.running_mean, norm.running_var = mean, std**2
-        network = deepcopy(self.network)
-        if self.step or any(side % TOTAL_STRIDE for side in self.size[1:]):
-            network = nn.Sequential(norm, network)  # CARE pads with zeros of normalised pixels
-        else:
-            fold(network.backbone.stem.conv, norm, norm_first=True)
-        mean, std = mean[:, None, None], std[:, None, None]
-        return replace(
-            self,
-            network=network,
-            reference=nn.Sequential(norm, self.reference),
-            images={name: image * std + mean for name, image in self.images.items()},
-            calibration=[image * std + mean for image in self.calibration],
-            pixels=True,
-        )
-
-
-class Format:
-    """A format; its class names it, writes it and opens it."""
+class Backend:
+    """A format with its runtime; a subclass names it, writes it and opens it."""
 
     name: str  # for --format
     ending: str  # of its files
     packages: tuple[str, ...]  # that writing needs
     extra = 'export'  # of mmcare, which installs them
-    input = 'tensor'  # what files take by default; or 'image'
+    input_kind = 'tensor'  # what files take by default; or 'image'
     # The default first, each with the largest deviation from PyTorch, as a share of an output's
-    # largest magnitude. None: decibels are compared.
+    # largest magnitude. None: the signal-to-noise ratio is compared.
     precisions: ClassVar[Mapping[str, float | None]] = {'float32': 1e-4}
     runtime: str  # what computes its files here
     layout = 'NCHW'  # of images and maps
-    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # of its own, for add_argument
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # its own, for add_argument
 
     def require(self) -> None:
         """Raise an ImportError if a package is missing that writing needs."""
         for package in self.packages:
             require(package, f'export with --format {self.name}', self.extra)
 
-    def write(self, job: Job, path: Path, description: Mapping[str, Any]) -> Written:
+    def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
         """Write a file, or a folder, that holds a description as JSON, called ``mmcare``."""
         raise NotImplementedError
 
@@ -149,37 +61,83 @@ class Format:
         """Open a file to run it on the CPU by one thread."""
         raise NotImplementedError
 
-    def names(self, job: Job) -> list[str]:
-        """Name the image and the outputs of a file."""
-        return ['image', *job.names]
+    def export(self, spec: ExportSpec, folder: Path) -> dict[str, Any]:
+        """Write a file into a folder, check it, and return its report.
 
-    def settings(self, job: Job) -> dict[str, str]:
+        Raises:
+            ExportError: If the network cannot be converted, or if the file computes something else.
+        """
+        description = self.describe(spec)
+        path = folder / self.file_name(spec)
+        result = self.write(spec, path, description)
+        run, tolerance = self.open(path).run, self.precisions[description['precision']]
+        checked: dict[str, Any]
+        if tolerance is None or 'compress' in description:
+            checked = dict(quantization=check_sqnr(run, spec, path.name, result))
+        else:
+            tolerance = spec.tolerance or tolerance
+            if result.cross_check:
+                verify(result.cross_check, spec, result.cross_check_name, path.name, tolerance)
+            checked = dict(deviations=verify(run, spec, self.runtime, path.name, tolerance))
+        return dict(file=path.name, bytes=size_of(path), **description, **checked, **result.facts)
+
+    def names(self, spec: ExportSpec) -> list[str]:
+        """Name the image and the outputs of a file."""
+        return ['image', *spec.output_names]
+
+    def settings(self, spec: ExportSpec) -> dict[str, str]:
         """Name the precision of a file, and how its weights are compressed, if they are."""
-        settings = dict(precision=job.precision or next(iter(self.precisions)))
-        if 'compress' in self.options and job.options.get('compress'):
-            settings['compress'] = job.options['compress']
+        settings = dict(precision=spec.precision or next(iter(self.precisions)))
+        if 'compress' in self.options and spec.options.get('compress'):
+            settings['compress'] = spec.options['compress']
         return settings
 
-    def describe(self, job: Job) -> dict[str, Any]:
+    def file_name(self, spec: ExportSpec) -> str:
+        """Name a file by what is in it, its size, and settings that are not the default."""
+        name, part, (height, width) = (spec.metadata[key] for key in ('name', 'part', 'shape'))
+        words = [name] if part == 'backbone' else [name, part]
+        words.append('dynamic' if spec.dynamic else f'{height}x{width}')
+        default = next(iter(self.precisions))
+        words += [value for value in self.settings(spec).values() if value != default]
+        return '_'.join(words) + self.ending
+
+    def describe(self, spec: ExportSpec) -> dict[str, Any]:
         """Describe a file for those who run it without PyTorch; keys are in docs/deploy.md."""
         order = [0, 2, 3, 1] if self.layout == 'NHWC' else [0, 1, 2, 3]
-        image = job.images['random']
-        described: list[dict[str, Any]] = []
-        for name, one in zip(self.names(job), [image, *job.network(image)], strict=True):
-            shape, layout = [*one.shape], None
-            if one.dim() == 4:
-                shape = [None if job.step and axis > 1 else one.shape[axis] for axis in order]
+        image = spec.images['random'].tensor
+        tensors: list[dict[str, Any]] = []
+        for name, x in zip(self.names(spec), [image, *spec.network(image)], strict=True):
+            shape, layout = [*x.shape], None
+            if x.dim() == 4:
+                shape = [None if spec.dynamic and axis > 1 else x.shape[axis] for axis in order]
                 layout = self.layout
-            described.append(dict(name=name, shape=shape, layout=layout))
-        norm: Any = job.normalization
-        outside = norm and not job.pixels
-        described[0] |= dict(
-            kind='image' if job.pixels else 'tensor',
-            mean=[*norm.mean] if outside else None,
-            std=[*norm.std] if outside else None,
-            padding=[*norm.mean] if job.pixels else [0.0] * job.size[0],
+            tensors.append(dict(name=name, shape=shape, layout=layout))
+        norm: Any = spec.normalization
+        mean = [*norm.mean] if norm else None
+        normalized = spec.input_kind == 'tensor'
+        tensors[0] |= dict(
+            kind=spec.input_kind,
+            mean=mean if normalized else None,
+            std=[*norm.std] if norm and normalized else None,
+            padding=[0.0] * spec.input_shape[1] if normalized else mean,
             channels=norm and norm.channels,
-            resize=job.resize,
+            resize=spec.resize,
         )
-        ends = dict(inputs=described[:1], outputs=described[1:])
-        return {**job.about, 'format': self.name, **self.settings(job), **ends}
+        ends = dict(inputs=tensors[:1], outputs=tensors[1:])
+        return {**spec.metadata, 'format': self.name, **self.settings(spec), **ends}
+
+
+def count_convolutions(program: ExportedProgram, stages: str) -> list[list[Any]]:
+    """Count the convolutions of each stage, and of the rest of the model, in the program's order.
+
+    Args:
+        program: Of a network.
+        stages: Regular expression that finds the stage in the name of a module.
+    """
+    found = []
+    for node in program.graph.nodes:
+        if node.target in (aten.conv2d.default, aten.convolution.default):
+            module_name = str([*node.meta['nn_module_stack'].values()][-1][0])
+            stage = re.search(stages, module_name)
+            found.append(stage[0] if stage else 'rest')
+    return [[stage, len([*group])] for stage, group in groupby(found)]

@@ -3,17 +3,17 @@
 import json
 import platform
 from collections.abc import Mapping
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from mmcare.export.backends.base import Exported, Format, Job, Written
+from mmcare.export.backends.base import Backend, Exported
 from mmcare.export.backends.mil import open_package
-from mmcare.export.rewrites import COREML, export_program
-from mmcare.models.backbones.care import LinearAttention
+from mmcare.export.rewrites import COREML, export_program, with_float16_attention
+from mmcare.export.spec import ExportSpec
+from mmcare.export.verify import WriteResult
 
 TARGETS = ('iOS16', 'iOS17', 'iOS18')
 COMPRESSIONS = ('palettize4', 'palettize8', 'int8')
@@ -21,24 +21,24 @@ RUNTIME = 'PyTorch, with sums in float32; not Core ML'  # on every system
 LICENSE = 'mmcare: Apache-2.0; the published CARE weights: MIT'
 
 
-class CoreML(Format):
+class CoreML(Backend):
     """``.mlpackage``, an ML Program."""
 
     name = 'coreml'
     ending = '.mlpackage'
     packages = ('coremltools', 'sklearn')  # the latter compresses
-    input = 'image'
-    precisions: ClassVar = {'float16': 1e-2, **Format.precisions}
+    input_kind = 'image'
+    precisions: ClassVar = {'float16': 1e-2, **Backend.precisions}
     runtime = 'the interpreter of ML Programs'
     options: ClassVar = {
-        'target': dict(choices=TARGETS, help=f'oldest for Core ML; default: {TARGETS[0]}'),
-        'compress': dict(choices=COMPRESSIONS, help="Core ML's weights"),
+        'target': dict(choices=TARGETS, help=f'oldest iOS for Core ML; default: {TARGETS[0]}'),
+        'compress': dict(choices=COMPRESSIONS, help='how weights are compressed for Core ML'),
     }
 
-    def write(self, job: Job, path: Path, description: Mapping[str, Any]) -> Written:
+    def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
         """Write an ML Program."""
-        target, compression = job.options.get('target', TARGETS[0]), description.get('compress')
-        model = convert_coreml(job, description['precision'], target)
+        target, compression = spec.options.get('target', TARGETS[0]), description.get('compress')
+        model = convert_coreml(spec, description['precision'], target)
         if compression:
             model = compress_coreml(model, compression)
         model.short_description = 'CARE {arch}: {part}'.format(**description)
@@ -48,35 +48,30 @@ class CoreML(Format):
         model.save(str(path))
         # Not part of the package; as large as a small network.
         path.joinpath('executorch_debug_handle_mapping.json').unlink(missing_ok=True)
-        return Written(dict(target=target, runtime=RUNTIME))
+        return WriteResult(dict(target=target, runtime=RUNTIME))
 
     def open(self, path: Path) -> Exported:
         """Open a package in the interpreter of :mod:`mmcare.export.backends.mil`."""
         return open_package(path)
 
 
-def convert_coreml(job: Job, precision: str = 'float16', target: str = 'iOS16') -> Any:
-    """Convert a network to a ``coremltools.models.MLModel``; inputs and outputs have its type."""
+def convert_coreml(spec: ExportSpec, precision: str = 'float16', target: str = 'iOS16') -> Any:
+    """Convert a network to a ``coremltools.models.MLModel``, all in one precision."""
     import coremltools as ct
 
-    channels, height, width = job.size
     half = precision == 'float16'
     dtype = np.float16 if half else np.float32
-    network = deepcopy(job.network).requires_grad_(False)
-    for module in network.modules():
-        if isinstance(module, LinearAttention) and half:
-            module.eps = LinearAttention.FLOAT16_EPS
-    shape = 1, channels, height, width
-    if job.normalization is None or not job.pixels:
-        image = ct.TensorType(name='image', shape=shape, dtype=dtype)
+    network = with_float16_attention(spec.network) if half else spec.network
+    if spec.normalization is None or spec.input_kind == 'tensor':
+        image = ct.TensorType(name='image', shape=spec.input_shape, dtype=dtype)
     else:
-        layout = getattr(ct.colorlayout, job.normalization.channels)
-        image = ct.ImageType(name='image', shape=shape, color_layout=layout)
-    program = export_program(network, channels, (height, width))
+        layout = getattr(ct.colorlayout, spec.normalization.channels)
+        image = ct.ImageType(name='image', shape=spec.input_shape, color_layout=layout)
+    program = export_program(network, spec.input_shape)
     return ct.convert(
         program.run_decompositions({**torch.export.default_decompositions(), **COREML}),
         inputs=[image],
-        outputs=[ct.TensorType(name=name, dtype=dtype) for name in job.names],
+        outputs=[ct.TensorType(name=name, dtype=dtype) for name in spec.output_names],
         convert_to='mlprogram',
         minimum_deployment_target=getattr(ct.target, target),
         compute_precision=ct.precision.FLOAT16 if half else ct.precision.FLOAT32,

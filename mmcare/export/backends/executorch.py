@@ -3,7 +3,6 @@
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,25 +12,27 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from mmcare.compatibility import require
-from mmcare.export.backends.base import Exported, Format, Job, Written
+from mmcare.export.backends.base import Backend, Exported, count_convolutions
 from mmcare.export.rewrites import (
-    XNNPACK,
-    count_convolutions,
+    EXECUTORCH,
     export_program,
     separate_convolutions,
+    separate_weights,
 )
+from mmcare.export.spec import ExportSpec
+from mmcare.export.verify import WriteResult
 
 
-class ExecuTorch(Format):
+class ExecuTorch(Backend):
     """``.pte``, whose outputs have no names."""
 
     name = 'executorch'
     ending = '.pte'
     packages = ('executorch',)
-    precisions: ClassVar = {**Format.precisions, 'int8': None}
+    precisions: ClassVar = {**Backend.precisions, 'int8': None}
     runtime = 'ExecuTorch'
 
-    def write(self, job: Job, path: Path, description: Mapping[str, Any]) -> Written:
+    def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
         """Write a ``.pte`` file.
 
         Operators that XNNPACK does not take cut the program into several ``delegates`` and run in
@@ -44,26 +45,28 @@ class ExecuTorch(Format):
         int8 = description['precision'] == 'int8'
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # of ExecuTorch about its own code
-            network = separate_convolutions(job.network)
-            program = decompose(export_program(network, job.size[0], job.size[1:]))
+            network = separate_convolutions(spec.network)
+            program = decompose(export_program(network, spec.input_shape))
             if int8:
-                program = quantize(program, job.calibration)
+                program = quantize(program, spec.calibration)
             edge: Any = to_edge_transform_and_lower(
                 program,
                 partitioner=[XnnpackPartitioner()],
                 constant_methods=dict(mmcare=json.dumps(description)),
             )
         info = get_delegation_info(edge.exported_program().graph_module)
-        kinds = info.delegation_by_operator
-        kinds.pop('getitem', None)  # takes an output of a delegate
-        outside = {name: kind.non_delegated for name, kind in kinds.items() if kind.non_delegated}
+        outside = {
+            name: counts.non_delegated
+            for name, counts in info.delegation_by_operator.items()
+            if counts.non_delegated and name != 'getitem'  # which takes an output of a delegate
+        }
         edge.to_executorch().save(str(path))
         facts = dict(
             delegates=info.num_delegated_subgraphs,
             outside=outside,
-            convolutions=count_convolutions(program),
+            convolutions=count_convolutions(program, spec.info.stages),
         )
-        return Written(facts, program.module() if int8 else None, 'PyTorch')
+        return WriteResult(facts, program.module() if int8 else None, 'PyTorch')
 
     def open(self, path: Path) -> Exported:
         """Open a file in ExecuTorch's runtime."""
@@ -79,7 +82,7 @@ class ExecuTorch(Format):
             (description,) = program.load_method('mmcare').execute([])
 
         def run(images: Tensor) -> list[np.ndarray]:
-            # Without a look at the strides, values are taken in the order of the memory.
+            # ExecuTorch ignores strides and reads values in the order of the memory.
             return [output.numpy() for output in method.execute([images.contiguous()])]
 
         shape = tuple(method.metadata.input_tensor_meta(0).sizes())
@@ -87,10 +90,10 @@ class ExecuTorch(Format):
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
-    """Write a program in operators that XNNPACK has, with pieces of weights as weights."""
+    """Write a program in operators that XNNPACK has; pieces of weights become weights."""
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
-    return constant_prop_pass(program.run_decompositions(dict(XNNPACK)))
+    return constant_prop_pass(program.run_decompositions(dict(EXECUTORCH)))
 
 
 @torch.no_grad()
@@ -113,16 +116,7 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
         torch.ops.aten.conv2d.default, get_symmetric_quantization_config(is_per_channel=True)
     )
     module: Any = program.module()
-    # The quantizer passes over a convolution whose weight another one has, as those of heads for
-    # several levels, and ExecuTorch (1.5.1) would quantize their bias for the first one's input:
-    # each gets a copy. Files hold equal weights once.
-    for node in module.graph.find_nodes(op='get_attr'):
-        for user in [*node.users][1:]:
-            with module.graph.inserting_before(user):
-                own = module.graph.node_copy(node)
-            own.target = own.name
-            module.register_buffer(own.target, attrgetter(node.target)(module).clone())
-            user.replace_input_with(node, own)
+    separate_weights(module)
     module = prepare_pt2e(module, quantizer)
     for image in images:
         module(image)

@@ -7,77 +7,64 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmcare.compatibility import require
-from mmcare.export.backends.base import Exported, Format, Job, Written
-from mmcare.export.rewrites import XNNPACK, aten
-from mmcare.export.verify import ExportError
-
-TABLE = {key: XNNPACK[key] for key in (aten.conv2d.default, aten.elu.default)}
-
-
-class ChannelsLast(nn.Module):
-    """A program of images and maps (1, H, W, C); names are those of the file."""
-
-    def __init__(self, program: nn.Module, names: Sequence[str]) -> None:
-        super().__init__()
-        self.program, self.names = program, names
-        self.training = False  # programs have no eval()
-
-    def forward(self, image: Tensor) -> dict[str, Tensor]:
-        """Map an image to outputs by name."""
-        outputs = self.program(image.permute(0, 3, 1, 2))
-        outputs = [one.permute(0, 2, 3, 1) if one.dim() == 4 else one for one in outputs]
-        return dict(zip(self.names, outputs, strict=True))
+from mmcare.export.backends.base import Backend, Exported
+from mmcare.export.rewrites import LITERT, ChannelsLast
+from mmcare.export.spec import ExportSpec
+from mmcare.export.verify import ExportError, WriteResult
 
 
-class LiteRT(Format):
+class LiteRT(Backend):
     """``.tflite``; images and maps are NHWC, as Android's image libraries give them."""
 
     name = 'litert'
     ending = '.tflite'
     packages = ('litert_torch', 'ai_edge_litert', 'ai_edge_quantizer')
     extra = 'litert'
-    precisions: ClassVar = {**Format.precisions, 'float16': 5e-3, 'int8': None}
+    precisions: ClassVar = {**Backend.precisions, 'float16': 5e-3, 'int8': None}
     runtime = 'LiteRT'
     layout = 'NHWC'
 
-    def write(self, job: Job, path: Path, description: Mapping[str, Any]) -> Written:
+    def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
         """Write a ``.tflite`` file, which computes the same with and without XNNPACK."""
         import litert_torch
 
         litert_torch.config.show_progress = False
-        network = ChannelsLast(job.program.run_decompositions(TABLE).module(), job.names)
+        program = spec.program.run_decompositions(dict(LITERT))
+        network = ChannelsLast(program.module(), spec.output_names)
         try:
-            image = job.images['random'].permute(0, 2, 3, 1)
+            image = spec.images['random'].tensor.permute(0, 2, 3, 1)
             litert_torch.convert(network, sample_kwargs=dict(image=image)).export(str(path))
         except Exception as error:  # the converter has classes of its own
             raise ExportError(f'LiteRT cannot convert {path.name}: {error}') from error
         if description['precision'] == 'int8':
-            _quantize(path, job.calibration, job.names)
+            _quantize(path, spec.calibration, spec.output_names)
         if description['precision'] == 'float16':
             _cast(path)
         _store(path, description)
         # A version of LiteRT multiplied transposed matrices wrongly.
         plain = self.open(path, delegate=False).run
-        return Written(_count_operators(path), plain, 'LiteRT without XNNPACK')
+        return WriteResult(_count_operators(path), plain, 'LiteRT without XNNPACK')
 
     def open(self, path: Path, delegate: bool = True) -> Exported:
         """Open a file in LiteRT, with its XNNPACK delegate or without."""
         runtime = require('ai_edge_litert.interpreter', 'running a .tflite file', 'litert')
-        kind = runtime.OpResolverType['AUTO' if delegate else 'BUILTIN_WITHOUT_DEFAULT_DELEGATES']
-        program = runtime.Interpreter(str(path), num_threads=1, experimental_op_resolver_type=kind)
+        name = 'AUTO' if delegate else 'BUILTIN_WITHOUT_DEFAULT_DELEGATES'
+        resolver = dict(experimental_op_resolver_type=runtime.OpResolverType[name])
+        program = runtime.Interpreter(str(path), num_threads=1, **resolver)
         program.allocate_tensors()
         (image,), outputs = program.get_input_details(), program.get_output_details()
-        if wrong := [one['name'] for one in (image, *outputs) if one['dtype'] is not np.float32]:
+        wrong = [x['name'] for x in (image, *outputs) if x['dtype'] is not np.float32]
+        if wrong:
             raise ValueError(f'not float32: {", ".join(wrong)}')
 
         def run(images: Tensor) -> list[np.ndarray]:
             program.set_tensor(image['index'], images.permute(0, 2, 3, 1).contiguous().numpy())
             program.invoke()
-            found = [program.get_tensor(one['index']) for one in outputs]
-            return [one.transpose(0, 3, 1, 2) if one.ndim == 4 else one for one in found]
+            found = [program.get_tensor(output['index']) for output in outputs]
+            return [x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for x in found]
 
         _, height, width, channels = map(int, image['shape'])
         return Exported(run, (1, channels, height, width), _read(path))
@@ -87,9 +74,11 @@ def _cast(path: Path) -> None:
     """Store the weights of convolutions and linear layers in float16, in place."""
     from ai_edge_quantizer import qtyping, quantizer
 
-    every, casting = qtyping.TFLOperationName.ALL_SUPPORTED, quantizer.AlgorithmName.FLOAT_CASTING
+    operators = qtyping.TFLOperationName.ALL_SUPPORTED
     cast = quantizer.Quantizer(str(path))
-    cast.add_weight_only_config('.*', every, 16, algorithm_key=casting)
+    cast.add_weight_only_config(
+        '.*', operators, 16, algorithm_key=quantizer.AlgorithmName.FLOAT_CASTING
+    )
     result = cast.quantize(enable_progress_bar=False, enable_progress_report=False)
     path.write_bytes(result.quantized_model)
 
@@ -118,8 +107,8 @@ def _quantize(path: Path, images: Sequence[Tensor], names: Sequence[str]) -> Non
     (graph,), (signature,) = model.subgraphs, model.signatureDefs
     small = [tensor.type == schema.TensorType.INT8 for tensor in graph.tensors]
     ends = [(op.inputs[0], op.outputs[0]) for op in graph.operators]
-    ends = [(one, out) for one, out in ends if small[one] and not small[out]]
-    floats, integers = dict(ends), {out: one for one, out in ends}
+    ends = [(source, out) for source, out in ends if small[source] and not small[out]]
+    floats, integers = dict(ends), {out: source for source, out in ends}
     for output in signature.outputs:
         output.tensorIndex = floats.get(output.tensorIndex, output.tensorIndex)
     tensors = {output.name.decode(): output.tensorIndex for output in signature.outputs}
@@ -150,7 +139,7 @@ def _read(path: Path) -> dict[str, Any]:
 
     model = Model.GetRootAs(path.read_bytes())
     entries = map(model.Metadata, range(model.MetadataLength()))
-    found = [model.Buffers(one.Buffer()) for one in entries if one.Name() == b'mmcare']
+    found = [model.Buffers(entry.Buffer()) for entry in entries if entry.Name() == b'mmcare']
     return json.loads(found[0].DataAsNumpy().tobytes()) if found else {}
 
 
@@ -162,14 +151,14 @@ def _count_operators(path: Path) -> dict[str, Any]:
     program.allocate_tensors()
     nodes = {node['index']: node for node in program._get_ops_details()}
     delegates = [node for node in nodes.values() if node['op_name'] == 'DELEGATE']
-    kinds = {key: one['op_name'] for key, one in nodes.items() if one['op_name'] != 'DELEGATE'}
-    makers = {tensor: index for index in kinds for tensor in nodes[index]['outputs']}
+    names = {key: node['op_name'] for key, node in nodes.items() if node['op_name'] != 'DELEGATE'}
+    makers = {tensor: index for index in names for tensor in nodes[index]['outputs']}
     inside = set()
     for delegate in delegates:  # those between its inputs and outputs
         seen, tensors = {*delegate['inputs']}, {*delegate['outputs']}
         while tensors := (tensors & {*makers}) - seen:
             seen |= tensors
             inside |= {makers[tensor] for tensor in tensors}
-            tensors = {one for tensor in tensors for one in nodes[makers[tensor]]['inputs']}
-    outside = Counter(kind for index, kind in kinds.items() if index not in inside)
+            tensors = {source for tensor in tensors for source in nodes[makers[tensor]]['inputs']}
+    outside = Counter(name for index, name in names.items() if index not in inside)
     return dict(delegates=len(delegates), outside={**outside})

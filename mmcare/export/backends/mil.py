@@ -1,8 +1,8 @@
 """ML Programs, Core ML's, computed by PyTorch on any system.
 
-The operators are computed in float32, sums included, and each result is rounded to the type that
-the program declares, so that what leaves the range of float16 shows. Core ML itself chooses how it
-sums, by device. Semantics: the documentation of MIL's operators,
+Operators are computed in float32, sums included, and each result is rounded to the type that the
+program declares, so that values outside the range of float16 show. Core ML chooses the type of sums
+by device. Semantics: the documentation of MIL's operators,
 https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.defs.html
 """
 
@@ -22,11 +22,11 @@ from mmcare.export.backends.base import Exported
 
 
 def open_package(path: Path) -> Exported:
-    """Read an ``.mlpackage`` to compute its program; images are NCHW, as pixels if it takes these.
+    """Open an ``.mlpackage`` to compute its program.
 
     Raises:
         ImportError: If coremltools is missing.
-        ValueError: If the program has operators that are missing here.
+        ValueError: If the program has operators that are missing in ``OPERATORS``.
     """
     ct = require('coremltools', 'running an .mlpackage')
     from coremltools.converters.mil.frontend.milproto.load import load
@@ -42,20 +42,20 @@ def open_package(path: Path) -> Exported:
             (variable,) = operation.outputs
             constants[variable.name] = _read(operation)
         else:
-            inputs = {key: one for key, one in operation.inputs.items() if one is not None}
+            inputs = {key: x for key, x in operation.inputs.items() if x is not None}
             steps.append((operation, inputs, []))
     if lacking := {operation.op_type for operation, *_ in steps} - {*OPERATORS}:
         raise ValueError(f'mmcare cannot compute {", ".join(sorted(lacking))} (backends/mil.py)')
-    needed = {one.name for one in function.outputs} | {*constants}
-    for _, inputs, done in reversed(steps):  # what no later operator takes is freed
-        done += {one.name for one in tree_leaves(inputs)} - needed
+    needed = {output.name for output in function.outputs} | {*constants}
+    for _, inputs, done in reversed(steps):  # a result is freed after its last use
+        done += {variable.name for variable in tree_leaves(inputs)} - needed
         needed |= {*done}
 
     @torch.no_grad()
     def run(images: Tensor) -> list[np.ndarray]:
         values = {**constants, image.name: _round(images.float(), image)}
         for operation, inputs, done in steps:
-            arguments = tree_map_only(ct.converters.mil.Var, lambda one: values[one.name], inputs)
+            arguments = tree_map_only(ct.converters.mil.Var, lambda x: values[x.name], inputs)
             try:
                 results = OPERATORS[operation.op_type](**arguments)
                 results = results if isinstance(results, list | tuple) else [results]

@@ -11,26 +11,27 @@ import torch
 from torch import Tensor
 
 from mmcare.compatibility import require
-from mmcare.export.backends.base import Exported, Format, Job, Written
+from mmcare.export.backends.base import Backend, Exported
 from mmcare.export.rewrites import separate_convolutions
-from mmcare.export.verify import ExportError
+from mmcare.export.spec import ExportSpec
+from mmcare.export.verify import ExportError, WriteResult
 
 
-class Ncnn(Format):
+class Ncnn(Backend):
     """A folder with ``model.ncnn.param``, ``model.ncnn.bin`` and ``mmcare.json``."""
 
     name = 'ncnn'
     ending = '.ncnn'
     packages = ('pnnx', 'ncnn')
     extra = 'ncnn'
-    precisions: ClassVar = {**Format.precisions, 'float16': 5e-3}
+    precisions: ClassVar = {**Backend.precisions, 'float16': 5e-3}
     runtime = 'ncnn'
 
-    def names(self, job: Job) -> list[str]:
+    def names(self, spec: ExportSpec) -> list[str]:
         """Name the image and the outputs."""
-        return ['in0', *(f'out{index}' for index in range(len(job.names)))]
+        return ['in0', *(f'out{index}' for index in range(len(spec.output_names)))]
 
-    def write(self, job: Job, path: Path, description: Mapping[str, Any]) -> Written:
+    def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
         """Write the files.
 
         Raises:
@@ -39,10 +40,10 @@ class Ncnn(Format):
         import ncnn
         import pnnx
 
-        channels, height, width = job.size
+        _, channels, height, width = spec.input_shape
         path.mkdir()
-        network = separate_convolutions(job.network)
-        torch.jit.trace(network, job.images['random']).save(path / 'model.pt')
+        network = separate_convolutions(spec.network)
+        torch.jit.trace(network, spec.images['random'].tensor).save(path / 'model.pt')
         # Not pnnx.export: it imports the Python file that pnnx writes, which can be invalid.
         size = f'inputshape=[1,{channels},{height},{width}]'
         half = f'fp16={int(description["precision"] == "float16")}'
@@ -58,11 +59,11 @@ class Ncnn(Format):
         lines[2] += f' 0={width} 1={height} 2={channels}'
         param.write_text('\n'.join(lines) + '\n')
         layers = [line.split()[0] for line in lines[2:]]
-        lacking = sorted({kind for kind in layers if ncnn.create_layer(kind) is None})
+        lacking = sorted({layer for layer in layers if ncnn.create_layer(layer) is None})
         if lacking:
             raise ExportError(f'ncnn has no {", ".join(lacking)}; {path.name} is not written')
         path.joinpath('mmcare.json').write_text(json.dumps(description))
-        return Written({})
+        return WriteResult({})
 
     def open(self, path: Path) -> Exported:
         """Open a folder in ncnn."""

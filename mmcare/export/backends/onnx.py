@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 import torch
 
 from mmcare.compatibility import require
-from mmcare.export.backends.base import Exported, Format, Job, Written
-from mmcare.export.rewrites import count_convolutions
+from mmcare.export.backends.base import Backend, Exported, count_convolutions
+from mmcare.export.spec import ExportSpec
+from mmcare.export.verify import WriteResult
 
 OPSET = 20  # the first with an operator for GELU
 
 
-class Onnx(Format):
+class Onnx(Backend):
     """``.onnx``; the input is ``image``."""
 
     name = 'onnx'
@@ -24,24 +25,26 @@ class Onnx(Format):
     options: ClassVar = {
         'dynamic': dict(
             action='store_true',
-            help='ONNX for any height and width from 33 to 4096; beyond a backbone, those that 32 '
-            'divides',
+            help='ONNX for any height and width from 33 to 4096; with --part neck or model, '
+            'multiples of 32',
         )
     }
 
-    def write(self, job: Job, path: Path, description: Mapping[str, Any]) -> Written:
+    def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
         """Write an ONNX file; report opset and convolutions by stage."""
         converted = torch.onnx.export(
-            job.program,
+            spec.program,
             input_names=['image'],
-            output_names=list(job.names),
+            output_names=list(spec.output_names),
             opset_version=OPSET,
             verbose=False,
         )
         assert converted is not None, 'an ONNXProgram, since no file is named'
         converted.model.metadata_props['mmcare'] = json.dumps(description)
         converted.save(path, external_data=False)
-        return Written(dict(opset=OPSET, convolutions=count_convolutions(job.program)))
+        return WriteResult(
+            dict(opset=OPSET, convolutions=count_convolutions(spec.program, spec.info.stages))
+        )
 
     def open(self, path: Path) -> Exported:
         """Open a file in ONNX Runtime."""
