@@ -9,7 +9,7 @@ from mmengine.runner import Runner
 from toy_training import EPOCHS, Model, StopAt, build, names, train
 
 from mmcare.models import CARE
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError
 
 FLIPS = dict(
     type='TestTimeAug',
@@ -25,7 +25,7 @@ FLIPS = dict(
 def warned(monkeypatch):
     """Texts of our warnings."""
     found = []
-    for place in ('weights.whole', 'engine.hooks.exact_resume_hook'):
+    for place in ('models.loading', 'engine.hooks.exact_resume_hook'):
         monkeypatch.setattr(f'mmcare.{place}.print_log', lambda text, **_: found.append(text))
     return found
 

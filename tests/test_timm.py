@@ -10,7 +10,7 @@ import torch
 from helpers import DATA, THIN, assert_equal, published_weights, reference_image
 
 from mmcare.models import CARE
-from mmcare.weights.reading import read_whole
+from mmcare.models.loading import read_state_dict
 
 timm = pytest.importorskip('timm')
 mmcare_timm = pytest.importorskip('mmcare.timm')
@@ -178,7 +178,7 @@ def test_file_goes_into_features_other_classes_and_channels(published):
     source = dict(pretrained=True, pretrained_cfg_overlay=dict(file=str(published)))
     model = timm.create_model('care_s0', **source, features_only=True, out_indices=(0, 2)).eval()
     care = CARE('s0', out_indices=(0, 2)).eval()
-    care.load_state_dict(read_whole(care, published), strict=False)
+    care.load_state_dict(read_state_dict(care, published), strict=False)
     assert_equal(model(IMAGE), list(care(IMAGE)))
     gray = timm.create_model('care_s0', **source, num_classes=7, in_chans=1)
     assert gray(IMAGE[:, :1]).shape == (2, 7)

@@ -8,7 +8,7 @@ cannot be trained. The model's toolbox must be installed.
 import argparse
 import sys
 
-from mmcare.weights.convert import fold_checkpoint
+from mmcare.convert import fold_checkpoint
 
 
 def parse_args() -> argparse.Namespace:

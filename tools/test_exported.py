@@ -30,8 +30,7 @@ from mmengine.runner import Runner
 from mmcare.export.load import Network
 from mmcare.export.runtime import measure_in_turn, open_exported
 from mmcare.files import check_writable_file, moved_into_place, size_of
-from mmcare.weights.reading import load_weights
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError, load_weights
 
 ROUNDS = 5
 PYTORCH = 'PyTorch'

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mmcare.models import CARE
+from mmcare.models.loading import check_state_dict, strict_loading
 from mmcare.weights.names import of_backbone
 from mmcare.weights.reading import load_weights
-from mmcare.weights.whole import check_whole, loaded_whole
 
 PARTS = ('backbone', 'neck', 'model')
 HEADS = ('head', 'decode_head', 'bbox_head')
@@ -208,7 +208,7 @@ def _load(network: Network, checkpoint: str | os.PathLike) -> None:
     state = load_weights(checkpoint)
     if any(key.split('.')[-1] == 'folded' for key in state):
         fold_all(network)
-    alone = network.model is network.backbone
-    state = check_whole(network.backbone, of_backbone(state), '', checkpoint) if alone else state
-    with loaded_whole(network.model, (CARE,), checkpoint):
+    if network.model is network.backbone:
+        state = check_state_dict(network.backbone, of_backbone(state), '', checkpoint)
+    with strict_loading(network.model, (CARE,), checkpoint):
         network.model.load_state_dict(state)

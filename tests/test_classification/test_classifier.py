@@ -19,8 +19,8 @@ from mmpretrain.registry import MODELS
 from mmpretrain.structures import DataSample
 
 from mmcare.classification import CAREClsHead
-from mmcare.weights.reading import load_weights
-from mmcare.weights.whole import CheckpointError, check_whole
+from mmcare.models.loading import check_state_dict
+from mmcare.weights.reading import CheckpointError, load_weights
 
 CHANNELS, CLASSES = 128, 3  # 128 is the width of THIN's last map
 TEACHER = dict(LARGE_TEACHER, head=dict(LARGE_TEACHER['head'], num_classes=CLASSES))
@@ -121,13 +121,13 @@ def test_files_that_do_not_fit_the_heads(source, change, words):
     state = source.state_dict()
     change(state)
     with pytest.raises(CheckpointError, match=words):
-        check_whole(classifier().head, state, 'head.', 'file.pth')
+        check_state_dict(classifier().head, state, 'head.', 'file.pth')
 
 
 def test_file_with_another_number_of_classes(source, capsys):
     """As in mmpretrain: classifiers are skipped with a warning, everything else is loaded."""
     model, state = classifier(classes=7), source.state_dict()
-    check_whole(model.head, state, 'head.', 'file.pth')
+    check_state_dict(model.head, state, 'head.', 'file.pth')
     load_state_dict(model, state, strict=False)
     given = {key: value for key, value in model.state_dict().items() if '.fc.' not in key}
     assert_equal(given, {key: state[key] for key in given})

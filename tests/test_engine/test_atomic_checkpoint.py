@@ -11,8 +11,7 @@ import toy_training
 from helpers import run
 from toy_training import EPOCHS, names, saved, train
 
-from mmcare.weights.reading import read_checkpoint
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError, read_checkpoint
 
 HOOK = 'mmcare.engine.hooks.atomic_checkpoint_hook'
 NEWEST = f'epoch_{EPOCHS}.pth'

@@ -7,7 +7,7 @@ import torch
 from mmengine.hooks import Hook
 from toy_training import EPOCHS, StopAt, build, saved, train
 
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError
 
 HOOK = 'mmcare.engine.hooks.exact_resume_hook'
 PLAIN_SGD = dict(state={}, param_groups=[dict(momentum=0)])

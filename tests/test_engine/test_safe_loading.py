@@ -14,7 +14,7 @@ from mmengine.runner import CheckpointLoader, Runner
 from mmengine.runner.checkpoint import load_from_local
 from toy_configs import make_data, toy_config
 
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError
 
 pytest.importorskip('mmdet')
 LAST = dict(detection='epoch_2.pth', segmentation='iter_2.pth')

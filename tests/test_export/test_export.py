@@ -23,7 +23,7 @@ from mmcare.export.load import IMAGENET, Network, Normalization, Source, fold_al
 from mmcare.export.runtime import open_exported
 from mmcare.export.verify import ExportError, trial_images, verify
 from mmcare.models.backbones.care import LinearAttention
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError
 
 TOOL = ROOT / 'tools' / 'export_backbone.py'
 SHAPE = (64, 96)

@@ -9,10 +9,9 @@ from mmengine.registry import MODELS, init_default_scope
 from test_loading import published_state, random_backbone
 from toy_configs import toy_config
 
+from mmcare.convert import convert_checkpoint, fold_checkpoint
 from mmcare.models import CARE
-from mmcare.weights.convert import convert_checkpoint, fold_checkpoint
-from mmcare.weights.reading import read_checkpoint
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError, read_checkpoint
 
 
 @pytest.fixture(autouse=True)

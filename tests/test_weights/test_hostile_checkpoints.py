@@ -21,11 +21,10 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader, load_checkpoint
 from torch import nn
 
+from mmcare.convert import convert_checkpoint
 from mmcare.models import CARE
 from mmcare.weights import reading, unpickling
-from mmcare.weights.convert import convert_checkpoint
-from mmcare.weights.reading import read_checkpoint, safe_loader, write_checkpoint
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError, read_checkpoint, safe_loader, write_checkpoint
 
 HAS_LIST = hasattr(torch.serialization, 'safe_globals')  # of allowed classes; from PyTorch 2.5 on
 has_list = pytest.mark.skipif(not HAS_LIST, reason='this PyTorch has no list of allowed classes')

@@ -19,7 +19,7 @@ from mmcare.compatibility import skips_batches
 from mmcare.engine.hooks import SwitchableHook
 from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError
 
 
 @HOOKS.register_module()

@@ -28,9 +28,9 @@ from torch.utils.checkpoint import checkpoint
 from mmcare.compatibility import autocast_off
 from mmcare.models.arguments import NUM_STAGES, check, resolve_arch
 from mmcare.models.folding import build_norm, check_foldable, fold, is_fixed
+from mmcare.models.loading import read_state_dict
 from mmcare.models.recompute import recompute
 from mmcare.registry import MODELS
-from mmcare.weights.reading import read_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -570,7 +570,7 @@ class CARE(BaseModule):
         files = [cfg for cfg in cfgs if cfg['type'] in ('Pretrained', PretrainedInit)]
         for cfg in files:
             check('init_cfg', cfg, 'a Pretrained with checkpoint=FILE', bool(cfg.get('checkpoint')))
-        states = [] if self.is_init else [read_whole(self, **cfg) for cfg in files]
+        states = [] if self.is_init else [read_state_dict(self, **cfg) for cfg in files]
         self.init_cfg = [cfg for cfg in cfgs if cfg not in files]
         try:
             super().init_weights()

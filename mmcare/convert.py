@@ -18,15 +18,16 @@ from mmengine.runner import load_state_dict
 from mmcare.files import check_writable_file
 from mmcare.models import CARE
 from mmcare.models.heads import TwoHeads
+from mmcare.models.loading import check_state_dict, name_arch, strict_loading
 from mmcare.version import __version__
 from mmcare.weights import names
 from mmcare.weights.reading import (
+    CheckpointError,
     load_from_mmcare,
     load_weights,
     read_checkpoint,
     write_checkpoint,
 )
-from mmcare.weights.whole import CheckpointError, check_whole, loaded_whole
 
 
 def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike) -> str:
@@ -53,10 +54,10 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
         heads = {k: v for k, v in converted.items() if k.startswith(names.HEADS)}
         kept = {k: v for k, v in state.items() if not k.startswith('out_norms.')}
         converted, direction = names.to_published({**kept, **heads}), 'in the published format'
-    arch = names.name_arch(state, CARE.arch_zoo)
+    arch = name_arch(state, CARE.arch_zoo)
     if arch is None:
         raise CheckpointError(f'{source} does not contain the backbone of an s0, s1 or s2')
-    check_whole(CARE(arch), state, '', source)
+    check_state_dict(CARE(arch), state, '', source)
     meta = dict(mmcare_version=__version__, source=Path(source).name, arch=arch)
     write_checkpoint(dict(meta=meta, state_dict=OrderedDict(converted)), destination)
     return f'Wrote {destination} {direction}: CARE({arch!r}) of {source}.'
@@ -94,7 +95,7 @@ def fold_checkpoint(
     if cfg.get('data_preprocessor'):
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     model = MODELS.build(cfg.model).eval()
-    with loaded_whole(model, (CARE,), checkpoint):
+    with strict_loading(model, (CARE,), checkpoint):
         load_state_dict(model, weights, strict=True)
     kinds = CARE, TwoHeads
     folded = [k for k, one in model.named_modules() if isinstance(one, kinds) and not one.deploy]
