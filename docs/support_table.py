@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 from mmengine.utils import track_iter_progress
 
-from mmcare.export import export_backbone, load_source
+from mmcare.export import export_model, load_source
 from mmcare.export.export import FORMATS
 
 CONFIGS = Path(__file__).resolve().parents[1] / 'configs'
@@ -30,7 +30,7 @@ def describe(source: str, part: str, kind: str) -> str:
     with tempfile.TemporaryDirectory() as directory:
         try:
             network = load_source(config, part=part)
-            report = export_backbone(network, directory, formats=(kind,))[kind]
+            report = export_model(network, directory, formats=(kind,))[kind]
         except Exception as error:  # whatever a converter raises
             return f'not converted: {type(error).__name__}: {error}'.splitlines()[0]
     deviation = max(report['deviations'][name] for name in ('random', 'smooth'))

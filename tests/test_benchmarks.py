@@ -18,11 +18,11 @@ import operators
 import sweep
 import training
 
-from mmcare.export import export_backbone, runtime
+from mmcare.export import export_model, runtime
 from mmcare.export.export import write_file
-from mmcare.export.formats import FORMATS
-from mmcare.export.formats.base import Job
-from mmcare.export.load import IMAGENET, Network, Source
+from mmcare.export.backends import FORMATS
+from mmcare.export.backends.base import Job
+from mmcare.export.source import IMAGENET, Network, Source
 from mmcare.export.verify import trial_images
 from mmcare.phone.files import describe
 
@@ -160,7 +160,7 @@ def test_the_page_shows_the_recording():
 
 def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
     source = Source('thin', 'random', Network(thin_backbone()), IMAGENET)
-    report = export_backbone(source, tmp_path, (64, 64), ('onnx', 'executorch'))
+    report = export_model(source, tmp_path, (64, 64), ('onnx', 'executorch'))
     files = tmp_path / 'thin_64x64.onnx', tmp_path / 'thin_64x64.pte'
     call(operators, monkeypatch, *files, '--runs', 3, '--out-dir', tmp_path / 'out')
     table = pd.read_csv(tmp_path / 'out/operators.csv')

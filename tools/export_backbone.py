@@ -13,9 +13,9 @@ from pathlib import Path
 import yaml
 
 try:
-    from mmcare.export import export_backbone, load_source
+    from mmcare.export import export_model, load_source
     from mmcare.export.export import CALIBRATION, INPUTS, PRECISIONS
-    from mmcare.export.formats import FORMATS
+    from mmcare.export.backends import FORMATS
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
@@ -75,7 +75,7 @@ def main() -> None:
     """Export, and print what was written."""
     arguments = parse_args()
     try:
-        reports = export_backbone(
+        reports = export_model(
             load_source(arguments.source, arguments.checkpoint, arguments.part),
             arguments.out_dir,
             shape=tuple(arguments.shape),

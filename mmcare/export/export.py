@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from mmcare.export.detectors import describe_decoding, name_outputs
-from mmcare.export.formats import FORMATS
-from mmcare.export.formats.base import Format, Job
-from mmcare.export.load import Source, fix_pools, fold_all
-from mmcare.export.pictures import HELD_BACK, choose_pictures, describe_resizing, describe_scores
-from mmcare.export.program import LARGEST_SIDE
+from mmcare.export.decoding import describe_decoding, name_outputs
+from mmcare.export.backends import FORMATS
+from mmcare.export.backends.base import Format, Job
+from mmcare.export.source import Source, fix_pools, fold_all
+from mmcare.export.calibration import HELD_BACK, choose_pictures, describe_resizing, describe_scores
+from mmcare.export.rewrites import LARGEST_SIDE
 from mmcare.export.verify import check_file, trial_images
 from mmcare.files import check_writable, moved_into_place, size_of
 from mmcare.models.backbones.care import TOTAL_STRIDE
@@ -30,7 +30,7 @@ CALIBRATION = 64  # pictures
 
 
 @torch.no_grad()
-def export_backbone(
+def export_model(
     source: Source,
     out_dir: str | os.PathLike,
     shape: tuple[int, int] = (512, 512),
@@ -47,7 +47,7 @@ def export_backbone(
         source: See :func:`mmcare.export.load_source`; it is left as it is.
         out_dir: Where the files go, replacing older ones.
         shape: Height and width of the images.
-        formats: Keys of :data:`mmcare.export.formats.FORMATS`.
+        formats: Keys of :data:`mmcare.export.backends.FORMATS`.
         input_kind: ``'image'``, pixels from 0 to 255, normalised inside, or ``'tensor'``,
             normalised. None: an image for Core ML, a tensor for others.
         precision: ``'float32'``, ``'float16'`` or ``'int8'``. None: float16 for Core ML, float32

@@ -9,8 +9,8 @@ import pandas as pd
 from mmengine.utils import track_iter_progress
 from torch.utils.benchmark import Timer
 
-from mmcare.export.formats import FORMATS
-from mmcare.export.formats.base import Exported
+from mmcare.export.backends import FORMATS
+from mmcare.export.backends.base import Exported
 
 SECONDS = 0.2  # of repeated runs in a round, at least one
 

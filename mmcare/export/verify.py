@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmcare.export.formats.base import Format, Job, Run, Written
+from mmcare.export.backends.base import Format, Job, Run, Written
 
 LEAST_SNR = 10.0  # of every output, in dB: below it, results are useless
 FINE = 30.0  # dB; from here on roundings alone make more difference

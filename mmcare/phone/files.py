@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmcare.export.load import Source
+from mmcare.export.source import Source
 from mmcare.export.runtime import open_exported
 from mmcare.export.verify import trial_images
 from mmcare.weights.reading import digest_weights

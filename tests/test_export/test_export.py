@@ -15,11 +15,11 @@ import torch
 from helpers import ROOT, THIN, deviation, published_weights, reference_image, run, thin_backbone
 from torch import nn
 
-from mmcare.export import export_backbone, load_source
-from mmcare.export.formats.base import Job
-from mmcare.export.formats.coreml import convert_coreml
-from mmcare.export.formats.mil import open_package
-from mmcare.export.load import IMAGENET, Network, Normalization, Source, fold_all
+from mmcare.export import export_model, load_source
+from mmcare.export.backends.base import Job
+from mmcare.export.backends.coreml import convert_coreml
+from mmcare.export.backends.mil import open_package
+from mmcare.export.source import IMAGENET, Network, Normalization, Source, fold_all
 from mmcare.export.runtime import open_exported
 from mmcare.export.verify import ExportError, trial_images, verify
 from mmcare.models.backbones.care import LinearAttention
@@ -75,7 +75,7 @@ def exported(tmp_path_factory):
     (out_dir / 'thin_64x96.mlpackage').mkdir()
     (out_dir / 'thin_64x96.mlpackage' / 'older').touch()
     formats = 'coreml', 'onnx', 'executorch'
-    return out_dir, export_backbone(thin_source(), out_dir, SHAPE, formats)
+    return out_dir, export_model(thin_source(), out_dir, SHAPE, formats)
 
 
 def test_files_and_reports(exported):
@@ -119,7 +119,7 @@ def test_operators_of_s0():
 def test_dynamic_sizes(tmp_path):
     """Also tried with a side of one block, which must stay free."""
     source = thin_source(out_indices=(1, 2, 3))
-    report = export_backbone(source, tmp_path, (64, 32), ('onnx',), dynamic=True)['onnx']
+    report = export_model(source, tmp_path, (64, 32), ('onnx',), dynamic=True)['onnx']
     assert report['file'] == 'thin_dynamic.onnx'
     assert report['inputs'][0]['shape'] == [1, 3, None, None]
     assert report['deviations']['random, another size'] < 1e-4

@@ -7,10 +7,10 @@ from helpers import THIN
 from test_export import SHAPE, STAGES, job_of, thin_source
 from test_quantize import Shared, draw_pictures, smooth
 
-from mmcare.export import export_backbone
+from mmcare.export import export_model
 from mmcare.export.export import write_file
-from mmcare.export.formats import FORMATS
-from mmcare.export.load import IMAGENET
+from mmcare.export.backends import FORMATS
+from mmcare.export.source import IMAGENET
 from mmcare.export.verify import signal_to_noise
 
 pytest.importorskip('litert_torch')
@@ -39,8 +39,8 @@ def exported(tmp_path_factory):
     options = dict(shape=SHAPE, formats=('litert',))
     source = thin_source(arch=TWO_HEADS)
     reports = [
-        export_backbone(source, out_dir, **options),
-        export_backbone(source, out_dir, precision='int8', images=folder, **options),
+        export_model(source, out_dir, **options),
+        export_model(source, out_dir, precision='int8', images=folder, **options),
     ]
     return out_dir, *reports
 

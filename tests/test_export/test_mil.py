@@ -11,8 +11,8 @@ from PIL import Image
 from test_export import SHAPE, folded, job_of, thin_source
 from torch import nn
 
-from mmcare.export.formats.coreml import compress_coreml, convert_coreml
-from mmcare.export.formats.mil import OPERATORS, open_package
+from mmcare.export.backends.coreml import compress_coreml, convert_coreml
+from mmcare.export.backends.mil import OPERATORS, open_package
 from mmcare.export.runtime import open_exported
 
 

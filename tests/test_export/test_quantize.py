@@ -9,10 +9,10 @@ from test_export import SHAPE, job_of, thin_source
 from torch import nn
 
 from mmcare.export.export import write_file
-from mmcare.export.formats import FORMATS
-from mmcare.export.formats.executorch import decompose, quantize
-from mmcare.export.pictures import read_pictures
-from mmcare.export.program import export_program
+from mmcare.export.backends import FORMATS
+from mmcare.export.backends.executorch import decompose, quantize
+from mmcare.export.calibration import read_pictures
+from mmcare.export.rewrites import export_program
 from mmcare.export.verify import LEAST_SNR, ExportError
 
 

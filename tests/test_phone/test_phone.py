@@ -24,8 +24,8 @@ from onnx import helper, load, save
 from PIL import Image
 from toy_configs import make_data, toy_config
 
-from mmcare.export import export_backbone, load_source
-from mmcare.export.pictures import read_pictures
+from mmcare.export import export_model, load_source
+from mmcare.export.calibration import read_pictures
 from mmcare.phone.files import RUNTIMES, gather
 from mmcare.phone.server import PhoneServer
 
@@ -64,7 +64,7 @@ def exported(tmp_path_factory):
         kinds = dict(rtmdet=['onnx'], classification=['litert'])
         for kind in kinds.get(task, ['litert', 'onnx']):
             options = of_litert if kind == 'litert' else {}
-            report = export_backbone(source, folder, SHAPE, (kind,), **options)
+            report = export_model(source, folder, SHAPE, (kind,), **options)
             files.append(folder / report[kind]['file'])
         return *files, source
 
@@ -434,7 +434,7 @@ def test_certificate(serve):
 def test_bad_input_is_one_sentence(exported, tmp_path):
     """And ends the tool with status 2."""
     tflite, onnx, source = exported('retinanet', 'backbone')
-    small = tmp_path / export_backbone(source, tmp_path, (32, 64), ('onnx',))['onnx']['file']
+    small = tmp_path / export_model(source, tmp_path, (32, 64), ('onnx',))['onnx']['file']
     runtimes, damaged = tmp_path / 'node_modules', tmp_path / 'a.onnx'
     (runtimes / 'onnxruntime-web/dist').mkdir(parents=True)
     for empty in (runtimes / 'onnxruntime-web/dist/ort.wasm.min.mjs', damaged):

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mmcare.export.load import Network
+from mmcare.export.source import Network
 
 
 def name_outputs(network: Network, outputs: Sequence[Tensor]) -> list[str]:

@@ -13,8 +13,8 @@ from mmengine.registry import DATASETS
 from mmengine.utils import scandir
 from torch import Tensor
 
-from mmcare.export.evaluate import ResizeToFit, fit_config
-from mmcare.export.load import HEADS, Source
+from mmcare.export.evaluation import ResizeToFit, fit_config
+from mmcare.export.source import HEADS, Source
 
 HELD_BACK = 2  # pictures to compare on, not to calibrate with
 SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.png', '.webp')

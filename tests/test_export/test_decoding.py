@@ -8,10 +8,10 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from test_export import run_file
 
-from mmcare.export import export_backbone, load_source
-from mmcare.export.detectors import describe_decoding, name_outputs
-from mmcare.export.formats import FORMATS
-from mmcare.export.load import Network
+from mmcare.export import export_model, load_source
+from mmcare.export.decoding import describe_decoding, name_outputs
+from mmcare.export.backends import FORMATS
+from mmcare.export.source import Network
 from mmcare.export.runtime import open_exported
 
 SHAPE = (64, 96)
@@ -82,7 +82,7 @@ def test_export(tmp_path, name, kind):
     """The export itself compares numbers with PyTorch's, or raises."""
     for package in FORMATS[kind].packages:
         pytest.importorskip(package)
-    report = export_backbone(load(tmp_path, name), tmp_path, SHAPE, (kind,))[kind]
+    report = export_model(load(tmp_path, name), tmp_path, SHAPE, (kind,))[kind]
     names = names_of(name)
     names = [f'out{index}' for index in range(len(names))] if kind == 'ncnn' else names
     assert [output['name'] for output in report['outputs']] == names
@@ -124,7 +124,7 @@ def test_other_heads(tmp_path, name):
 
 def test_what_cannot_be_exported_whole(tmp_path):
     with pytest.raises(ValueError, match=r'VFNetHead are not .*--with-neck'):
-        export_backbone(load(tmp_path, 'VFNet'), tmp_path / 'out', SHAPE, ('onnx',))
+        export_model(load(tmp_path, 'VFNet'), tmp_path / 'out', SHAPE, ('onnx',))
     care = dict(type='mmcare.CARE', arch=THIN, _delete_=True)
     for name in ('mask_rcnn/mask-rcnn_r50_fpn_1x_coco', 'detr/detr_r50_8xb2-150e_coco'):
         text = f"_base_ = 'mmdet::{name}.py'\nmodel = dict(backbone={care})"

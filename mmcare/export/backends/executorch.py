@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from mmcare.compatibility import require
-from mmcare.export.formats.base import Exported, Format, Job, Written
-from mmcare.export.program import (
+from mmcare.export.backends.base import Exported, Format, Job, Written
+from mmcare.export.rewrites import (
     XNNPACK,
     count_convolutions,
     export_program,

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from mmcare.export.formats.base import Exported, Format, Job, Written
-from mmcare.export.formats.mil import open_package
-from mmcare.export.program import COREML, export_program
+from mmcare.export.backends.base import Exported, Format, Job, Written
+from mmcare.export.backends.mil import open_package
+from mmcare.export.rewrites import COREML, export_program
 from mmcare.models.backbones.care import LinearAttention
 
 TARGETS = ('iOS16', 'iOS17', 'iOS18')
@@ -51,7 +51,7 @@ class CoreML(Format):
         return Written(dict(target=target, runtime=RUNTIME))
 
     def open(self, path: Path) -> Exported:
-        """Open a package in the interpreter of :mod:`mmcare.export.formats.mil`."""
+        """Open a package in the interpreter of :mod:`mmcare.export.backends.mil`."""
         return open_package(path)
 
 

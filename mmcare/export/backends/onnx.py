@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 
 from mmcare.compatibility import require
-from mmcare.export.formats.base import Exported, Format, Job, Written
-from mmcare.export.program import count_convolutions
+from mmcare.export.backends.base import Exported, Format, Job, Written
+from mmcare.export.rewrites import count_convolutions
 
 OPSET = 20  # the first with an operator for GELU
 

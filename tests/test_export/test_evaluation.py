@@ -19,14 +19,14 @@ from mmengine.registry import DATASETS, MODELS, DefaultScope
 from mmengine.runner import Runner
 from toy_configs import make_data, toy_config
 
-from mmcare.export import export_backbone, load_source, runtime
-from mmcare.export.evaluate import ResizeToFit, fit_config, pad_images, replaced_part
-from mmcare.export.formats.base import Exported
-from mmcare.export.pictures import describe_resizing, read_pictures
+from mmcare.export import export_model, load_source, runtime
+from mmcare.export.evaluation import ResizeToFit, fit_config, pad_images, replaced_part
+from mmcare.export.backends.base import Exported
+from mmcare.export.calibration import describe_resizing, read_pictures
 from mmcare.export.runtime import open_exported
 from mmcare.files import size_of
 
-TOOL = str(ROOT / 'tools' / 'test_exported.py')
+TOOL = str(ROOT / 'tools' / 'eval_exported.py')
 SHAPE = (64, 96)  # of the files; images of the data are 64 x 64 and smaller
 SCENES = Config.fromfile(ROOT / 'configs' / 'demo' / 'fpn_care_s0_scenes.py')
 CHANGES = dict(
@@ -114,7 +114,7 @@ def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch)
     source, checkpoint = load_source(config, weights, part), ['--checkpoint', weights]
     pixels = 'image' if kind == 'litert' else 'tensor'
     precision = None if kind == 'coreml' else 'float32'
-    report = export_backbone(source, tmp_path, SHAPE, (kind,), pixels, precision)[kind]
+    report = export_model(source, tmp_path, SHAPE, (kind,), pixels, precision)[kind]
     assert {'picture1', 'picture2'} <= set(report['deviations'])  # of the config's test data
     file = tmp_path / report['file']
 
@@ -143,8 +143,8 @@ def test_one_table_for_all_formats(made, run_tool, tmp_path):
     """int8 is calibrated with the config's training data."""
     config, weights = made('segmentation') / 'toy.py', made('segmentation') / 'weights.pth'
     source = load_source(config, weights, 'model')
-    export_backbone(source, tmp_path, SHAPE, ('onnx', 'executorch', 'ncnn'))
-    report = export_backbone(source, tmp_path, SHAPE, ('executorch', 'litert'), precision='int8')
+    export_model(source, tmp_path, SHAPE, ('onnx', 'executorch', 'ncnn'))
+    report = export_model(source, tmp_path, SHAPE, ('executorch', 'litert'), precision='int8')
     assert set(report['executorch']['quantization']['snr']) == {'logits'}
     ends = ('.onnx', '.pte', '.ncnn', '_int8.pte', '_int8.tflite')
     files = [tmp_path / f'toy_model_64x96{end}' for end in ends]

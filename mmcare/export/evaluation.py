@@ -13,8 +13,8 @@ from mmengine.config import Config
 from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
 
-from mmcare.export.formats.base import Exported
-from mmcare.export.load import HEADS, Network
+from mmcare.export.backends.base import Exported
+from mmcare.export.source import HEADS, Network
 from mmcare.registry import TRANSFORMS
 from mmcare.weights.reading import digest_weights
 

@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from mmcare.compatibility import require
-from mmcare.export.formats.base import Exported, Format, Job, Written
-from mmcare.export.program import XNNPACK, aten
+from mmcare.export.backends.base import Exported, Format, Job, Written
+from mmcare.export.rewrites import XNNPACK, aten
 from mmcare.export.verify import ExportError
 
 TABLE = {key: XNNPACK[key] for key in (aten.conv2d.default, aten.elu.default)}

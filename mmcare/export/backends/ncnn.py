@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mmcare.compatibility import require
-from mmcare.export.formats.base import Exported, Format, Job, Written
-from mmcare.export.program import separate_convolutions
+from mmcare.export.backends.base import Exported, Format, Job, Written
+from mmcare.export.rewrites import separate_convolutions
 from mmcare.export.verify import ExportError
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mmcare.compatibility import require
-from mmcare.export.formats.base import Exported
+from mmcare.export.backends.base import Exported
 
 
 def open_package(path: Path) -> Exported:
@@ -45,7 +45,7 @@ def open_package(path: Path) -> Exported:
             inputs = {key: one for key, one in operation.inputs.items() if one is not None}
             steps.append((operation, inputs, []))
     if lacking := {operation.op_type for operation, *_ in steps} - {*OPERATORS}:
-        raise ValueError(f'mmcare cannot compute {", ".join(sorted(lacking))} (formats/mil.py)')
+        raise ValueError(f'mmcare cannot compute {", ".join(sorted(lacking))} (backends/mil.py)')
     needed = {one.name for one in function.outputs} | {*constants}
     for _, inputs, done in reversed(steps):  # what no later operator takes is freed
         done += {one.name for one in tree_leaves(inputs)} - needed

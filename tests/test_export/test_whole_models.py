@@ -10,10 +10,10 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import MODELS
 from test_export import count_operators, folded, job_of, run_file, run_program
 
-from mmcare.export import export_backbone, load_source
-from mmcare.export.formats.coreml import convert_coreml
-from mmcare.export.load import fix_pools
-from mmcare.export.pictures import describe_scores
+from mmcare.export import export_model, load_source
+from mmcare.export.backends.coreml import convert_coreml
+from mmcare.export.source import fix_pools
+from mmcare.export.calibration import describe_scores
 
 WIDTHS = [16, 16, 32, 128]
 SHAPE = (64, 96)
@@ -108,7 +108,7 @@ def check_coreml(source, names, expected, image):
 def test_neck_of_a_detector(tmp_path, whole):
     model, config, weights = whole('retinanet')
     source = load_source(config, weights, 'neck')
-    report = export_backbone(source, tmp_path / 'out', SHAPE, ('onnx',), dynamic=True)['onnx']
+    report = export_model(source, tmp_path / 'out', SHAPE, ('onnx',), dynamic=True)['onnx']
     assert report['part'] == 'neck' and report['file'] == 'retinanet_neck_dynamic.onnx'
     for shape in (SHAPE, (128, 64)):
         image = torch.randn(1, 3, *shape)
@@ -139,7 +139,7 @@ def test_whole_models(tmp_path, whole, name):
         assert network.backbone.deploy and deviation([expected], network(image)) < 1e-4
     if name == 'upernet':
         assert operators['reduce_mean'] == 1  # the other pools are matrix products
-        export_backbone(source, tmp_path / 'out', SHAPE, ('onnx',))
+        export_model(source, tmp_path / 'out', SHAPE, ('onnx',))
         names, found = run_file(tmp_path / 'out' / 'upernet_model_64x96.onnx', image)
         assert names == ['logits'] and deviation([expected], found) < 1e-4
 
@@ -150,7 +150,7 @@ def test_parts_and_shapes_that_do_not_fit(tmp_path, write_config):
     source = load_source(write_config('fpn'), part='model')
     for shape, dynamic, words in ((50, 64), False, 'of 32'), (SHAPE, True, 'no dynamic'):
         with pytest.raises(ValueError, match=words):
-            export_backbone(source, tmp_path / 'out', shape, ('onnx',), dynamic=dynamic)
+            export_model(source, tmp_path / 'out', shape, ('onnx',), dynamic=dynamic)
     assert not (tmp_path / 'out').exists()
 
 

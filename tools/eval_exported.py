@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 try:
-    from mmcare.export.evaluate import fit_config, pad_images, replaced_part, take_normalized
+    from mmcare.export.evaluation import fit_config, pad_images, replaced_part, take_normalized
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
@@ -27,7 +27,7 @@ import pandas as pd
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
-from mmcare.export.load import Network
+from mmcare.export.source import Network
 from mmcare.export.runtime import measure_in_turn, open_exported
 from mmcare.files import check_writable_file, moved_into_place, size_of
 from mmcare.weights.reading import CheckpointError, load_weights

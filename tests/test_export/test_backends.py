@@ -11,10 +11,10 @@ from helpers import ROOT, THIN
 from test_export import deviation, job_of, normalised, thin_source
 from test_quantize import draw_pictures
 
-from mmcare.export import export_backbone
+from mmcare.export import export_model
 from mmcare.export.export import write_file
-from mmcare.export.formats import FORMATS
-from mmcare.export.formats.base import Exported, Format, Written
+from mmcare.export.backends import FORMATS
+from mmcare.export.backends.base import Exported, Format, Written
 from mmcare.export.runtime import open_exported
 from mmcare.export.verify import ExportError
 from mmcare.weights.reading import digest_weights
@@ -28,7 +28,7 @@ def test_pixels(tmp_path, kind):
     for package in FORMATS[kind].packages:
         pytest.importorskip(package)
     source = thin_source(out_indices=(0, 3))
-    report = export_backbone(source, tmp_path, PADDED, (kind,), 'image', precision='float32')
+    report = export_model(source, tmp_path, PADDED, (kind,), 'image', precision='float32')
     (image,) = report[kind]['inputs']
     assert (image['mean'], image['padding']) == (None, [*source.normalization.mean])
     program = open_exported(tmp_path / report[kind]['file'])
@@ -62,7 +62,7 @@ def test_a_wrong_weight_is_an_error_and_a_right_file_says_what_it_is(
         pytest.importorskip(package)
     source = thin_source(out_indices=(0,))
     arguments = dict(shape=(32, 64), formats=(kind,), images=pictures, **options)
-    report = export_backbone(source, tmp_path / 'out', **arguments)[kind]
+    report = export_model(source, tmp_path / 'out', **arguments)[kind]
     file = tmp_path / 'out' / report['file']
     older = {path.name: path.stat().st_mtime for path in file.parent.glob('*.json')}
     found = open_exported(file.rename(tmp_path / f'alone{file.suffix}')).description
@@ -82,7 +82,7 @@ def test_a_wrong_weight_is_an_error_and_a_right_file_says_what_it_is(
 
     monkeypatch.setattr('mmcare.export.export.fold_all', wrong_fold)
     with pytest.raises(ExportError, match='is not written'):
-        export_backbone(source, tmp_path / 'out', **arguments)
+        export_model(source, tmp_path / 'out', **arguments)
     assert {path.name: path.stat().st_mtime for path in file.parent.glob('*.json')} == older
     assert len([*file.parent.iterdir()]) == 2
 
