@@ -67,8 +67,9 @@ define check_compilers
 	@echo '      Compiling takes 4 to 15 minutes, in which pip prints "still running"; it keeps the wheel'
 endef
 
-$(READY) $(MMCV_READY) $(ONEDL_READY): Makefile pyproject.toml setup.py $(addprefix requirements/, \
-		$(addsuffix .txt,bench constraints export lint litert litert-nodeps ncnn phone runtime tests timm))
+$(READY) $(MMCV_READY) $(ONEDL_READY): Makefile pyproject.toml setup.py projects/phone/requirements.txt \
+		$(addprefix requirements/,$(addsuffix .txt,bench constraints export lint litert litert-nodeps ncnn runtime \
+		tests timm))
 	@echo 'Downloads 3.5 GB, most of it PyTorch with the libraries of CUDA.'
 	@echo '[1/5] an empty environment in $(@D)'
 	$(call make_environment,3.11 3.12 3.13)
@@ -82,7 +83,7 @@ $(READY) $(MMCV_READY) $(ONEDL_READY): Makefile pyproject.toml setup.py $(addpre
 	$(COMPILE) $(INSTALL) --no-build-isolation $(MMCV)
 	@echo "[3/5] done at $$(date +%T)"
 	@echo '[4/5] the MM toolboxes, and what exports, benchmarks, tests and linting need'
-	$(INSTALL) -r $(STACK) -r requirements/tests.txt -r requirements/phone.txt -r requirements/lint.txt
+	$(INSTALL) -r $(STACK) -r requirements/tests.txt -r requirements/lint.txt -r projects/phone/requirements.txt
 	@echo '      setuptools again, since openmim pulls in 60.2 (the remark about openxlab is harmless)'
 	$(PIP) install '$(SETUPTOOLS)'
 	@echo '      in a call of their own, or pip would take another torch: timm and the converter to ncnn'
@@ -147,7 +148,7 @@ test test-core test-mmcv test-onedl test-phone test-reach test-slow test-torch2.
 # One thread for each of the processes, which share no fixtures but those of a file.
 test test-core test-mmcv test-onedl test-phone test-torch2.0 test-torch2.1: export OMP_NUM_THREADS := 1
 PARALLEL := -m 'not slow' --numprocesses auto --dist loadfile
-PYTEST_FAST = $(BIN)/python -m pytest tests README.md docs $(PARALLEL)
+PYTEST_FAST = $(BIN)/python -m pytest $(PARALLEL)
 
 test: $(READY) ## run the tests without the slow ones, and the code blocks of the pages
 	$(PYTEST_FAST)
@@ -169,21 +170,21 @@ test-core test-torch2.0:
 	$(BIN)/python -m pytest $(CORE_TESTS) $(PARALLEL)
 
 # The browsers' runtimes, in the versions of the lock file; npm runs none of their scripts.
-RUNTIMES := mmcare/phone/node_modules
+RUNTIMES := projects/phone/node_modules
 
 phone: $(RUNTIMES)/.ready ## what the page for phones needs, through npm
 
-$(RUNTIMES)/.ready: mmcare/phone/package-lock.json
-	npm ci --ignore-scripts --no-audit --no-fund --prefix mmcare/phone
+$(RUNTIMES)/.ready: projects/phone/package-lock.json
+	npm ci --ignore-scripts --no-audit --no-fund --prefix projects/phone
 	@touch $@
 
 test-phone: $(READY) $(RUNTIMES)/.ready ## test the page for phones, in Chromium
-	$(BIN)/python -m pytest tests/test_phone
+	$(BIN)/python -m pytest projects/phone
 
 test-slow: $(READY) ## run the slow tests
 	$(BIN)/python -m pytest tests -m slow
 
-# What runs with Python 3.8; exports, analysis and the server for phones need more.
+# What runs with Python 3.8; exports and analysis need more.
 CORE := mmcare/*.py $(addprefix mmcare/,classification engine models sample_data weights) setup.py \
 	$(patsubst %,tools/%.py,convert_checkpoint make_sample_data reparameterize_model)
 

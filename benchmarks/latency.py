@@ -33,11 +33,11 @@ from torch.fx.experimental.optimization import fuse
 from torchvision.models.feature_extraction import NodePathTracer
 
 from mmcare.compatibility import require
-from mmcare.export.export import write_file
 from mmcare.export.backends import FORMATS
 from mmcare.export.backends.base import Job
-from mmcare.export.source import IMAGENET
+from mmcare.export.export import write_file
 from mmcare.export.runtime import measure_in_turn, open_exported
+from mmcare.export.source import IMAGENET
 from mmcare.export.verify import trial_images
 from mmcare.files import check_writable
 from mmcare.models import CARE

@@ -19,12 +19,11 @@ import sweep
 import training
 
 from mmcare.export import export_model, runtime
-from mmcare.export.export import write_file
 from mmcare.export.backends import FORMATS
 from mmcare.export.backends.base import Job
+from mmcare.export.export import write_file
 from mmcare.export.source import IMAGENET, Network, Source
 from mmcare.export.verify import trial_images
-from mmcare.phone.files import describe
 
 
 @pytest.fixture(autouse=True)
@@ -89,10 +88,10 @@ def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
     assert recording['delegates'] == {one: dict(s0=1) for one in [*latency.ENGINES][1:]}
     assert "Left out: CARE-S1, xnnpack: KeyError: 's1'." in capsys.readouterr().out
     assert recording['parameters'] == dict(s0=4 * (3 * 4 * 16 + 4))
-    for name in ('s0_litert.tflite', 's0_onnxruntime.onnx'):  # as a phone gets them
-        about, _ = describe(tmp_path / name, None)
+    for name in ('s0_litert.tflite', 's0_onnxruntime.onnx'):  # for projects/phone
+        about = runtime.open_exported(tmp_path / name).description
         assert (about['key'], about['parameters'], about['shape']) == ('s0', 784, [64, 64])
-        assert about['input']['mean'] == [*IMAGENET.mean] and len(about['outputs']) == 4
+        assert about['inputs'][0]['mean'] == [*IMAGENET.mean] and len(about['outputs']) == 4
     # An interrupted run goes on with the files that are there.
     monkeypatch.setattr(latency, 'write_file', None)
     call(latency, monkeypatch, *arguments, '--out-dir', tmp_path / 'on', '--keep', tmp_path)

@@ -40,7 +40,7 @@ sys.modules['mmcare.classification'] = None  # imports mmpretrain, and that PyTo
 for module in pkgutil.walk_packages(mmcare.__path__, 'mmcare.'):
     if module.name in ('mmcare.engine.safe_loading', 'mmcare.classification', 'mmcare.timm'):
         continue
-    if NEW or not module.name.startswith(('mmcare.export', 'mmcare.phone')):
+    if NEW or not module.name.startswith('mmcare.export'):
         importlib.import_module(module.name)
         imported.append(module.name)
 toolboxes += {'timm'} & set(sys.modules)

@@ -14,8 +14,8 @@ import yaml
 
 try:
     from mmcare.export import export_model, load_source
-    from mmcare.export.export import CALIBRATION, INPUTS, PRECISIONS
     from mmcare.export.backends import FORMATS
+    from mmcare.export.export import CALIBRATION, INPUTS, PRECISIONS
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)

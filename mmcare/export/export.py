@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from mmcare.export.decoding import describe_decoding, name_outputs
 from mmcare.export.backends import FORMATS
 from mmcare.export.backends.base import Format, Job
-from mmcare.export.source import Source, fix_pools, fold_all
 from mmcare.export.calibration import HELD_BACK, choose_pictures, describe_resizing, describe_scores
+from mmcare.export.decoding import describe_decoding, name_outputs
 from mmcare.export.rewrites import LARGEST_SIDE
+from mmcare.export.source import Source, fix_pools, fold_all
 from mmcare.export.verify import check_file, trial_images
 from mmcare.files import check_writable, moved_into_place, size_of
 from mmcare.models.backbones.care import TOTAL_STRIDE

@@ -12,9 +12,9 @@ from test_export import deviation, job_of, normalised, thin_source
 from test_quantize import draw_pictures
 
 from mmcare.export import export_model
-from mmcare.export.export import write_file
 from mmcare.export.backends import FORMATS
 from mmcare.export.backends.base import Exported, Format, Written
+from mmcare.export.export import write_file
 from mmcare.export.runtime import open_exported
 from mmcare.export.verify import ExportError
 from mmcare.weights.reading import digest_weights

@@ -9,10 +9,10 @@ from mmengine.registry import MODELS, DefaultScope
 from test_export import run_file
 
 from mmcare.export import export_model, load_source
-from mmcare.export.decoding import describe_decoding, name_outputs
 from mmcare.export.backends import FORMATS
-from mmcare.export.source import Network
+from mmcare.export.decoding import describe_decoding, name_outputs
 from mmcare.export.runtime import open_exported
+from mmcare.export.source import Network
 
 SHAPE = (64, 96)
 STRIDES = [8, 16, 32]

@@ -20,9 +20,9 @@ from mmengine.runner import Runner
 from toy_configs import make_data, toy_config
 
 from mmcare.export import export_model, load_source, runtime
-from mmcare.export.evaluation import ResizeToFit, fit_config, pad_images, replaced_part
 from mmcare.export.backends.base import Exported
 from mmcare.export.calibration import describe_resizing, read_pictures
+from mmcare.export.evaluation import ResizeToFit, fit_config, pad_images, replaced_part
 from mmcare.export.runtime import open_exported
 from mmcare.files import size_of
 

@@ -19,8 +19,8 @@ from mmcare.export import export_model, load_source
 from mmcare.export.backends.base import Job
 from mmcare.export.backends.coreml import convert_coreml
 from mmcare.export.backends.mil import open_package
-from mmcare.export.source import IMAGENET, Network, Normalization, Source, fold_all
 from mmcare.export.runtime import open_exported
+from mmcare.export.source import IMAGENET, Network, Normalization, Source, fold_all
 from mmcare.export.verify import ExportError, trial_images, verify
 from mmcare.models.backbones.care import LinearAttention
 from mmcare.weights.reading import CheckpointError

@@ -8,8 +8,8 @@ from test_export import SHAPE, STAGES, job_of, thin_source
 from test_quantize import Shared, draw_pictures, smooth
 
 from mmcare.export import export_model
-from mmcare.export.export import write_file
 from mmcare.export.backends import FORMATS
+from mmcare.export.export import write_file
 from mmcare.export.source import IMAGENET
 from mmcare.export.verify import signal_to_noise
 

@@ -8,10 +8,10 @@ from PIL import ExifTags, Image
 from test_export import SHAPE, job_of, thin_source
 from torch import nn
 
-from mmcare.export.export import write_file
 from mmcare.export.backends import FORMATS
 from mmcare.export.backends.executorch import decompose, quantize
 from mmcare.export.calibration import read_pictures
+from mmcare.export.export import write_file
 from mmcare.export.rewrites import export_program
 from mmcare.export.verify import LEAST_SNR, ExportError
 

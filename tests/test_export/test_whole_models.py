@@ -12,8 +12,8 @@ from test_export import count_operators, folded, job_of, run_file, run_program
 
 from mmcare.export import export_model, load_source
 from mmcare.export.backends.coreml import convert_coreml
-from mmcare.export.source import fix_pools
 from mmcare.export.calibration import describe_scores
+from mmcare.export.source import fix_pools
 
 WIDTHS = [16, 16, 32, 128]
 SHAPE = (64, 96)

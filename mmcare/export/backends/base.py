@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from mmcare.compatibility import require
-from mmcare.export.source import Normalization
 from mmcare.export.rewrites import export_program
+from mmcare.export.source import Normalization
 from mmcare.models.backbones.care import TOTAL_STRIDE
 from mmcare.models.folding import fold
 
