@@ -34,10 +34,10 @@ endef
 
 .DEFAULT_GOAL := help
 .PHONY: .venv .venv-mmcv .venv-onedl bench demo demo-seg dist docs help install lint phone test test-core \
-	test-mmcv test-onedl test-phone test-reach test-slow test-torch2.0 test-torch2.1 typecheck
+	test-mmcv test-onedl test-phone test-third-party test-slow test-torch2.0 test-torch2.1 typecheck
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
 	@test -e $(READY) || echo 'The first target that needs .venv downloads 3.5 GB, mostly PyTorch for CUDA.'
 
 .venv: $(READY) ## set up the environment in .venv, if it is missing or older than what it is made of
@@ -143,7 +143,7 @@ bench: $(READY) ## measure latency next to the peers, into work_dirs/latency
 	$(BIN)/python benchmarks/latency.py
 
 # On the CPU anywhere, so that the outcome does not depend on the machine.
-test test-core test-mmcv test-onedl test-phone test-reach test-slow test-torch2.0 test-torch2.1: \
+test test-core test-mmcv test-onedl test-phone test-third-party test-slow test-torch2.0 test-torch2.1: \
 	export CUDA_VISIBLE_DEVICES := -1
 # One thread for each of the processes, which share no fixtures but those of a file.
 test test-core test-mmcv test-onedl test-phone test-torch2.0 test-torch2.1: export OMP_NUM_THREADS := 1
@@ -157,13 +157,13 @@ test-onedl: $(ONEDL_READY) ## the same on the maintained forks of the MM family,
 	$(PYTEST_FAST)
 
 test-mmcv: $(MMCV_READY) ## compare MMCV's operators with torchvision's, and test detectors on them
-	$(BIN)/python -m pytest tests/test_mmcv_ext.py tests/test_configs.py tests/test_mm_flows.py \
+	$(BIN)/python -m pytest tests/test_mmcv_ext.py tests/test_configs.py tests/test_mm_hooks.py \
 		tests/test_engine/test_bfloat16_ops.py $(PARALLEL)
 
 test-torch2.1: $(OLD_READY) ## all tests but those of exports, with PyTorch 2.1 and Python 3.10
 	$(BIN)/python -m pytest tests $(PARALLEL)
 
-CORE_TESTS := $(addprefix tests/,test_models test_weights test_engine test_flows.py test_mm_flows.py)
+CORE_TESTS := $(addprefix tests/,test_models test_weights test_engine test_torch_tooling.py test_mm_hooks.py)
 test-torch2.0: $(OLDEST_READY) ## the tests of models, weights and hooks with PyTorch 2.0 and Python 3.8
 test-core: $(CORE_READY) ## the same with today's PyTorch, any Python, and nothing of the toolboxes
 test-core test-torch2.0:
@@ -202,10 +202,10 @@ SPHINX := .venv/sphinx
 RELEASE := .venv/release
 # Without dependencies, which the stack has: pip would install another torch next to them. mmpretrain 1.2
 # cannot be imported together with transformers 5.
-REACH := .venv/reach
+THIRD_PARTY := .venv/third-party
 
-test-reach: $(READY) $(REACH)/.ready ## test CARE in other projects that build on timm
-	PYTHONPATH=$(REACH) $(BIN)/python -m pytest tests/test_reach.py docs/which_way_in.md -k 'not toolboxes'
+test-third-party: $(READY) $(THIRD_PARTY)/.ready ## test CARE in other projects that build on timm
+	PYTHONPATH=$(THIRD_PARTY) $(BIN)/python -m pytest tests/test_third_party.py docs/interfaces.md -k 'not toolboxes'
 
 docs: $(READY) $(SPHINX)/.ready ## build the documentation, into docs/_build/html
 	PYTHONPATH=$(SPHINX) $(BIN)/python -m sphinx --fail-on-warning --keep-going docs docs/_build/html
@@ -220,9 +220,9 @@ $(RELEASE)/.ready: $(READY)
 	$(PIP) install --target $(RELEASE) build twine
 	@touch $@
 
-$(REACH)/.ready: $(READY) requirements/reach.txt
-	rm -rf $(REACH)
-	$(PIP) install --no-deps --target $(REACH) -r requirements/reach.txt
+$(THIRD_PARTY)/.ready: $(READY) requirements/third-party.txt
+	rm -rf $(THIRD_PARTY)
+	$(PIP) install --no-deps --target $(THIRD_PARTY) -r requirements/third-party.txt
 	@touch $@
 
 $(SPHINX)/.ready: $(READY) requirements/docs.txt

@@ -8,4 +8,4 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `from helpers import ...` 
 from helpers import IS_NEW, seeded  # noqa: F401 (every test uses this fixture)
 
 if not IS_NEW:  # exports, and what is measured with them
-    collect_ignore_glob = ['test_export/*', 'test_benchmarks.py', 'test_reach.py']
+    collect_ignore_glob = ['test_export/*', 'test_benchmarks.py', 'test_third_party.py']

@@ -116,7 +116,7 @@ def planted(**times):
     )
 
 
-def test_ratios_and_the_pareto_line_of_planted_times():
+def test_ratios_and_pareto_line():
     """Ratios are those within a round: the slow second round changes none."""
     recording = planted(
         s0=[10.0, 100.0, 10.0], resnet18=[20.0, 200.0, 30.0], mobilenetv2=[5.0, 50.0, 5.0],
@@ -176,7 +176,7 @@ def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
         call(operators, monkeypatch, files[0], '--out-dir', tmp_path / 'other')
 
 
-def test_operators_outside_of_delegates_are_named_and_count_once(tmp_path):
+def test_operators_outside_delegates(tmp_path):
     """Here cumsum, which XNNPACK does not have, between two additions."""
 
     class Summed(nn.Module):

@@ -51,7 +51,7 @@ print(json.dumps([before, after, imported, toolboxes, models, hooks]))
 """
 
 
-def test_importing_everything_registers_two_models():
+def test_imports_register_two_models():
     done = run('python', '-c', PROGRAM)
     before, after, imported, toolboxes, models, hooks = json.loads(done.stdout.splitlines()[-1])
     assert {'mmcare.models', 'mmcare.engine', 'mmcare.weights.reading'} <= set(imported)

@@ -54,7 +54,7 @@ def test_where_nothing_can_be_written(tmp_path):
     assert not os.listdir(tmp_path)
 
 
-def test_a_failed_or_killed_write_leaves_the_old_file(tmp_path):
+def test_failed_writes_leave_the_old_file(tmp_path):
     for text in ('older', 'old'):
         with moved_into_place(tmp_path / 'file') as temporary:
             temporary.write_text(text)

@@ -133,7 +133,7 @@ def test_intermediates_and_pruning():
 
 @pytest.mark.parametrize('kind', ['getter', 'hook', 'fx'])
 @torch.no_grad()
-def test_feature_extractors_return_the_maps_of_the_backbone(kind):
+def test_feature_extractors(kind):
     options = dict(features_only=True, out_indices=(1, 3), feature_cls=kind)
     features = timm.create_model('care_s0', layer_scale_init_value=0.1, **options).eval()
     care = next(module for module in features.modules() if isinstance(module, CARE))
@@ -174,7 +174,7 @@ def test_published_file_gives_the_released_logits(published):
 
 
 @torch.no_grad()
-def test_file_goes_into_features_other_classes_and_channels(published):
+def test_other_classes_and_channels(published):
     source = dict(pretrained=True, pretrained_cfg_overlay=dict(file=str(published)))
     model = timm.create_model('care_s0', **source, features_only=True, out_indices=(0, 2)).eval()
     care = CARE('s0', out_indices=(0, 2)).eval()

@@ -465,7 +465,7 @@ def ask(serve):
     return send
 
 
-def test_only_named_things_and_only_with_the_token(ask):
+def test_token_and_names(ask):
     status, body, headers = ask('GET', '/')
     assert (status, body, headers['Content-Type']) == (200, b'the page', 'text/html')
     assert ask('GET', '/a.js?x')[1] == b'code' and ask('PUT', '/a.js')[0] == 501

@@ -79,7 +79,7 @@ def test_out_indices(given, expected):
     assert model.out_indices == expected and len(model(IMAGE)) == len(expected)
 
 
-def test_what_is_next_to_a_file_in_init_cfg_is_applied(tmp_path):
+def test_other_entries_of_init_cfg_apply(tmp_path):
     """MMEngine applies all entries of a list, a file last; output norms are not in the file."""
     torch.save(thin_backbone().state_dict(), tmp_path / 'file.pth')
     model = CARE(

@@ -67,7 +67,7 @@ def test_test_time_augmentation_of_detectors(toy):
     assert 'coco/bbox_mAP' in Runner.from_cfg(config).test()
 
 
-def test_a_plain_detector_becomes_student_and_teacher(toy):
+def test_semi_supervised_detector(toy):
     """mmdet renames the keys while it loads them; without a CARE's keys it raises."""
     config, state = toy('detection')
     plain = config.model.pop('data_preprocessor')
