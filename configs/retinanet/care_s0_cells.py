@@ -1,5 +1,5 @@
 # RetinaNet CARE-S0 on BCCD's blood cells, 640x480 halved, from scratch. README.md says more.
-_base_ = ['./retinanet_care_s0_coco.py', '../_base_/from_scratch.py']
+_base_ = ['./care_s0_retinanet_coco.py', '../_base_/from_scratch.py']
 
 data_root = 'data/cells/BCCD/'
 size = (320, 240)

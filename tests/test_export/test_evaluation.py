@@ -28,7 +28,7 @@ from mmcare.files import size_of
 
 TOOL = str(ROOT / 'tools' / 'eval_exported.py')
 SHAPE = (64, 96)  # of the files; images of the data are 64 x 64 and smaller
-SCENES = Config.fromfile(ROOT / 'configs' / 'demo' / 'fpn_care_s0_scenes.py')
+SCENES = Config.fromfile(ROOT / 'configs' / 'demo' / 'care_s0_fpn_scenes.py')
 CHANGES = dict(
     classification={'test_evaluator.topk': [1, 500]},  # of 1000 classes
     detection={'test_evaluator.outfile_prefix': 'found'},
