@@ -29,7 +29,7 @@ from mmcare.export.verify import trial_images
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Time each run once, on thin networks."""
-    monkeypatch.setattr(runtime, 'SECONDS', 1e-9)
+    monkeypatch.setattr('mmcare.analysis.timing.SECONDS', 1e-9)
     monkeypatch.setattr(latency, 'CARE', lambda arch: thin_backbone())
     monkeypatch.setattr(training, 'CARE', lambda arch, **options: thin_backbone(**options))
     yield
@@ -77,7 +77,7 @@ class Tiny(nn.Module):
 def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
     networks = dict(s0=Tiny())
     monkeypatch.setattr(latency, 'CARE', networks.__getitem__)
-    arguments = '--archs', 's0', 's1', '--peers', '--shape', 64, 64, '--runs', 2
+    arguments = '--archs', 's0', 's1', '--peers', '--shape', 64, 64, '--rounds', 2
     call(latency, monkeypatch, *arguments, '--out-dir', tmp_path / 'out', '--keep', tmp_path)
     recording = json.loads((tmp_path / 'out/recording.json').read_text())
     assert list(recording['milliseconds']) == list(latency.ENGINES)
@@ -161,7 +161,7 @@ def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
     source = Source('thin', 'random', Network(thin_backbone()), IMAGENET)
     report = export_model(source, tmp_path, (64, 64), ('onnx', 'executorch'))
     files = tmp_path / 'thin_64x64.onnx', tmp_path / 'thin_64x64.pte'
-    call(operators, monkeypatch, *files, '--runs', 3, '--out-dir', tmp_path / 'out')
+    call(operators, monkeypatch, *files, '--rounds', 3, '--out-dir', tmp_path / 'out')
     table = pd.read_csv(tmp_path / 'out/operators.csv')
     assert table['ms'].sum() > 0 and len(list((tmp_path / 'out').iterdir())) == 3
     for file, engine in zip(files, ('onnx', 'executorch'), strict=True):

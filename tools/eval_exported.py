@@ -27,7 +27,8 @@ import pandas as pd
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
-from mmcare.export.runtime import measure_in_turn, open_exported
+from mmcare.analysis.timing import measure_in_turn
+from mmcare.export.runtime import open_exported
 from mmcare.export.source import Network
 from mmcare.files import check_writable_file, moved_into_place, size_of
 from mmcare.weights.reading import CheckpointError, load_weights

@@ -1,18 +1,9 @@
-"""Exported files, run and timed on the CPU by one thread."""
+"""Exported files, run on the CPU by one thread."""
 
-import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
-from mmengine.utils import track_iter_progress
-from torch.utils.benchmark import Timer
 
 from mmcare.export.backends import FORMATS
 from mmcare.export.backends.base import Exported
-
-SECONDS = 0.2  # of repeated runs in a round, at least one
 
 
 def open_exported(path: Path) -> Exported:
@@ -35,27 +26,3 @@ def open_exported(path: Path) -> Exported:
     except Exception as error:  # the runtimes have classes of their own
         reason = ' '.join(str(error).split())
         raise ValueError(f'{path} cannot be opened: {reason}') from error
-
-
-def measure_in_turn(
-    runs: Mapping[Any, Callable[[], object]], rounds: int, threads: int = 1
-) -> pd.DataFrame:
-    """Time A, B, C, A, B, C, ..., so that noise affects all equally.
-
-    In each round each run is warmed up, then repeated for 0.2 seconds. On a GPU the timer waits
-    until the work is done.
-
-    Returns:
-        Milliseconds, a row for each round and a column for each run: the median of its repetitions.
-    """
-    timers = {
-        name: Timer('run()', globals=dict(run=run), num_threads=threads)
-        for name, run in runs.items()
-    }
-    return pd.DataFrame(
-        {
-            name: 1e3 * timer.blocked_autorange(min_run_time=SECONDS).median
-            for name, timer in timers.items()
-        }
-        for _ in track_iter_progress(list(range(rounds)), file=sys.stderr)
-    )
