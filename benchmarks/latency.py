@@ -1,7 +1,7 @@
 """Measure the latency of CARE and its peers: from an image to four maps, in turn in one process.
 
 Engines are ONNX Runtime, XNNPACK (of ExecuTorch) and LiteRT, the last two also with convolutions in
-int8, all on one thread of the CPU. Networks have random weights and are folded as far as each can
+int8, all on one thread of the CPU. Networks have random weights and are fused as far as each can
 be; peers are timm's. All take the same way from torch.export. Written are recording.json (all
 times, and the instruction sets of the machine), latency.csv (every median and quartile), latency.md
 (the table of docs/latency.md), and for each engine a picture, accuracy_<engine>.png: published
@@ -81,9 +81,9 @@ class FourMaps(nn.Module):
 
 
 def build(key: str, shape: tuple[int, int]) -> nn.Module:
-    """Build a network in evaluation mode, folded, with random weights from one seed.
+    """Build a network in evaluation mode, fused, with random weights from one seed.
 
-    CARE folds itself, MobileOne, FastViT and RepViT do by timm's ``reparameterize_model``.
+    CARE fuses itself, MobileOne, FastViT and RepViT do by timm's ``reparameterize_model``.
     """
     torch.manual_seed(0)
     name = PEERS['timm_model'][key]
@@ -95,11 +95,11 @@ def build(key: str, shape: tuple[int, int]) -> nn.Module:
     for_a_size = name.startswith(('efficientformerv2', 'swin_'))  # their attention is
     options: dict[str, Any] = dict(img_size=shape) if for_a_size else {}
     features = timm.create_model(name, features_only=True, **options).eval()
-    return fold_norms(FourMaps(timm.utils.reparameterize_model(features)).eval())
+    return fuse_norms(FourMaps(timm.utils.reparameterize_model(features)).eval())
 
 
-def fold_norms(network: nn.Module) -> nn.Module:
-    """Fold each batch norm that alone takes the output of a convolution, on a copy."""
+def fuse_norms(network: nn.Module) -> nn.Module:
+    """Fuse each batch norm that alone takes the output of a convolution, on a copy."""
     kind = require('timm.layers', PURPOSE, 'bench').BatchNormAct2d
     attention = require('timm.models', PURPOSE, 'bench').cpubone.ConvAttention
     for name, both in list(network.named_modules()):

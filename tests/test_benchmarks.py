@@ -1,4 +1,4 @@
-"""The benchmarks: what is folded, run, counted and written. No time is asserted."""
+"""The benchmarks: what is fused, run, counted and written. No time is asserted."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def call(script, monkeypatch, *arguments):
 
 @pytest.mark.parametrize('name', ['mobilenetv2_035', 'cpubone_nano'])
 @torch.no_grad()
-def test_peers_are_folded_and_compute_the_same(name):
+def test_fused_peers_compute_the_same(name):
     """With norms that have activations, shortcuts, and attention that fx cannot trace."""
     timm = pytest.importorskip('timm')
     network = latency.FourMaps(timm.create_model(name, features_only=True))
@@ -54,9 +54,9 @@ def test_peers_are_folded_and_compute_the_same(name):
             nn.init.normal_(module.bias, std=0.1)
     image = torch.randn(1, 3, 64, 96)
     expected = network.eval()(image)
-    folded = latency.fold_norms(network)
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
-    torch.testing.assert_close(folded(image), expected, rtol=1e-4, atol=1e-4)
+    fused = latency.fuse_norms(network)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in fused.modules())
+    torch.testing.assert_close(fused(image), expected, rtol=1e-4, atol=1e-4)
     assert [one.shape[2] for one in expected] == [64 // stride for stride in latency.STRIDES]
 
 

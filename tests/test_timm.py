@@ -146,13 +146,13 @@ def test_reparameterize_model():
     model = thin().double().eval()
     for parameter in model.parameters():
         parameter.add_(torch.rand_like(parameter) / 10)
-    folded = timm.utils.reparameterize_model(model)
-    torch.testing.assert_close(folded(IMAGE.double()), model(IMAGE.double()), rtol=1e-9, atol=1e-9)
-    assert {*folded.head.state_dict()} == {'folded_head.fc.weight', 'folded_head.fc.bias'}
-    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in folded.modules())
-    assert folded.get_classifier() == (folded.head.folded_head.fc,)
+    fused = timm.utils.reparameterize_model(model)
+    torch.testing.assert_close(fused(IMAGE.double()), model(IMAGE.double()), rtol=1e-9, atol=1e-9)
+    assert {*fused.head.state_dict()} == {'folded_head.fc.weight', 'folded_head.fc.bias'}
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in fused.modules())
+    assert fused.get_classifier() == (fused.head.folded_head.fc,)
     model.head.distill_head.fc.register_forward_hook(lambda *_: None)
-    with pytest.raises(RuntimeError, match=r'distill_head\.fc .* cannot be folded'):
+    with pytest.raises(RuntimeError, match=r'distill_head\.fc .* cannot be fused'):
         timm.utils.reparameterize_model(model)
 
 
@@ -163,7 +163,7 @@ def test_published_file_gives_the_released_logits(published):
     image = reference_image(224, 224)
     last = model.forward_features(image)
     assert last.shape[2:] == model.pretrained_cfg['pool_size']
-    found = dict(logits=model(image), folded=timm.utils.reparameterize_model(model)(image))
+    found = dict(logits=model(image), fused=timm.utils.reparameterize_model(model)(image))
     both = model.head(model.forward_head(last, pre_logits=True), separate=True)
     found.update(zip(('cls_logits', 'dist_logits'), both, strict=True))
     for name, logits in found.items():

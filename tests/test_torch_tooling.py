@@ -56,7 +56,7 @@ def test_folding_refuses_what_it_would_lose(name, change):
     model = thin_backbone()
     change(model.get_submodule(name))
     expected = model(IMAGE)
-    with pytest.raises(RuntimeError, match=rf'{name} .* cannot be folded'):
+    with pytest.raises(RuntimeError, match=rf'{name} .* cannot be fused'):
         model.switch_to_deploy()
     assert not model.deploy
     torch.testing.assert_close(model(IMAGE), expected, rtol=0, atol=0)
@@ -67,7 +67,7 @@ def test_folding_refuses_fake_quantization():
     model.qconfig = quantization.get_default_qat_qconfig('x86')
     quantization.prepare_qat(model, inplace=True)
     model.apply(lambda module: module._forward_hooks.clear())  # of observers
-    with pytest.raises(RuntimeError, match='cannot be folded'):
+    with pytest.raises(RuntimeError, match='cannot be fused'):
         model.switch_to_deploy()
 
 

@@ -171,11 +171,11 @@ def _advise(backbone: Any, given: Mapping[str, Any], prefix: str) -> list[str]:
         )
     elif backbone.deploy != ('folded' in given):
         lines.append(
-            'The model is folded (deploy=True), the weights are not: fold them first '
+            'The model is fused (deploy=True), the weights are not: fuse them first '
             '(tools/reparameterize_model.py), or leave deploy out.'
             if backbone.deploy
-            else 'The weights are folded (tools/reparameterize_model.py), the model is not: build '
-            'it with deploy=True to evaluate, or load the weights from before folding to train.'
+            else 'The weights are fused (tools/reparameterize_model.py), the model is not: build '
+            'it with deploy=True to evaluate, or load the weights from before fusing to train.'
         )
     arch = name_arch(given, backbone.arch_zoo)
     return [*lines, f'They have the blocks and channels of arch={arch!r}.'] if arch else lines

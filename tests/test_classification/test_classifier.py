@@ -1,4 +1,4 @@
-"""Both heads and distillation: logits, losses, folding, and loading files whole or not at all."""
+"""Both heads and distillation: logits, losses, fusing, and loading files whole or not at all."""
 
 import copy
 
@@ -68,7 +68,7 @@ def test_logits_of_the_released_network(tmp_path):
         torch.testing.assert_close(of_maps, both)
         logits.update(zip(('cls_logits', 'dist_logits'), both, strict=True))
         model.head.switch_to_deploy()
-        logits_folded = model(image)
+        logits_fused = model(image)
         loaded = CAREClsHead(1000, 1024, deploy=True)
         loaded.load_state_dict(model.head.state_dict())
     expected = np.load(DATA / 'reference_s0_224x224.npz')
@@ -76,7 +76,7 @@ def test_logits_of_the_released_network(tmp_path):
         reference = torch.from_numpy(expected[name])
         assert value.shape == reference.shape == (1, 1000)
         assert (value - reference).abs().max() < 1e-4 * reference.abs().max(), name
-    assert (logits_folded - logits['logits']).abs().max() < 1e-5 * logits_folded.abs().max()
+    assert (logits_fused - logits['logits']).abs().max() < 1e-5 * logits_fused.abs().max()
     assert list(loaded.state_dict()) == ['folded_head.fc.weight', 'folded_head.fc.bias']
 
 

@@ -192,16 +192,16 @@ def test_values_that_cannot_be_weights(source, value, words, tmp_path):
     assert_refused(tmp_path / 'file.pth', words, arch=THIN)
 
 
-def test_folded_and_unfolded(tmp_path):
-    folded = thin_backbone()
-    torch.save(add_backbone_prefix(folded.state_dict()), tmp_path / 'plain.pth')
-    folded.switch_to_deploy()
-    torch.save(add_backbone_prefix(folded.state_dict()), tmp_path / 'folded.pth')
-    assert_refused(tmp_path / 'folded.pth', 'weights are folded .* with deploy=True', arch=THIN)
-    assert_refused(tmp_path / 'plain.pth', 'not: fold them first', arch=THIN, deploy=True)
+def test_fused_and_plain(tmp_path):
+    fused = thin_backbone()
+    torch.save(add_backbone_prefix(fused.state_dict()), tmp_path / 'plain.pth')
+    fused.switch_to_deploy()
+    torch.save(add_backbone_prefix(fused.state_dict()), tmp_path / 'fused.pth')
+    assert_refused(tmp_path / 'fused.pth', 'weights are fused .* with deploy=True', arch=THIN)
+    assert_refused(tmp_path / 'plain.pth', 'not: fuse them first', arch=THIN, deploy=True)
     backbone = CARE(THIN, deploy=True)
-    backbone.load_state_dict(read_state_dict(backbone, tmp_path / 'folded.pth'))
-    assert_equal(backbone.state_dict(), folded.state_dict())
+    backbone.load_state_dict(read_state_dict(backbone, tmp_path / 'fused.pth'))
+    assert_equal(backbone.state_dict(), fused.state_dict())
 
 
 def test_what_may_be_missing_or_left_over(source, tmp_path):
