@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import Runner
-from timing import save
+from recording import save
 
 from mmcare.analysis.counting import count_macs
 from mmcare.compatibility import fused_on_cpu, require

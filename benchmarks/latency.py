@@ -26,17 +26,17 @@ from adjustText import adjust_text
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from mmengine.utils import track_iter_progress
-from timing import describe_machine, save
+from recording import describe_machine, save
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.optimization import fuse
 from torchvision.models.feature_extraction import NodePathTracer
 
+from mmcare.analysis.timing import measure_in_turn
 from mmcare.compatibility import require
 from mmcare.export import export_model
 from mmcare.export.backends import BACKENDS, open_exported
 from mmcare.export.calibration import HELD_OUT
-from mmcare.export.runtime import measure_in_turn
 from mmcare.export.source import IMAGENET, Network, Source
 from mmcare.export.spec import draw_images
 from mmcare.files import check_writable
@@ -180,11 +180,11 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
         sys.exit(f'error: nothing can be measured: {left_out or "name archs or peers"}')
     print('\nMeasure rounds', file=sys.stderr)
     start = time.perf_counter(), time.process_time()
-    times = measure_in_turn(runs, arguments.runs).round(3)
+    times = measure_in_turn(runs, arguments.rounds).round(3)
     times.columns = pd.MultiIndex.from_tuples(runs)
     share = (time.process_time() - start[1]) / (time.perf_counter() - start[0])
     return dict(
-        settings=dict(shape=arguments.shape, runs=arguments.runs),
+        settings=dict(shape=arguments.shape, runs=arguments.rounds),
         versions=describe_machine(
             *sorted({RUNTIMES[ENGINES[engine][0]] for engine in arguments.engine}),
             *['timm'] * bool(arguments.peers),
@@ -326,7 +326,7 @@ def parse_args() -> argparse.Namespace:
     add('--peers', nargs='*', choices=peers, default=peers, help='none, if no name follows')
     add('--shape', type=int, nargs=2, default=(512, 512), metavar=('H', 'W'))
     add('--engine', nargs='+', choices=ENGINES, default=ENGINES, help='default: all')
-    add('--runs', type=int, default=9, help='rounds; default: %(default)s')
+    add('--rounds', type=int, default=9, help='default: %(default)s')
     add('--out-dir', type=Path, default=Path('work_dirs/latency'), metavar='DIR')
     add('--keep', type=Path, metavar='DIR', help='leave exported files there, and go on with them')
     add('--from-recording', type=Path, metavar='JSON', help='measure nothing, read this')

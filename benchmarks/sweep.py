@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 from latency import PEERS
 from matplotlib.figure import Figure
-from timing import save
+from recording import save
 
 from mmcare.files import check_writable
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pandas as pd
 import torch
-from timing import describe_machine, save
+from recording import describe_machine, save
 from torch import Tensor, nn
 
+from mmcare.analysis.timing import measure_in_turn
 from mmcare.compatibility import require
-from mmcare.export.runtime import measure_in_turn
 from mmcare.files import check_writable
 from mmcare.models import CARE
 

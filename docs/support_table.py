@@ -15,10 +15,10 @@ CONFIGS = Path(__file__).resolve().parents[1] / 'configs'
 PARTS = {
     'backbone': ('s0', 'backbone'),
     'Mask R-CNN, backbone and neck': ('mask_rcnn/care_s0_coco.py', 'neck'),
-    'RetinaNet': ('retinanet/retinanet_care_s0_coco.py', 'model'),
-    'RTMDet': ('rtmdet/rtmdet_care_s0_coco.py', 'model'),
+    'RetinaNet': ('retinanet/care_s0_retinanet_coco.py', 'model'),
+    'RTMDet': ('rtmdet/care_s0_rtmdet_coco.py', 'model'),
     'Semantic FPN': ('fpn/care_s0_ade20k.py', 'model'),
-    'UperNet': ('upernet/upernet_care_s0_ade20k.py', 'model'),
+    'UperNet': ('upernet/care_s0_upernet_ade20k.py', 'model'),
     'classifier': ('imagenet/care_s0_in1k.py', 'model'),
 }
 NAMES = dict(coreml='Core ML', onnx='ONNX', executorch='ExecuTorch', ncnn='ncnn', litert='LiteRT')

@@ -19,8 +19,8 @@ from mmcare.compatibility import require
 from mmcare.models import CARE
 from mmcare.models.arguments import check
 from mmcare.models.heads import TwoHeads, pool
-from mmcare.weights.names import ADDRESSES, is_published, whole_classifier
-from mmcare.weights.whole import check_whole
+from mmcare.models.loading import ADDRESSES, check_state_dict
+from mmcare.weights.names import is_published, to_classifier_keys
 
 timm: Any = require('timm', 'mmcare.timm', 'timm')
 feature_take_indices = timm.models._features.feature_take_indices
@@ -144,7 +144,7 @@ class CAREClassifier(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load a state dict as PyTorch does; one with published names is renamed before."""
         if is_published(state_dict):
-            state_dict = whole_classifier(state_dict)
+            state_dict = to_classifier_keys(state_dict)
         return super().load_state_dict(state_dict, *args, **kwargs)
 
 
@@ -156,13 +156,13 @@ def _first_stages(backbone: CARE, number: int) -> CARE:
     return part
 
 
-def _whole(state: Mapping[str, Any], model: Any) -> dict[str, Any]:
+def _filter_checkpoint(state: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """Return the weights of a file that timm is about to load without ``strict``."""
-    state, stem = whole_classifier(state), 'backbone.stem.conv.weight'
+    state, stem = to_classifier_keys(state), 'backbone.stem.conv.weight'
     checked = dict(state)
     if stem in state:  # as timm does next
         checked[stem] = timm.models.adapt_input_conv(model.in_chans, state[stem])
-    check_whole(model.backbone, checked, 'backbone.', model.pretrained_cfg.get('file'))
+    check_state_dict(model.backbone, checked, 'backbone.', model.pretrained_cfg.get('file'))
     return state
 
 
@@ -177,7 +177,7 @@ def _entrypoint(arch: str) -> Callable[..., nn.Module]:
                 f'No hub has weights of CARE. {ADDRESSES} Give a file as checkpoint_path=FILE; for '
                 'features_only, other classes or channels: pretrained_cfg_overlay=dict(file=FILE).'
             )
-        kwargs.update(arch=arch, pretrained_filter_fn=_whole)
+        kwargs.update(arch=arch, pretrained_filter_fn=_filter_checkpoint)
         kwargs['feature_cfg'] = dict(out_indices=(0, 1, 2, 3), feature_cls='getter')
         return timm.models.build_model_with_cfg(CAREClassifier, name, pretrained, **kwargs)
 

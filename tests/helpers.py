@@ -18,10 +18,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mmengine.model import BaseModel
+from mmengine.registry import DefaultScope
 
 from mmcare.models import CARE
 from mmcare.weights.names import from_published
 
+os.environ['CUDA_VISIBLE_DEVICES'] = '-1'
 IS_NEW = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 6)  # as exports need it
 newer = pytest.mark.skipif(not IS_NEW, reason='for PyTorch 2.6 and later')
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +43,14 @@ THIN = dict(
     expansions=((2, 2), (2, 3), (3, 2), (2, 4)),
     head_channels=(4, 4, 8, 8),
 )
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Start every test from the same generator state, and leave no toolbox selected."""
+    torch.manual_seed(0)
+    yield
+    DefaultScope._instance_dict.clear()
 
 
 def thin_backbone(kind=CARE, **arguments):

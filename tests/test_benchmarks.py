@@ -1,4 +1,4 @@
-"""The benchmarks: what is folded, run, counted and written. No time is asserted."""
+"""The benchmarks: what is fused, run, counted and written. No time is asserted."""
 
 import json
 import re
@@ -18,18 +18,17 @@ import operators
 import sweep
 import training
 
-from mmcare.export import export_model, runtime
-from mmcare.export.backends import BACKENDS
+from mmcare.export import export_model
+from mmcare.export.backends import BACKENDS, open_exported
 from mmcare.export.source import IMAGENET, Network, Source
 from mmcare.export.spec import ExportSpec, draw_images
 from mmcare.models.deployment import BackboneInfo
-from mmcare.phone.files import describe
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Time each run once, on thin networks."""
-    monkeypatch.setattr(runtime, 'SECONDS', 1e-9)
+    monkeypatch.setattr('mmcare.analysis.timing.SECONDS', 1e-9)
     monkeypatch.setattr(latency, 'CARE', lambda arch: thin_backbone())
     monkeypatch.setattr(training, 'CARE', lambda arch, **options: thin_backbone(**options))
     yield
@@ -43,7 +42,7 @@ def call(script, monkeypatch, *arguments):
 
 @pytest.mark.parametrize('name', ['mobilenetv2_035', 'cpubone_nano'])
 @torch.no_grad()
-def test_peers_are_folded_and_compute_the_same(name):
+def test_fused_peers_compute_the_same(name):
     """With norms that have activations, shortcuts, and attention that fx cannot trace."""
     timm = pytest.importorskip('timm')
     network = latency.FourMaps(timm.create_model(name, features_only=True))
@@ -54,9 +53,9 @@ def test_peers_are_folded_and_compute_the_same(name):
             nn.init.normal_(module.bias, std=0.1)
     image = torch.randn(1, 3, 64, 96)
     expected = network.eval()(image)
-    folded = latency.fuse_norms(network)
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
-    torch.testing.assert_close(folded(image), expected, rtol=1e-4, atol=1e-4)
+    fused = latency.fuse_norms(network)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in fused.modules())
+    torch.testing.assert_close(fused(image), expected, rtol=1e-4, atol=1e-4)
     assert [one.shape[2] for one in expected] == [64 // stride for stride in latency.STRIDES]
 
 
@@ -75,7 +74,7 @@ def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
     info = BackboneInfo('tiny', output_names=latency.OUTPUT_NAMES)
     networks = dict(s0=Network(Tiny(), info=info))
     monkeypatch.setattr(latency, 'build', lambda key, shape: networks[key])
-    arguments = '--archs', 's0', 's1', '--peers', '--shape', 64, 64, '--runs', 2
+    arguments = '--archs', 's0', 's1', '--peers', '--shape', 64, 64, '--rounds', 2
     call(latency, monkeypatch, *arguments, '--out-dir', tmp_path / 'out', '--keep', tmp_path)
     recording = json.loads((tmp_path / 'out/recording.json').read_text())
     assert list(recording['milliseconds']) == list(latency.ENGINES)
@@ -86,10 +85,10 @@ def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
     assert recording['delegates'] == {one: dict(s0=1) for one in [*latency.ENGINES][1:]}
     assert "Left out: CARE-S1, xnnpack: KeyError: 's1'." in capsys.readouterr().out
     assert recording['parameters'] == dict(s0=4 * (3 * 4 * 16 + 4))
-    for name in ('s0_64x64.tflite', 's0_64x64.onnx'):  # as a phone gets them
-        about, _ = describe(tmp_path / name, None)
+    for name in ('s0_64x64.tflite', 's0_64x64.onnx'):  # for projects/phone
+        about = open_exported(tmp_path / name).description
         assert (about['key'], about['parameters'], about['shape']) == ('s0', 784, [64, 64])
-        assert about['input']['mean'] == [*IMAGENET.mean] and len(about['outputs']) == 4
+        assert about['inputs'][0]['mean'] == [*IMAGENET.mean] and len(about['outputs']) == 4
     # An interrupted run goes on with the files that are there.
     monkeypatch.setattr(latency, 'export_model', None)
     call(latency, monkeypatch, *arguments, '--out-dir', tmp_path / 'on', '--keep', tmp_path)
@@ -114,7 +113,7 @@ def planted(**times):
     )
 
 
-def test_ratios_and_the_pareto_line_of_planted_times():
+def test_ratios_and_pareto_line():
     """Ratios are those within a round: the slow second round changes none."""
     recording = planted(
         s0=[10.0, 100.0, 10.0], resnet18=[20.0, 200.0, 30.0], mobilenetv2=[5.0, 50.0, 5.0],
@@ -159,7 +158,7 @@ def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
     source = Source('thin', 'random', Network(thin_backbone()), IMAGENET)
     report = export_model(source, tmp_path, (64, 64), ('onnx', 'executorch'))
     files = tmp_path / 'thin_64x64.onnx', tmp_path / 'thin_64x64.pte'
-    call(operators, monkeypatch, *files, '--runs', 3, '--out-dir', tmp_path / 'out')
+    call(operators, monkeypatch, *files, '--rounds', 3, '--out-dir', tmp_path / 'out')
     table = pd.read_csv(tmp_path / 'out/operators.csv')
     assert table['ms'].sum() > 0 and len(list((tmp_path / 'out').iterdir())) == 3
     for file, engine in zip(files, ('onnx', 'executorch'), strict=True):
@@ -174,7 +173,7 @@ def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
         call(operators, monkeypatch, files[0], '--out-dir', tmp_path / 'other')
 
 
-def test_operators_outside_of_delegates_are_named_and_count_once(tmp_path):
+def test_operators_outside_delegates(tmp_path):
     """Here cumsum, which XNNPACK does not have, between two additions."""
 
     class Summed(nn.Module):

@@ -9,8 +9,8 @@ and the two ImageNet heads if they are there. EMA weights are taken if a publish
 import argparse
 import sys
 
-from mmcare.weights.convert import convert_checkpoint
-from mmcare.weights.whole import CheckpointError
+from mmcare.convert import convert_checkpoint
+from mmcare.weights.reading import CheckpointError
 
 
 def parse_args() -> argparse.Namespace:

@@ -27,13 +27,12 @@ import pandas as pd
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
+from mmcare.analysis.timing import measure_in_turn
 from mmcare.export.backends import open_exported
 from mmcare.export.preprocessing import fit_config
-from mmcare.export.runtime import measure_in_turn
 from mmcare.export.source import Network
 from mmcare.files import check_writable_file, moved_into_place, size_of
-from mmcare.weights.reading import load_weights
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError, load_weights
 
 ROUNDS = 5
 PYTORCH = 'PyTorch'

@@ -18,7 +18,7 @@ try:
     from mmcare.export.export import CALIBRATION, INPUT_KINDS, PRECISIONS
     from mmcare.export.source import PARTS
     from mmcare.export.verify import ExportError
-    from mmcare.weights.whole import CheckpointError
+    from mmcare.weights.reading import CheckpointError
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)

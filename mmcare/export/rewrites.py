@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from mmcare.models.backbones.care import TOTAL_STRIDE, LinearAttention
-from mmcare.models.folding import fold
+from mmcare.models.fusing import fuse
 
 LARGEST_SIDE = 4096
 aten = torch.ops.aten
@@ -44,7 +44,7 @@ class MatrixPool(nn.AdaptiveAvgPool2d):
 
 
 def use_matrix_pools(network: nn.Module, image: Tensor) -> None:
-    """Replace adaptive pooling to several bins, in place, for images of the size of one."""
+    """Replace adaptive pooling to several bins, in place, for images as large as one."""
     for parent in [*network.modules()]:
         for name, pool in parent.named_children():
             if type(pool) is nn.AdaptiveAvgPool2d and pool.output_size not in (1, (1, 1)):
@@ -65,7 +65,7 @@ def normalize_inside(
     network = deepcopy(network)
     if first_conv is None:
         return nn.Sequential(norm, network), norm
-    fold(network.backbone.get_submodule(first_conv), norm, norm_first=True)
+    fuse(network.backbone.get_submodule(first_conv), norm, norm_first=True)
     return network, norm
 
 

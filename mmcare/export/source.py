@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from mmcare.models import CARE
 from mmcare.models.deployment import BackboneInfo, find_care, fuse_all
+from mmcare.models.loading import check_state_dict, strict_loading
 from mmcare.weights.names import of_backbone
-from mmcare.weights.reading import load_weights
-from mmcare.weights.whole import CheckpointError, check_whole, loaded_whole
+from mmcare.weights.reading import CheckpointError, load_weights
 
 PARTS = ('backbone', 'neck', 'model')
 HEADS = ('head', 'decode_head', 'bbox_head')
@@ -169,8 +169,8 @@ def _load(network: Network, checkpoint: str | os.PathLike) -> None:
     if any(key.split('.')[-1] == 'folded' for key in state):
         fuse_all(network)
     if network.part == 'backbone':
-        state = check_whole(network.backbone, of_backbone(state), '', checkpoint)
-    with loaded_whole(network.model, (CARE,), checkpoint):
+        state = check_state_dict(network.backbone, of_backbone(state), '', checkpoint)
+    with strict_loading(network.model, (CARE,), checkpoint):
         try:
             network.model.load_state_dict(state)
         except CheckpointError:

@@ -117,15 +117,16 @@ def build_spec(
         ValueError: If the network cannot be exported with this size, and these inputs and options.
     """
     network, normalization = source.network, source.normalization
-    dynamic, takes_pixels = 'dynamic' in options, 'image' in input_kinds
+    dynamic = 'dynamic' in options
     stride, channels = network.info.stride, network.info.in_channels
     largest = rewrites.LARGEST_SIDE
     if not all(stride <= side <= largest for side in shape):
         raise ValueError(f'height and width must be {stride} to {largest} pixels, got {shape}')
-    if takes_pixels and normalization is None:
-        raise ValueError('the config has no mean and std of images: use --input tensor')
-    if takes_pixels and not channels == len(normalization.mean) == 3:
-        raise ValueError(f'images have 3 channels, the network {channels}: use --input tensor')
+    if 'image' in input_kinds:
+        if normalization is None:
+            raise ValueError('the config has no mean and std of images: use --input tensor')
+        if not channels == len(normalization.mean) == 3:
+            raise ValueError(f'images have 3 channels, the network {channels}: use --input tensor')
     image = torch.zeros(1, channels, *shape)
     try:
         outputs = network(image)

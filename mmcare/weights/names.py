@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
-
-import torch
 
 Value = TypeVar('Value')
 
@@ -37,19 +34,7 @@ NAMES = (
 )
 HEADS = ('head.cls_head.', 'head.distill_head.')
 BACKBONE = 'backbone.'
-BLOCK = r'stages\.([0-3])\.blocks\.([0-9]+)\.'
 BACKBONE_PARTS = ('stem.', 'stages.', 'out_norms.', 'folded')  # first parts of a backbone's keys
-
-ADDRESSES = """\
-The ImageNet weights (CARETrans_S0.pth.tar, _S1, _S2; MIT licence) are linked from the authors'
-repository zhouyuan888888/CARE-Transformer on GitHub and from the model page
-YuanZ1995/CARE-Transformer."""
-WHERE_TO_GET_WEIGHTS = f"""\
-{ADDRESSES} Either convert one,
-    python tools/convert_checkpoint.py CARETrans_S1.pth.tar checkpoints/care_s1_in1k.pth
-(`mim run mmcare convert_checkpoint ...` where mmcare is installed without its repository), or name
-the downloaded file itself as the checkpoint, or train from scratch:
-    --cfg-options model.backbone.init_cfg=None model.backbone.norm_eval=False"""
 
 
 def is_published(keys: Iterable[str]) -> bool:
@@ -79,7 +64,7 @@ def _rename(state: Mapping[str, Value], names: Iterable[tuple[str, str]]) -> dic
     return renamed
 
 
-def as_classifier(state: Mapping[str, Value]) -> dict[str, Value]:
+def add_backbone_prefix(state: Mapping[str, Value]) -> dict[str, Value]:
     """Put the backbone's keys under ``backbone.``, as MM models name them."""
     return {
         (BACKBONE + key if key.startswith(BACKBONE_PARTS) else key): value
@@ -87,9 +72,9 @@ def as_classifier(state: Mapping[str, Value]) -> dict[str, Value]:
     }
 
 
-def whole_classifier(state: Mapping[str, Value]) -> dict[str, Value]:
+def to_classifier_keys(state: Mapping[str, Value]) -> dict[str, Value]:
     """Rename published weights, or those of a backbone alone, to ``backbone.*`` and ``head.*``."""
-    return as_classifier(from_published(state) if is_published(state) else state)
+    return add_backbone_prefix(from_published(state) if is_published(state) else state)
 
 
 def without_wrapper(state: Mapping[Any, Value]) -> dict[str, Value]:
@@ -113,16 +98,3 @@ def find_published(checkpoint: Mapping[Any, Any]) -> dict[str, Any] | None:
     state = checkpoint.get('state_dict', checkpoint)
     state = without_wrapper(state) if isinstance(state, Mapping) else {}
     return state if is_published(state) else None
-
-
-def name_arch(state: Mapping[str, Any], archs: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Name the arch with the blocks and channels of a backbone's weights, in each stage."""
-    firsts = ['stem.conv.weight', *(f'stages.{i}.downsample.conv.weight' for i in (1, 2, 3))]
-    widths = [tuple(state[key].shape[:1]) for key in firsts if torch.is_tensor(state.get(key))]
-    blocks = {match.groups() for key in state if (match := re.match(BLOCK, key))}
-    depths = Counter(int(stage) for stage, _ in blocks)
-    for name, arch in archs.items():
-        own = zip(arch['memory_widths'], arch['widths'])
-        if depths == dict(enumerate(arch['depths'])) and widths == [(sum(pair),) for pair in own]:
-            return name
-    return None

@@ -25,18 +25,15 @@ from torch import Tensor, nn
 
 from mmcare.files import moved_into_place
 from mmcare.weights import unpickling
-from mmcare.weights.names import (
-    WHERE_TO_GET_WEIGHTS,
-    find_published,
-    of_backbone,
-    whole_classifier,
-    without_wrapper,
-)
-from mmcare.weights.whole import CheckpointError, check_whole
+from mmcare.weights.names import find_published, to_classifier_keys, without_wrapper
 
 ZIP_MAGIC = b'PK\x03\x04'
 CHECKSUM = 'mmcare_checksum'  # in the metadata of .safetensors
 PREFIXES = ('', 'http://', 'https://')  # of what MMEngine loads by load_from_mmcare
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint file that is damaged, refused, or does not fit."""
 
 
 def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> Any:
@@ -90,7 +87,7 @@ def load_from_mmcare(filename: str | os.PathLike, map_location: Any = None) -> A
         return checkpoint
     published = find_published(checkpoint)
     if published is not None:
-        checkpoint = dict(meta={}, state_dict=whole_classifier(published))
+        checkpoint = dict(meta={}, state_dict=to_classifier_keys(published))
     if isinstance(checkpoint.get('meta'), dict):
         checkpoint['meta'].pop('config', None)
     return checkpoint
@@ -103,20 +100,6 @@ def load_weights(filename: str | os.PathLike) -> dict[str, Any]:
     if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
         raise CheckpointError(f'{filename} does not contain the weights of a model by name')
     return without_wrapper(state)
-
-
-def read_whole(
-    backbone: nn.Module, checkpoint: str | os.PathLike, prefix: str | None = None, **_: Any
-) -> dict[str, Any]:
-    """Return what a CARE takes of a file, see :func:`check_whole`; nothing is loaded.
-
-    ``prefix`` is the backbone's name in the file's model, by default ``'backbone.'`` or none.
-    """
-    try:
-        state = of_backbone(load_weights(checkpoint), prefix)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f'{error}\n{WHERE_TO_GET_WEIGHTS}') from error
-    return check_whole(backbone, state, '', checkpoint)
 
 
 @contextmanager

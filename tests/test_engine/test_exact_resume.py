@@ -7,14 +7,14 @@ import torch
 from mmengine.hooks import Hook
 from toy_training import EPOCHS, StopAt, build, saved, train
 
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError
 
 HOOK = 'mmcare.engine.hooks.exact_resume_hook'
 PLAIN_SGD = dict(state={}, param_groups=[dict(momentum=0)])
 EMPTY_ADAM = dict(state={}, param_groups=[dict(betas=1)])
 
 
-def test_resume_is_exact_with_workers_and_not_without_the_hook(tmp_path):
+def test_exact_resume_with_workers(tmp_path):
     """Runs in one process are those of test_atomic_checkpoint.py."""
     for exact in (True, False):
         options = dict(exact=exact, loader=dict(num_workers=2))
@@ -89,7 +89,7 @@ def unwrap(checkpoint):
         (dict(param_schedulers=[{}, {}]), 'it holds 2 schedulers, and the run has 1'),
     ],
 )
-def test_what_mmengine_would_reinitialize_is_refused(tmp_path, change, words):
+def test_incomplete_resume_is_refused(tmp_path, change, words):
     """The error names the file."""
     train(tmp_path, hooks=[StopAt(5)])
     checkpoint = torch.load(tmp_path / 'epoch_1.pth', weights_only=True)

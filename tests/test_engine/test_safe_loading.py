@@ -14,7 +14,7 @@ from mmengine.runner import CheckpointLoader, Runner
 from mmengine.runner.checkpoint import load_from_local
 from toy_configs import make_data, toy_config
 
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError
 
 pytest.importorskip('mmdet')
 LAST = dict(detection='epoch_2.pth', segmentation='iter_2.pth')
@@ -69,7 +69,7 @@ def test_train_resume_and_test(trained, tmp_path, task):
     assert Runner.from_cfg(config).test()
 
 
-def test_what_shipped_configs_write_works_in_a_fresh_process(trained):
+def test_shipped_checkpoints_in_a_fresh_process(trained):
     """Without the repository's configs, and without an import of mmcare by the caller."""
 
     def use(task):
@@ -84,7 +84,7 @@ def test_what_shipped_configs_write_works_in_a_fresh_process(trained):
         list(pool.map(use, FRESH))
 
 
-def test_the_hook_switches_the_loader_while_a_run_loads(trained, tmp_path, monkeypatch):
+def test_loader_is_switched_while_loading(trained, tmp_path, monkeypatch):
     """Also if loading fails; code of a file does not run."""
     monkeypatch.setattr(CheckpointLoader, '_schemes', {'': load_from_local})  # MMEngine's
     canary, data = tmp_path / 'canary', trained('segmentation') / 'data'

@@ -19,7 +19,7 @@ from mmengine.registry import DATASETS, MODELS, DefaultScope
 from mmengine.runner import Runner
 from toy_configs import make_data, toy_config
 
-from mmcare.export import backends, export_model, load_source, runtime
+from mmcare.export import backends, export_model, load_source
 from mmcare.export.backends import open_exported
 from mmcare.export.backends.base import Exported
 from mmcare.export.calibration import read_images
@@ -29,7 +29,7 @@ from mmcare.files import size_of
 
 TOOL = str(ROOT / 'tools' / 'eval_exported.py')
 SHAPE = (64, 96)  # of the files; images of the data are 64 x 64 and smaller
-SCENES = Config.fromfile(ROOT / 'configs' / 'demo' / 'fpn_care_s0_scenes.py')
+SCENES = Config.fromfile(ROOT / 'configs' / 'demo' / 'care_s0_fpn_scenes.py')
 CHANGES = dict(
     classification={'test_evaluator.topk': [1, 500]},  # of 1000 classes
     detection={'test_evaluator.outfile_prefix': 'found'},
@@ -128,7 +128,7 @@ def test_metrics(task, part, backend, names, made, run_tool, tmp_path, monkeypat
         masks, boxes = tmp_path / 'found.segm.json', tmp_path / 'found.bbox.json'
         annotate(made(task) / 'data', masks if masks.exists() else boxes)
     monkeypatch.setattr(backends, 'open_exported', spy)
-    monkeypatch.setattr(runtime, 'SECONDS', 1e-9)
+    monkeypatch.setattr('mmcare.analysis.timing.SECONDS', 1e-9)
     table = run_tool(task, file, *checkpoint)
     assert list(table) == ['PyTorch', str(file)]
     assert shapes[:4] == [(1, 3, *SHAPE)] * (1 + 3)  # of the outputs' shapes, then of the data

@@ -28,7 +28,7 @@ from mmcare.export.source import Normalization
 from mmcare.export.verify import ExportError, verify
 from mmcare.models.backbones.care import LinearAttention
 from mmcare.models.deployment import BackboneInfo
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError
 
 TOOL = ROOT / 'tools' / 'export_backbone.py'
 SMALLEST_NORMAL = 2.0**-14  # of float16

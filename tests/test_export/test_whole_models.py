@@ -14,7 +14,7 @@ from mmcare.export import export_model, load_source
 from mmcare.export.backends.coreml import convert_coreml
 from mmcare.export.decoding import describe_scores
 from mmcare.export.rewrites import use_matrix_pools
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError
 
 WIDTHS = [16, 16, 32, 128]
 SHAPE = (64, 96)

@@ -17,8 +17,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
 from mmcare.files import moved_into_place
 from mmcare.registry import HOOKS
-from mmcare.weights.reading import read_checkpoint
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError, read_checkpoint
 
 ATOMIC = 'mmcare.atomic'  # name of the backend below
 KEPT, OUTDATED = 'keep_ckpt_ids', 'outdated_ckpts'  # of the message hub; the first is MMEngine's

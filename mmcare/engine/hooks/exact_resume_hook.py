@@ -19,7 +19,7 @@ from mmcare.compatibility import skips_batches
 from mmcare.engine.hooks import SwitchableHook
 from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError
 
 
 @HOOKS.register_module()
@@ -30,7 +30,7 @@ class ExactResumeHook(SwitchableHook):
     iteration depend on its number, the rank and the run's seed, and those of the dataloader's
     workers also on the epoch. Checkpoints written within an epoch or between accumulated gradients
     cannot be resumed exactly. On GPUs also set ``randomness.deterministic=True``, but not for
-    segmentors: PyTorch raises, see docs/crashes.md.
+    segmentors: PyTorch raises, see docs/resume.md.
 
     Raises:
         CheckpointError: If a run resumes from a file without a weight or the state of the

@@ -10,9 +10,9 @@ from mmengine.runner import find_latest_checkpoint
 from mmcare.engine.hooks import SwitchableHook
 from mmcare.models import CARE
 from mmcare.models.heads import TwoHeads
+from mmcare.models.loading import strict_loading
 from mmcare.registry import HOOKS
 from mmcare.weights.reading import safe_loader
-from mmcare.weights.whole import loaded_whole
 
 
 @HOOKS.register_module()
@@ -21,8 +21,8 @@ class SafeLoadingHook(SwitchableHook):
 
     Published CARE files load into classifiers. Each CARE and its two heads are checked while they
     are loaded, behind wrappers, teachers and test-time augmentation, and in EMA's copy of the
-    model: see :func:`mmcare.weights.whole.loaded_whole`. MMEngine's own loader is back afterwards,
-    even if loading fails. ``FlexibleRunner`` loads before ``before_run``: import
+    model: see :func:`mmcare.models.loading.strict_loading`. MMEngine's loader is restored
+    afterwards, even if loading fails. ``FlexibleRunner`` loads before ``before_run``: import
     :mod:`mmcare.engine.safe_loading` to read safely there; weights are checked there as well.
 
     Raises:
@@ -51,8 +51,8 @@ class SafeLoadingHook(SwitchableHook):
         self._checks.close()
         file = runner._load_from or find_latest_checkpoint(runner.work_dir)
         kinds = CARE, TwoHeads
-        self._checks.enter_context(loaded_whole(runner.model, kinds, file))
+        self._checks.enter_context(strict_loading(runner.model, kinds, file))
         for hook in runner.hooks:
             if hasattr(hook, 'ema_model'):
-                copy = loaded_whole(hook.ema_model.module, kinds, file, hook.src_model)
+                copy = strict_loading(hook.ema_model.module, kinds, file, hook.src_model)
                 self._checks.enter_context(copy)

@@ -27,10 +27,10 @@ from torch.utils.checkpoint import checkpoint
 
 from mmcare.compatibility import autocast_off
 from mmcare.models.arguments import NUM_STAGES, check, resolve_arch
-from mmcare.models.folding import build_norm, check_foldable, fold, is_fixed
+from mmcare.models.fusing import build_norm, check_fusible, fuse, is_fixed
+from mmcare.models.loading import read_state_dict
 from mmcare.models.recompute import recompute
 from mmcare.registry import MODELS
-from mmcare.weights.reading import read_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -321,7 +321,7 @@ class CARE(BaseModule):
         out_norm_cfg: Config of a norm on each output map; None for raw stage outputs.
         expand_last: Omit the projection of the last block, as in the published networks: it returns
             its latent channels (1024, or 1536 for S2). False: a last block like the others.
-        deploy: Build what :meth:`switch_to_deploy` leaves; takes folded weights.
+        deploy: Build what :meth:`switch_to_deploy` leaves; takes fused weights.
         init_cfg: By default truncated normal, std 0.02, biases 0. ``dict(type='Pretrained',
             checkpoint=...)`` takes published files, converted ones and checkpoints of MM toolboxes.
 
@@ -495,10 +495,10 @@ class CARE(BaseModule):
         """Set training or evaluation mode; frozen stages and norms stay in evaluation mode.
 
         Raises:
-            RuntimeError: If a folded network is to train.
+            RuntimeError: If a fused network is to train.
         """
         if mode and self.deploy:
-            raise RuntimeError('this CARE is folded (see deploy): it has no norms left to train')
+            raise RuntimeError('this CARE is fused (see deploy): it has no norms left to train')
         super().train(mode)
         self._freeze()
         if mode and self.norm_eval:
@@ -514,14 +514,14 @@ class CARE(BaseModule):
             part.requires_grad_(False)
 
     def switch_to_deploy(self) -> None:
-        """Fold each batch norm into the convolution next to it, in place, for evaluation only.
+        """Fuse each batch norm into the convolution next to it, in place, for evaluation only.
 
         Only weights change. Norms of other kinds stay, and so do those of ``out_norm_cfg``. The
-        state dict gains the key ``folded``, so that folded weights fit folded networks only.
+        state dict gains the key ``folded``, so that fused weights fit fused networks only.
 
         Raises:
             RuntimeError: If a norm or its convolution has hooks, parametrizations or another
-                forward, which folding would lose; nothing is changed then.
+                forward, which fusing would lose; nothing is changed then.
         """
         if self.deploy:
             return
@@ -533,11 +533,12 @@ class CARE(BaseModule):
         }
         for name, conv in convs.items():
             for part in (f'{name}.norm', f'{name}.{conv}'):
-                check_foldable(part, self.get_submodule(part))
+                check_fusible(part, self.get_submodule(part))
         for name, conv in convs.items():
             owner: Any = self.get_submodule(name)
-            owner.norm = fold(getattr(owner, conv), owner.norm, name != 'stem')
+            owner.norm = fuse(getattr(owner, conv), owner.norm, name != 'stem')
         self.deploy = True
+        # Names in files stay: this one, and `folded_head` of the heads.
         self.register_buffer('folded', self.stem.conv.weight.new_ones(()))
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
@@ -570,7 +571,7 @@ class CARE(BaseModule):
         files = [cfg for cfg in cfgs if cfg['type'] in ('Pretrained', PretrainedInit)]
         for cfg in files:
             check('init_cfg', cfg, 'a Pretrained with checkpoint=FILE', bool(cfg.get('checkpoint')))
-        states = [] if self.is_init else [read_whole(self, **cfg) for cfg in files]
+        states = [] if self.is_init else [read_state_dict(self, **cfg) for cfg in files]
         self.init_cfg = [cfg for cfg in cfgs if cfg not in files]
         try:
             super().init_weights()

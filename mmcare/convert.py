@@ -1,4 +1,4 @@
-"""Rewrite checkpoints: between published files and those of MM toolboxes, and folded.
+"""Convert checkpoints between published files and those of MM toolboxes, and fuse them.
 
 Only tools/convert_checkpoint.py and tools/reparameterize_model.py import this module.
 """
@@ -18,15 +18,16 @@ from mmengine.runner import load_state_dict
 from mmcare.files import check_writable_file
 from mmcare.models import CARE
 from mmcare.models.heads import TwoHeads
+from mmcare.models.loading import check_state_dict, name_arch, strict_loading
 from mmcare.version import __version__
 from mmcare.weights import names
 from mmcare.weights.reading import (
+    CheckpointError,
     load_from_mmcare,
     load_weights,
     read_checkpoint,
     write_checkpoint,
 )
-from mmcare.weights.whole import CheckpointError, check_whole, loaded_whole
 
 
 def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike) -> str:
@@ -53,37 +54,37 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
         heads = {k: v for k, v in converted.items() if k.startswith(names.HEADS)}
         kept = {k: v for k, v in state.items() if not k.startswith('out_norms.')}
         converted, direction = names.to_published({**kept, **heads}), 'in the published format'
-    arch = names.name_arch(state, CARE.arch_zoo)
+    arch = name_arch(state, CARE.arch_zoo)
     if arch is None:
         raise CheckpointError(f'{source} does not contain the backbone of an s0, s1 or s2')
-    check_whole(CARE(arch), state, '', source)
+    check_state_dict(CARE(arch), state, '', source)
     meta = dict(mmcare_version=__version__, source=Path(source).name, arch=arch)
     write_checkpoint(dict(meta=meta, state_dict=OrderedDict(converted)), destination)
     return f'Wrote {destination} {direction}: CARE({arch!r}) of {source}.'
 
 
 @torch.no_grad()
-def fold_checkpoint(
+def fuse_checkpoint(
     config: str | os.PathLike, checkpoint: str | os.PathLike, destination: str | os.PathLike
 ) -> str:
-    """Fold the checkpoint of a whole model: a detector, a segmentor or a classifier.
+    """Fuse the checkpoint of a whole model: a detector, a segmentor or a classifier.
 
-    Every CARE and every pair of its classification heads is folded, and compared before and after
+    Every CARE and every pair of its classification heads is fused, and compared before and after
     on noise, for a CARE of 224 x 224.
 
     Args:
-        config: Config of the model, not folded; its toolbox must be installed.
+        config: Config of the model, not fused; its toolbox must be installed.
         checkpoint: Its weights, which must fill it.
-        destination: File to write, with the model's folded weights and the metadata of
+        destination: File to write, with the model's fused weights and the metadata of
             ``checkpoint``; ``.safetensors`` or any other ending.
 
     Returns:
-        A sentence that says what was folded and how to use it.
+        A sentence that says what was fused and how to use it.
 
     Raises:
-        CheckpointError: If the checkpoint cannot be read, is folded already, or does not fill a
+        CheckpointError: If the checkpoint cannot be read, is fused already, or does not fill a
             CARE; RuntimeError: if it does not fill the rest of the model, or if outputs change.
-        ValueError: If there is nothing to fold.
+        ValueError: If there is nothing to fuse.
         OSError: If config or checkpoint does not exist, or nothing can be written there.
     """
     check_writable_file(Path(destination))
@@ -94,12 +95,12 @@ def fold_checkpoint(
     if cfg.get('data_preprocessor'):
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     model = MODELS.build(cfg.model).eval()
-    with loaded_whole(model, (CARE,), checkpoint):
+    with strict_loading(model, (CARE,), checkpoint):
         load_state_dict(model, weights, strict=True)
     kinds = CARE, TwoHeads
-    folded = [k for k, one in model.named_modules() if isinstance(one, kinds) and not one.deploy]
+    fused = [k for k, one in model.named_modules() if isinstance(one, kinds) and not one.deploy]
     noise = torch.Generator().manual_seed(0)
-    for name in folded:
+    for name in fused:
         part: Any = model.get_submodule(name)
         if isinstance(part, CARE):
             shape = 1, part.stem.conv.in_channels, 224, 224
@@ -111,14 +112,14 @@ def fold_checkpoint(
         # To 1e-4 of the largest value of each output; NaN is never equal.
         same = map(lambda x, y: (x - y).abs().max() <= 1e-4 * x.abs().max(), before, part(given))
         if not all(same):
-            raise RuntimeError(f'folding changes outputs of {name}; {destination} is not written')
-    if not folded:
-        raise ValueError(f'nothing in the model of {config} can be folded')
+            raise RuntimeError(f'fusing changes outputs of {name}; {destination} is not written')
+    if not fused:
+        raise ValueError(f'nothing in the model of {config} can be fused')
     meta = dict(source.get('meta') or {}) if 'state_dict' in source else {}
-    meta.update(mmcare_version=__version__, folded_from=Path(checkpoint).name)
+    meta.update(mmcare_version=__version__, fused_from=Path(checkpoint).name)
     write_checkpoint(dict(meta=meta, state_dict=OrderedDict(model.state_dict())), destination)
-    options = ' '.join(f'model.{name}.deploy=True' for name in folded)
+    options = ' '.join(f'model.{name}.deploy=True' for name in fused)
     return (
-        f'Folded {", ".join(folded)} of {checkpoint}. Wrote {destination}; a config takes it with\n'
+        f'Fused {", ".join(fused)} of {checkpoint}. Wrote {destination}; a config takes it with\n'
         f'    --cfg-options {options}'
     )

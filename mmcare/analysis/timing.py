@@ -1,4 +1,4 @@
-"""Timing of runs, side by side."""
+"""Time several functions under the same conditions."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -14,13 +14,14 @@ SECONDS = 0.2  # of repeated runs in a round, at least one
 def measure_in_turn(
     runs: Mapping[Any, Callable[[], object]], rounds: int, threads: int = 1
 ) -> pd.DataFrame:
-    """Time A, B, C, A, B, C, ..., so that noise affects all equally.
+    """Time functions in interleaved rounds (A, B, C, A, B, C, ...), so that noise affects all.
 
-    In each round each run is warmed up, then repeated for 0.2 seconds. On a GPU the timer waits
-    until the work is done.
+    In each round, each function is warmed up and then repeated for 0.2 seconds. On a GPU the timer
+    waits until the work is done.
 
     Returns:
-        Milliseconds, a row for each round and a column for each run: the median of its repetitions.
+        Milliseconds, a row for each round and a column for each function: the median of its
+        repetitions.
     """
     timers = {
         name: Timer('run()', globals=dict(run=run), num_threads=threads)

@@ -56,7 +56,7 @@ def test_folding_refuses_what_it_would_lose(name, change):
     model = thin_backbone()
     change(model.get_submodule(name))
     expected = model(IMAGE)
-    with pytest.raises(RuntimeError, match=rf'{name} .* cannot be folded'):
+    with pytest.raises(RuntimeError, match=rf'{name} .* cannot be fused'):
         model.switch_to_deploy()
     assert not model.deploy
     torch.testing.assert_close(model(IMAGE), expected, rtol=0, atol=0)
@@ -67,7 +67,7 @@ def test_folding_refuses_fake_quantization():
     model.qconfig = quantization.get_default_qat_qconfig('x86')
     quantization.prepare_qat(model, inplace=True)
     model.apply(lambda module: module._forward_hooks.clear())  # of observers
-    with pytest.raises(RuntimeError, match='cannot be folded'):
+    with pytest.raises(RuntimeError, match='cannot be fused'):
         model.switch_to_deploy()
 
 
@@ -79,7 +79,7 @@ def test_out_indices(given, expected):
     assert model.out_indices == expected and len(model(IMAGE)) == len(expected)
 
 
-def test_what_is_next_to_a_file_in_init_cfg_is_applied(tmp_path):
+def test_other_entries_of_init_cfg_apply(tmp_path):
     """MMEngine applies all entries of a list, a file last; output norms are not in the file."""
     torch.save(thin_backbone().state_dict(), tmp_path / 'file.pth')
     model = CARE(

@@ -1,4 +1,4 @@
-"""Norms, and folding a batch norm in evaluation mode, which is affine, into a convolution."""
+"""Norms, and fusing a batch norm in evaluation mode, which is affine, into a convolution."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_fixed(norm: nn.Module) -> TypeGuard[_BatchNorm]:
 
 
 @torch.no_grad()
-def fold(conv: nn.Conv2d, norm: _BatchNorm, norm_first: bool) -> nn.Module:
+def fuse(conv: nn.Conv2d, norm: _BatchNorm, norm_first: bool) -> nn.Module:
     """Change the weights of ``conv`` so that it also computes the norm before or after it.
 
     Args:
@@ -68,10 +68,10 @@ def fold(conv: nn.Conv2d, norm: _BatchNorm, norm_first: bool) -> nn.Module:
     return nn.Identity()
 
 
-def check_foldable(name: str, module: nn.Module) -> None:
+def check_fusible(name: str, module: nn.Module) -> None:
     """Raise a RuntimeError unless a module computes what its weights say, and nothing else.
 
-    Folding would lose hooks (pruning, offloading), parametrizations (weight norm, adapters) and
+    Fusing would lose hooks (pruning, offloading), parametrizations (weight norm, adapters) and
     another ``forward`` (fake quantization).
     """
     kinds = nn.Conv2d, nn.Linear, nn.LayerNorm, _BatchNorm, nn.SyncBatchNorm
@@ -79,6 +79,6 @@ def check_foldable(name: str, module: nn.Module) -> None:
     changed = 'forward' in vars(module) or module._forward_hooks or module._forward_pre_hooks
     if not plain or changed or is_parametrized(module):
         raise RuntimeError(
-            f'{name} ({type(module).__name__}) cannot be folded: it has hooks, parametrizations or '
+            f'{name} ({type(module).__name__}) cannot be fused: it has hooks, parametrizations or '
             'another forward. Remove or merge them first.'
         )

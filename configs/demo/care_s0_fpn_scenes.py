@@ -54,5 +54,5 @@ param_scheduler = [
 default_hooks = dict(
     logger=dict(interval=10),
     checkpoint=dict(interval=iterations),
-    channels_last=dict(type='mmcare.ChannelsLastHook'),  # shortens steps: see docs/scale.md
+    channels_last=dict(type='mmcare.ChannelsLastHook'),  # shortens steps: see docs/multi_gpu.md
 )

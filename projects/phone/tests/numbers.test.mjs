@@ -2,10 +2,10 @@
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import test from 'node:test';
-import { labelMap, suppress } from '../../mmcare/phone/page/decode.js';
-import { nodesOnCpu, ordered } from '../../mmcare/phone/page/engines.js';
-import { deviation, measureInTurn, summarize } from '../../mmcare/phone/page/measure.js';
-import { fit } from '../../mmcare/phone/page/prepare.js';
+import { labelMap, suppress } from '../page/decode.js';
+import { nodesOnCpu, ordered } from '../page/engines.js';
+import { deviation, measureInTurn, summarize } from '../page/measure.js';
+import { fit } from '../page/prepare.js';
 
 const expected = JSON.parse(readFileSync(process.env.EXPECTED));
 const close = (a, b) => assert.ok(Math.abs(a - b) <= 1e-12 * Math.abs(b), `${a} is not ${b}`);

@@ -1,4 +1,4 @@
-_base_ = './upernet_care_s0_ade20k.py'
+_base_ = './care_s0_upernet_ade20k.py'
 
 model = dict(
     backbone=dict(arch='s2', init_cfg=dict(checkpoint='checkpoints/care_s2_in1k.pth')),

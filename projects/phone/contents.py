@@ -1,4 +1,4 @@
-"""Exported files as the page gets them: described, with an image and the outputs for it."""
+"""Collect what the page asks for: itself, the runtimes, and exported files with their outputs."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -29,21 +29,22 @@ def gather(
 ) -> Contents:
     """Collect all that the page needs for exported files, by the names that it asks for."""
     contents: Contents = {page.name: page.read_bytes for page in (HERE / 'page').iterdir()}
-    contents[''], files = contents['index.html'], []
+    contents[''] = contents['index.html']
+    files = []
     for path in paths:
         if path.suffix not in ENGINES:
             raise ValueError(f'{path} is neither .tflite nor .onnx, which browsers can run')
         runtime, _, patterns = ENGINES[path.suffix]
-        if not (found := [one for each in patterns for one in runtimes.glob(each)]):
-            raise FileNotFoundError(
-                f'{runtimes} has no {runtime}: run `make phone`, or name another with --runtime'
-            )
-        contents |= {one.relative_to(runtimes).as_posix(): one.read_bytes for one in found}
-        if f'files/{(name := path.name)}' in contents:
-            raise ValueError(f'two files are called {name}: rename one')
+        modules = [module for pattern in patterns for module in runtimes.glob(pattern)]
+        if not modules:
+            raise FileNotFoundError(f'{runtimes} has no {runtime}: run `make phone`')
+        contents |= {file.relative_to(runtimes).as_posix(): file.read_bytes for file in modules}
+        if f'files/{path.name}' in contents:
+            raise ValueError(f'two files are called {path.name}: rename one')
         description, values = describe(path, source)
         files.append(description)
-        contents |= {f'files/{name}': path.read_bytes, f'references/{name}': partial(bytes, values)}
+        contents[f'files/{path.name}'] = path.read_bytes
+        contents[f'references/{path.name}'] = partial(bytes, values)
     shape, *others = {tuple(file['shape']) for file in files}
     if others:
         raise ValueError(f'images of {[shape, *others]}: export files for one --shape')
@@ -53,27 +54,30 @@ def gather(
 
 @torch.no_grad()
 def describe(path: Path, source: Source | None) -> tuple[dict[str, Any], bytes]:
-    """Describe a file for the page, and give an image with the outputs that it should have.
+    """Describe a file; return also the bytes of an image and of the outputs that it should have.
 
-    These are PyTorch's, if the file has the source's weights and takes tensors in float, or else
-    those of the file as it runs here.
+    PyTorch computes them for float files of the source's weights that take normalised tensors; for
+    others the file itself does.
     """
-    program, (runtime, layout, *_) = open_exported(path), ENGINES[path.suffix]
-    about, (_, channels, *sides) = program.description, program.input_shape
+    program = open_exported(path)
+    runtime, layout, _ = ENGINES[path.suffix]
+    about = program.description
+    _, channels, *sides = program.input_shape
     shape, int8 = about.get('shape', sides), about.get('precision') == 'int8'
     if not all(isinstance(side, int) for side in shape):
         raise ValueError(f'{path} takes images of any size, and does not name one')
-    takes_pixels = program.input_kind == 'image'
     image = draw_images(channels, tuple(shape))['random'].tensor
+    takes_pixels = program.input_kind == 'image'
     image = 120 + 50 * image if takes_pixels else image
-    network = source and source.network
-    own = network and (digest_weights(network.model.state_dict(), {}), network.part)
-    if network and own == (about.get('sha256'), about.get('part')) and not (int8 or takes_pixels):
-        expected, against = [one.numpy() for one in network(image)], 'PyTorch'
+    network = None if int8 or takes_pixels or not source else source.network
+    own = network and (network.part, digest_weights(network.model.state_dict(), {}))
+    if network and own == (about.get('part'), about.get('sha256')):
+        expected, against = [output.numpy() for output in network(image)], 'PyTorch'
     else:
         expected, against = program.run(image), 'this computer'
     values = [image.numpy(), *expected]
-    values = [np.moveaxis(v, 1, -1) if layout == 'NHWC' and v.ndim == 4 else v for v in values]
+    if layout == 'NHWC':
+        values = [np.moveaxis(v, 1, -1) if v.ndim == 4 else v for v in values]
     named = [*about.get('inputs', [{}]), *about.get('outputs', [{}] * len(expected))]
     tensors = [dict(n, shape=v.shape, layout=layout) for n, v in zip(named, values, strict=True)]
     description = dict(
@@ -81,4 +85,4 @@ def describe(path: Path, source: Source | None) -> tuple[dict[str, Any], bytes]:
         runtime=runtime, int8=int8, bytes=path.stat().st_size, against=against, shape=shape,
         input=tensors[0], outputs=tensors[1:], about=about,
     )  # fmt: skip
-    return description, b''.join(one.astype('<f4').tobytes() for one in values)
+    return description, b''.join(value.astype('<f4').tobytes() for value in values)

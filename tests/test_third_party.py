@@ -1,4 +1,4 @@
-"""CARE through timm in other projects. `make test-reach` brings those that are not in the stack."""
+"""CARE through timm in other projects; `make test-third-party` installs them."""
 
 import copy
 

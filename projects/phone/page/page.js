@@ -274,7 +274,7 @@ async function begin() {
   await globalThis.caches?.delete('mmcare').catch(() => null); // of an older page
   text('device', (device = await describeDevice()));
   served = JSON.parse(new TextDecoder().decode(await load('files.json')));
-  // Only tools/phone.py takes results; other hosts may answer anything.
+  // Only serve.py takes results; other hosts may answer anything.
   const taken = await fetch('results').then((answer) => answer.json()).catch(() => null);
   served.static = !taken?.taken;
   const backends = await findBackends(served.files.map(({ runtime }) => runtime));

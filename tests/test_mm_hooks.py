@@ -9,7 +9,7 @@ from mmengine.runner import Runner
 from toy_training import EPOCHS, Model, StopAt, build, names, train
 
 from mmcare.models import CARE
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError
 
 FLIPS = dict(
     type='TestTimeAug',
@@ -25,7 +25,7 @@ FLIPS = dict(
 def warned(monkeypatch):
     """Texts of our warnings."""
     found = []
-    for place in ('weights.whole', 'engine.hooks.exact_resume_hook'):
+    for place in ('models.loading', 'engine.hooks.exact_resume_hook'):
         monkeypatch.setattr(f'mmcare.{place}.print_log', lambda text, **_: found.append(text))
     return found
 
@@ -67,7 +67,7 @@ def test_test_time_augmentation_of_detectors(toy):
     assert 'coco/bbox_mAP' in Runner.from_cfg(config).test()
 
 
-def test_a_plain_detector_becomes_student_and_teacher(toy):
+def test_semi_supervised_detector(toy):
     """mmdet renames the keys while it loads them; without a CARE's keys it raises."""
     config, state = toy('detection')
     plain = config.model.pop('data_preprocessor')

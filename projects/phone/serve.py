@@ -1,5 +1,10 @@
-"""Serve exported files with one page, in the local network or as files for any host."""
+"""Measure exported files in a phone's browser, and show their predictions for its photos.
 
+Open the address with a phone in the same network, and accept the certificate. Results are printed,
+and written to --out-dir as recordings of benchmarks/latency.py. Ctrl+C ends the server.
+"""
+
+import argparse
 import ipaddress
 import json
 import re
@@ -7,6 +12,7 @@ import secrets
 import socket
 import ssl
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler
 from mimetypes import MimeTypes
@@ -17,10 +23,15 @@ from typing import Any
 from urllib.parse import unquote
 
 import pandas as pd
+import segno
+from contents import Contents, gather
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from mmcare.compatibility import require
-from mmcare.files import moved_into_place
-from mmcare.phone.files import Contents
+from mmcare.export import load_source
+from mmcare.export.backends import open_exported
+from mmcare.files import check_writable, moved_into_place
 
 TYPES = MimeTypes()  # Python's own, whatever the system says
 HEADERS = {
@@ -41,7 +52,7 @@ def write_static(contents: Contents, folder: Path) -> None:
 
 
 def read_results(body: bytes) -> tuple[str, str, pd.DataFrame] | None:
-    """Read what the page posts: a name, a recording as benchmarks/latency.py's, and its rows."""
+    """Read a posted recording: a name for it, its JSON and its rows; None if it is malformed."""
     try:
         posted = json.loads(body)
         recording, time = posted['recording'], datetime.strptime(posted['time'], '%Y%m%d-%H%M%S')
@@ -51,7 +62,7 @@ def read_results(body: bytes) -> tuple[str, str, pd.DataFrame] | None:
             all(re.fullmatch('[a-z]+-[a-z]+(-int8)?', engine) for engine in engines)
             and all(len(ms) == recording['settings']['runs'] and min(ms) > 0 for ms in times)
             and all({'file', 'engine', 'ms'} <= row.keys() for row in rows)
-            # Checked before it is a table: that has a cell for each row and key, as wide as any.
+            # Checked before it becomes a table, which has a cell for each row and key.
             and 0 < len(times) <= len(rows) <= 1000
             and len({key for row in rows for key in row}) <= 20
             and all(len(f'{key}{cell}') <= 1000 for row in rows for key, cell in row.items())
@@ -64,13 +75,13 @@ def read_results(body: bytes) -> tuple[str, str, pd.DataFrame] | None:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answer below the server's token: what it contains, and the results."""
+    """Answer requests whose path begins with the server's token."""
 
     server: 'PhoneServer'
     timeout, server_version, sys_version = 60, 'mmcare', ''
 
     def parse_request(self) -> bool:
-        """Refuse all that lacks the token, before any method is looked at."""
+        """Refuse every request without the token, whatever its method."""
         if not super().parse_request():
             return False
         token, _, self.name = self.path.split('?')[0].removeprefix('/').partition('/')
@@ -89,7 +100,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_GET(self) -> None:
-        """Send what the page asks for, by its name."""
+        """Send the content of a name."""
         content = self.server.contents.get(unquote(self.name))
         kind = TYPES.guess_type(self.name or 'index.html')[0] or 'application/octet-stream'
         self.answer(404) if content is None else self.answer(200, content(), kind)
@@ -101,10 +112,11 @@ class Handler(BaseHTTPRequestHandler):
         if self.name != 'results':
             return self.answer(404)
         if len(body) > 2**22 or not (results := read_results(body)):
-            return self.answer(400, b'{"error": "The computer does not know such results."}')
+            return self.answer(400, b'{"error": "The computer cannot read these results."}')
         name, recording, rows = results
+        file = self.server.out_dir / f'{name}.json'
         try:
-            with moved_into_place(file := self.server.out / f'{name}.json') as temporary:
+            with moved_into_place(file) as temporary:
                 temporary.write_text(recording + '\n')
         except OSError as error:
             print(f'error: {file} cannot be written: {error}', file=sys.stderr, flush=True)
@@ -113,48 +125,47 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, json.dumps({'written': file.name}).encode())
 
     def log_message(self, *_: Any) -> None:
-        """Stay silent: the terminal shows the results."""
+        """Stay silent: the terminal shows results only."""
 
 
 class PhoneServer(ThreadingTCPServer):
-    """Serve what :func:`mmcare.phone.files.gather` collects, at ``url`` with a random token."""
+    """Serve what :func:`contents.gather` collects, at ``url``, which has a random token."""
 
     daemon_threads = allow_reuse_address = True
 
     def __init__(
-        self, contents: Contents, out: Path, host: str, port: int = 0, secure: bool = True
+        self, contents: Contents, out_dir: Path, host: str, port: int = 0, secure: bool = True
     ) -> None:
-        if (address := socket.gethostbyname(host)) == '0.0.0.0':  # name this computer's
+        address = socket.gethostbyname(host)
+        if address == '0.0.0.0':  # find this computer's address in its network
             with socket.socket(type=socket.SOCK_DGRAM) as probe:
-                probe.connect(('192.0.2.1', 9))  # an example's address; nothing is sent
+                probe.connect(('192.0.2.1', 9))  # reserved for documentation; nothing is sent
                 address = probe.getsockname()[0]
         super().__init__((host or address, port), Handler)
-        self.contents = contents | {'results': b'{"taken": true}'.strip}  # so the page knows
-        self.out, self.token = out, secrets.token_urlsafe(16)
-        if secure:  # threads shake hands, so that nobody holds up the others
+        self.contents = contents | {'results': lambda: b'{"taken": true}'}  # so the page knows
+        self.out_dir, self.token = out_dir, secrets.token_urlsafe(16)
+        if secure:  # handshakes in the threads, so that no client holds up the others
             context = certify(address)
             self.socket = context.wrap_socket(self.socket, True, do_handshake_on_connect=False)
-        self.url = f'http{"s" * secure}://{address}:{self.server_address[1]}/{self.token}/'
+        scheme = 'https' if secure else 'http'
+        self.url = f'{scheme}://{address}:{self.server_address[1]}/{self.token}/'
 
     def handle_error(self, *client: Any) -> None:
-        """Stay silent where a browser leaves, or refuses the certificate."""
+        """Stay silent if a browser leaves or refuses the certificate."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(*client)
 
 
 def certify(host: str) -> ssl.SSLContext:
-    """Make a certificate for an IP address, with what Apple asks for."""
-    x509 = require('cryptography.x509', 'HTTPS', 'phone')
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
+    """Make a certificate for an IP address, as Apple's browsers require it."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, 'mmcare')])
     address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
     about = name, name, key.public_key(), x509.random_serial_number()
     builder = x509.CertificateBuilder(*about, now - timedelta(1), now + timedelta(30))
     purpose = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
-    builder = builder.add_extension(address, critical=False).add_extension(purpose, critical=False)
+    for extension in (address, purpose):
+        builder = builder.add_extension(extension, critical=False)
     certificate = builder.sign(key, hashes.SHA256())
     pem = serialization.Encoding.PEM
     hidden = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -164,3 +175,38 @@ def certify(host: str) -> ssl.SSLContext:
         file.write_bytes(key.private_bytes(pem, *hidden) + certificate.public_bytes(pem))
         context.load_cert_chain(file)
     return context
+
+
+def main() -> None:
+    """Serve, or write, the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add('files', type=Path, nargs='+', metavar='FILE', help='.tflite or .onnx, of one --shape')
+    add('--source', nargs='+', default=[], help='config, checkpoint: compare with PyTorch')
+    add('--host', help="address to listen on; default: this computer's in its network")
+    add('--port', type=int, default=8443, help='default: %(default)s')
+    add('--http', action='store_true', help='no TLS, and localhost: for a tunnel')
+    add('--out-dir', type=Path, default=Path('work_dirs/phone'), metavar='DIR', help='for results')
+    add('--static', type=Path, metavar='DIR', help='serve nothing; write it for any HTTPS host')
+    arguments = parser.parse_args()
+    try:
+        check_writable(arguments.static or arguments.out_dir)
+        part = open_exported(arguments.files[0]).description.get('part', 'backbone')
+        source = load_source(*arguments.source, part=part) if arguments.source else None
+        contents = gather(arguments.files, source=source)
+        if arguments.static:
+            write_static(contents, arguments.static)
+            return print(f'Written to {arguments.static}. For threads, see README.md.')
+        host = arguments.host or ('127.0.0.1' if arguments.http else '')
+        server = PhoneServer(contents, arguments.out_dir, host, arguments.port, not arguments.http)
+        segno.make(server.url).terminal(compact=True)
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+        sys.exit(2)
+    print(server.url, flush=True)
+    server.serve_forever()
+
+
+if __name__ == '__main__':
+    with suppress(KeyboardInterrupt):
+        main()

@@ -1,8 +1,11 @@
-"""Weights of a file fill a network, or an error is raised."""
+"""Read and load the weights of a CARE and its heads: they fill it, or an error is raised."""
 
 from __future__ import annotations
 
 import logging
+import os
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -12,49 +15,72 @@ import torch
 from mmengine.logging import print_log
 from torch import nn
 
-from mmcare.weights.names import BACKBONE_PARTS, name_arch
+from mmcare.models.heads import TwoHeads
+from mmcare.weights.names import BACKBONE_PARTS, of_backbone
+from mmcare.weights.reading import CheckpointError, load_weights
 
+ADDRESSES = """\
+The ImageNet weights (CARETrans_S0.pth.tar, _S1, _S2; MIT licence) are linked from the authors'
+repository zhouyuan888888/CARE-Transformer on GitHub and from the model page
+YuanZ1995/CARE-Transformer."""
+WHERE_TO_GET_WEIGHTS = f"""\
+{ADDRESSES} Either convert one,
+    python tools/convert_checkpoint.py CARETrans_S1.pth.tar checkpoints/care_s1_in1k.pth
+(`mim run mmcare convert_checkpoint ...` where mmcare is installed without its repository), or name
+the downloaded file itself as the checkpoint, or train from scratch:
+    --cfg-options model.backbone.init_cfg=None model.backbone.norm_eval=False"""
+BLOCK = r'stages\.([0-3])\.blocks\.([0-9]+)\.'
 SHAPE = 'of another shape'
 COUNTERS = ('num_batches_tracked', '_extra_state')
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint file that is damaged, refused, or does not fit."""
+def read_state_dict(
+    backbone: nn.Module, checkpoint: str | os.PathLike, prefix: str | None = None, **_: Any
+) -> dict[str, Any]:
+    """Return what a CARE takes of a file, see :func:`check_state_dict`; nothing is loaded.
+
+    ``prefix`` is the backbone's name in the file's model, by default ``'backbone.'`` or none.
+    """
+    try:
+        state = of_backbone(load_weights(checkpoint), prefix)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f'{error}\n{WHERE_TO_GET_WEIGHTS}') from error
+    return check_state_dict(backbone, state, '', checkpoint)
 
 
 @contextmanager
-def loaded_whole(
-    model: nn.Module, kinds: tuple[type, ...], file: Any, source: nn.Module | None = None
+def strict_loading(
+    model: nn.Module, types: tuple[type, ...], file: Any, source: nn.Module | None = None
 ) -> Iterator[None]:
-    """Check modules of some kinds at the moment when PyTorch or MMEngine loads their weights.
+    """Check modules of some types when PyTorch or MMEngine loads their weights.
 
     A CARE that a file of its ``init_cfg`` has filled in this process, or heads that MMEngine has
     initialized, keep these weights, with a warning, if the file has none for them.
 
     Args:
-        model: With the modules, anywhere; what wraps it may rename keys while it loads.
-        kinds: See ``network`` of :func:`check_whole`.
+        model: Contains the modules; a wrapper around it may rename keys while it loads.
+        types: Of the modules, see ``network`` of :func:`check_state_dict`.
         file: Where the weights come from, for messages.
-        source: Of a copy, such as EMA's: the model that ``init_cfg`` has filled.
+        source: For a copy, such as EMA's: the model that ``init_cfg`` has filled.
 
     Raises:
-        CheckpointError: While weights are loaded, see :func:`check_whole`.
+        CheckpointError: While weights are loaded, see :func:`check_state_dict`.
     """
 
     def check(filled: Any, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         is_filled = getattr(filled, 'is_init', False)
-        if hasattr(filled, 'arch_zoo'):  # MMEngine also marks random weights as initialized
+        if not isinstance(module, TwoHeads):  # MMEngine also marks random weights as initialized
             is_filled &= 'Pretrained' in str(filled.init_cfg)
         if is_filled and not _select(module, state, prefix):
             text = f'{file} has no weights of {prefix[:-1]}, which keeps those of its init_cfg.'
             print_log(text, logger='current', level=logging.WARNING)
         else:
-            check_whole(module, state, prefix, file)
+            check_state_dict(module, state, prefix, file)
 
     handles = [
         module._register_load_state_dict_pre_hook(partial(check, filled), with_module=True)
         for module, filled in zip(model.modules(), (source or model).modules())
-        if isinstance(module, kinds)
+        if isinstance(module, types)
     ]
     try:
         yield
@@ -63,7 +89,9 @@ def loaded_whole(
             handle.remove()
 
 
-def check_whole(network: Any, state: Mapping[str, Any], prefix: str, file: Any) -> dict[str, Any]:
+def check_state_dict(
+    network: Any, state: Mapping[str, Any], prefix: str, file: Any
+) -> dict[str, Any]:
     """Return what a network takes of a file's weights, or raise unless they fill it.
 
     MM toolboxes load with ``strict=False``: what is missing would stay random.
@@ -83,7 +111,8 @@ def check_whole(network: Any, state: Mapping[str, Any], prefix: str, file: Any) 
         CheckpointError: If a weight is missing, left over, of another shape, not a tensor, of
             integers in place of floating point or the reverse, or not finite.
     """
-    given, is_backbone = _select(network, state, prefix), hasattr(network, 'arch_zoo')
+    given = _select(network, state, prefix)
+    is_backbone = not isinstance(network, TwoHeads)
     wanted = network.state_dict()
     needed = [name for name in wanted if not name.startswith('out_norms.')]
     faults = {'missing': [n for n in needed if n not in given and not n.endswith(COUNTERS)]}
@@ -105,7 +134,7 @@ def check_whole(network: Any, state: Mapping[str, Any], prefix: str, file: Any) 
 def _select(network: Any, state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Select the weights of a network, without those of stages that are not built."""
     given = {k[len(prefix) :]: value for k, value in state.items() if k.startswith(prefix)}
-    if not hasattr(network, 'arch_zoo'):
+    if isinstance(network, TwoHeads):
         return given
     return {name: value for name, value in given.items() if not _is_left_out(network, name)}
 
@@ -142,11 +171,24 @@ def _advise(backbone: Any, given: Mapping[str, Any], prefix: str) -> list[str]:
         )
     elif backbone.deploy != ('folded' in given):
         lines.append(
-            'The model is folded (deploy=True), the weights are not: fold them first '
+            'The model is fused (deploy=True), the weights are not: fuse them first '
             '(tools/reparameterize_model.py), or leave deploy out.'
             if backbone.deploy
-            else 'The weights are folded (tools/reparameterize_model.py), the model is not: build '
-            'it with deploy=True to evaluate, or load the weights from before folding to train.'
+            else 'The weights are fused (tools/reparameterize_model.py), the model is not: build '
+            'it with deploy=True to evaluate, or load the weights from before fusing to train.'
         )
     arch = name_arch(given, backbone.arch_zoo)
     return [*lines, f'They have the blocks and channels of arch={arch!r}.'] if arch else lines
+
+
+def name_arch(state: Mapping[str, Any], archs: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Name the arch with the blocks and channels of a backbone's weights, in each stage."""
+    firsts = ['stem.conv.weight', *(f'stages.{i}.downsample.conv.weight' for i in (1, 2, 3))]
+    widths = [tuple(state[key].shape[:1]) for key in firsts if torch.is_tensor(state.get(key))]
+    blocks = {match.groups() for key in state if (match := re.match(BLOCK, key))}
+    depths = Counter(int(stage) for stage, _ in blocks)
+    for name, arch in archs.items():
+        own = zip(arch['memory_widths'], arch['widths'])
+        if depths == dict(enumerate(arch['depths'])) and widths == [(sum(pair),) for pair in own]:
+            return name
+    return None

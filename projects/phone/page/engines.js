@@ -14,7 +14,7 @@ export async function load(...names) {
   const cache = await globalThis.caches?.open('mmcare').catch(() => null);
   const kept = await cache?.match(path).catch(() => null);
   const answer = kept ?? (await fetch(path).catch(() => null));
-  if (!answer?.ok) throw new Error(`${names.at(-1)} cannot be loaded: is tools/phone.py running?`);
+  if (!answer?.ok) throw new Error(`${names.at(-1)} cannot be loaded: is serve.py running?`);
   if (!kept) await cache?.put(path, answer.clone()).catch(() => null); // a full disk is no error
   return answer.arrayBuffer();
 }

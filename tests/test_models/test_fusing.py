@@ -1,4 +1,4 @@
-"""Folding: exact in evaluation mode, for evaluation only, and never mixed up with unfolded."""
+"""Fusing: exact in evaluation mode, for evaluation only, and never mixed up with plain."""
 
 from copy import deepcopy
 
@@ -11,23 +11,23 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mmcare.models import CARE
 
 
-def fold(network):
-    folded = deepcopy(network)
-    folded.switch_to_deploy()
-    return folded
+def fuse(network):
+    fused = deepcopy(network)
+    fused.switch_to_deploy()
+    return fused
 
 
 @pytest.mark.parametrize('arch', ['s0', 's1', 's2'])
 def test_published_networks(arch):
     network = CARE(arch).eval()
     load_published(network, arch)
-    folded = fold(network)
+    fused = fuse(network)
     image = reference_image(64, 96)
-    assert deviation(network(image), folded(image)) <= 1e-5
-    assert not any(isinstance(module, _BatchNorm) for module in folded.modules())
-    again = deepcopy(folded)
+    assert deviation(network(image), fused(image)) <= 1e-5
+    assert not any(isinstance(module, _BatchNorm) for module in fused.modules())
+    again = deepcopy(fused)
     again.switch_to_deploy()
-    assert all(map(torch.equal, again.state_dict().values(), folded.state_dict().values()))
+    assert all(map(torch.equal, again.state_dict().values(), fused.state_dict().values()))
 
 
 @pytest.mark.parametrize(
@@ -45,31 +45,31 @@ def test_published_networks(arch):
 )
 def test_arguments(arguments):
     network = thin_backbone(**arguments).double()
-    folded = fold(network)
+    fused = fuse(network)
     image = torch.randn(2, 3, 70, 40).double()
-    assert deviation(network(image), folded(image)) <= 1e-12
-    for name, module in folded.named_modules():  # of the output norms alone is something left
+    assert deviation(network(image), fused(image)) <= 1e-12
+    for name, module in fused.named_modules():  # of the output norms alone is something left
         assert not isinstance(module, _BatchNorm) or name.startswith('out_norms.')
 
 
-def test_a_folded_network_does_not_train():
-    model = nn.Sequential(fold(thin_backbone(with_cp=True)))
-    with pytest.raises(RuntimeError, match='is folded'):
+def test_a_fused_network_does_not_train():
+    model = nn.Sequential(fuse(thin_backbone(with_cp=True)))
+    with pytest.raises(RuntimeError, match='is fused'):
         model.train()
     assert not CARE(THIN, deploy=True, frozen_stages=1).training
     model.eval()
 
 
-def test_folded_weights_fit_folded_networks_only():
+def test_fused_weights_fit_fused_networks_only():
     """By PyTorch's rules; files are in tests/test_weights."""
-    plain, folded = thin_backbone(), fold(thin_backbone())
+    plain, fused = thin_backbone(), fuse(thin_backbone())
     other = CARE(THIN, deploy=True)
-    other.load_state_dict(folded.state_dict())
+    other.load_state_dict(fused.state_dict())
     image = torch.randn(1, 3, 64, 64)
-    assert deviation(folded(image), other(image)) == 0
+    assert deviation(fused(image), other(image)) == 0
     without_norm_weights = CARE(THIN, norm_cfg=dict(type='IN'))
     for network in (plain, without_norm_weights):
         with pytest.raises(RuntimeError, match=r'Unexpected key.* in state_dict: .*"folded"'):
-            network.load_state_dict(folded.state_dict())
+            network.load_state_dict(fused.state_dict())
     with pytest.raises(RuntimeError, match=r'Missing key.* in state_dict: "folded"'):
         other.load_state_dict(without_norm_weights.state_dict())
