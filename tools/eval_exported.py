@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 try:
-    from mmcare.export.evaluation import pad_images, replaced_part, take_normalized
+    from mmcare.export.evaluation import pad_images, replaced_part
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
@@ -94,14 +94,13 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
         try:
             return runner.test()
         except RuntimeError as error:
-            raise ValueError(f'the model does not take images of {size}: {error}') from error
+            raise ValueError(f'the model cannot be tested on images of {size}: {error}') from error
 
     batch = next(iter(runner.test_dataloader))
     picture = runner.model.eval().data_preprocessor(batch)['inputs']
     rows: dict[str, dict[str, float]] = {}
     runs: dict[str, Callable[[], object]] = {}
-    for file, opened in programs.items():
-        program = take_normalized(opened, runner.model)
+    for file, program in programs.items():
         with replaced_part(runner.model, program, bool(arguments.checkpoint)) as part:
             if part != 'model' and not arguments.checkpoint:
                 raise ValueError(

@@ -29,11 +29,7 @@ def add_images(
 ) -> tuple[ExportSpec, str]:
     """Add ``number`` pictures to calibrate with, ``HELD_OUT`` pictures to check on, and resizing.
 
-    Returns:
-        The specification, and why it has no pictures, if it has none.
-
-    Raises:
-        ValueError: If pictures cannot be read that are needed or asked for.
+    Also return why there are no pictures. Where they are needed or asked for, raise a ValueError.
     """
     shape, reason = spec.input_shape[2:], ''
     loader = 'train_dataloader' if number else 'test_dataloader'
@@ -50,12 +46,10 @@ def add_images(
                 'of pictures with --images'
             ) from error
         images = []
-    held_out = {
-        f'picture{index}': CheckImage(image, is_picture=True)
-        for index, image in enumerate(images[-HELD_OUT:], 1)
-    }
+    checked = dict(spec.images)
+    for index, image in enumerate(images[-HELD_OUT:], 1):
+        checked[f'picture{index}'] = CheckImage(image, is_picture=True)
     resize = describe_resizing(source.config, shape)
-    checked = {**spec.images, **held_out}
     return replace(spec, images=checked, calibration=images[:-HELD_OUT], resize=resize), reason
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,20 +37,9 @@ def pad_images(model: Any, shape: tuple[int, int]) -> None:
     model.data_preprocessor.register_forward_hook(pad)
 
 
-def take_normalized(program: Exported, model: Any) -> Exported:
-    """Let a program take normalized images, as the model's preprocessor returns them."""
-    if program.input_kind == 'tensor':
-        return program
-    preprocessor = model.data_preprocessor
-    mean, std = preprocessor.mean.cpu(), preprocessor.std.cpu()
-    return replace(program, run=lambda images: program.run(images * std + mean))
-
-
 @contextmanager
 def replaced_part(model: Any, program: Exported, checked: bool = False) -> Iterator[str]:
-    """Let a program compute its part of a toolbox's model, and yield the part.
-
-    The program takes normalized images of one size.
+    """Let a program, for images of one size, compute its part of a toolbox's model; yield the part.
 
     Raises:
         ValueError: If the program is of another model or, with ``checked``, of other weights.
@@ -60,6 +48,8 @@ def replaced_part(model: Any, program: Exported, checked: bool = False) -> Itera
     image = torch.zeros(program.input_shape, device=device)
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
+        if program.input_kind == 'image':
+            images = images * model.data_preprocessor.std + model.data_preprocessor.mean
         outputs = map(torch.from_numpy, program.run(images.cpu()))
         # mmcv silently misreads tensors that are not contiguous.
         return tuple(output.to(device).contiguous() for output in outputs)

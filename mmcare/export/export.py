@@ -34,9 +34,7 @@ def export_model(
     tolerance: float | None = None,
     **options: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Fuse a network, write a file for each format, and a report ``FILE.json`` next to each.
-
-    All files are written, or none.
+    """Fuse a network, and write a file and a report ``FILE.json`` for each format; all or none.
 
     Args:
         source: See :func:`mmcare.export.load_source`; it is left as it is.
@@ -51,9 +49,8 @@ def export_model(
         images: Pictures to quantize with and to check files on, in a folder or as normalized
             images (1, C, H, W); None: the config's data.
         tolerance: Largest deviation from PyTorch, as a share of an output's largest magnitude;
-            None: the format's. Quantized files are not compared in this way.
-        **options: Options of single formats: ``dynamic`` (ONNX), ``target`` and ``compress`` (Core
-            ML).
+            None: the format's. Not for int8.
+        **options: Of single formats: ``dynamic`` (ONNX), ``target`` and ``compress`` (Core ML).
 
     Returns:
         The reports by format.
@@ -62,7 +59,6 @@ def export_model(
         ValueError: If the network cannot be exported so.
         ExportError: If a file computes something else than PyTorch.
         ImportError: If a package is missing that a format needs.
-        OSError: If nothing can be written to ``out_dir``.
     """
     options = {name: value for name, value in options.items() if value}
     backends = validate_formats(formats, precision, calibration, options)

@@ -187,12 +187,8 @@ def export_program(
 ) -> ExportedProgram:
     """Export a network of images (1, C, H, W) as it is; only what does nothing is left out.
 
-    Args:
-        network: Fuse it first; otherwise its norms are exported as operators.
-        input_shape: (1, C, H, W).
-        size_divisor: Height and width are free, in multiples of this, up to 4096. 1: from 33 on,
-            since torch.export takes sizes of 1, here of the last map, for fixed ones. None: height
-            and width are fixed.
+    With a ``size_divisor``, height and width are free, in multiples of it, up to 4096. If it is 1,
+    they are free from 33 on, since torch.export takes sizes of 1, here of the last map, for fixed.
     """
     if size_divisor is None:
         program = torch.export.export(network, (torch.zeros(*input_shape),))

@@ -111,11 +111,7 @@ def build_spec(
     tolerance: float | None,
     options: Mapping[str, Any],
 ) -> ExportSpec:
-    """Fuse a copy of a network for normalized images of one size, and describe it.
-
-    Raises:
-        ValueError: If the network cannot be exported with this size, and these inputs and options.
-    """
+    """Fuse a copy of a network for images of one size, and describe it; or raise a ValueError."""
     network, normalization = source.network, source.normalization
     dynamic = 'dynamic' in options
     stride, channels = network.info.stride, network.info.in_channels
@@ -131,7 +127,7 @@ def build_spec(
     try:
         outputs = network(image)
     except RuntimeError as error:
-        raise ValueError(f'the network does not take images of {shape}: {error}') from error
+        raise ValueError(f'the network cannot compute images of {shape}: {error}') from error
     divided = network.part != 'backbone' and (dynamic or outputs[0].dim() == 4)
     if divided and any(side % stride for side in shape):
         raise ValueError(

@@ -62,11 +62,7 @@ class Backend:
         raise NotImplementedError
 
     def export(self, spec: ExportSpec, folder: Path) -> dict[str, Any]:
-        """Write a file into a folder, check it, and return its report.
-
-        Raises:
-            ExportError: If the network cannot be converted, or if the file computes something else.
-        """
+        """Write a file into a folder and return its report, or raise an ExportError."""
         description = self.describe(spec)
         path = folder / self.file_name(spec)
         result = self.write(spec, path, description)
@@ -130,9 +126,7 @@ class Backend:
 def count_convolutions(program: ExportedProgram, stages: str) -> list[list[Any]]:
     """Count the convolutions of each stage, and of the rest of the model, in the program's order.
 
-    Args:
-        program: Of a network.
-        stages: Regular expression that finds the stage in the name of a module.
+    The regular expression ``stages`` finds the stage in the name of a module.
     """
     found = []
     for node in program.graph.nodes:

@@ -12,13 +12,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from mmcare.compatibility import require
+from mmcare.export import rewrites
 from mmcare.export.backends.base import Backend, Exported, count_convolutions
-from mmcare.export.rewrites import (
-    EXECUTORCH,
-    export_program,
-    separate_convolutions,
-    separate_weights,
-)
 from mmcare.export.spec import ExportSpec
 from mmcare.export.verify import WriteResult
 
@@ -45,8 +40,8 @@ class ExecuTorch(Backend):
         int8 = description['precision'] == 'int8'
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # of ExecuTorch about its own code
-            network = separate_convolutions(spec.network)
-            program = decompose(export_program(network, spec.input_shape))
+            network = rewrites.separate_convolutions(spec.network)
+            program = decompose(rewrites.export_program(network, spec.input_shape))
             if int8:
                 program = quantize(program, spec.calibration)
             edge: Any = to_edge_transform_and_lower(
@@ -55,17 +50,12 @@ class ExecuTorch(Backend):
                 constant_methods=dict(mmcare=json.dumps(description)),
             )
         info = get_delegation_info(edge.exported_program().graph_module)
-        outside = {
-            name: counts.non_delegated
-            for name, counts in info.delegation_by_operator.items()
-            if counts.non_delegated and name != 'getitem'  # which takes an output of a delegate
-        }
+        counts = info.delegation_by_operator
+        counts.pop('getitem', None)  # takes an output of a delegate
+        outside = {name: n.non_delegated for name, n in counts.items() if n.non_delegated}
         edge.to_executorch().save(str(path))
-        facts = dict(
-            delegates=info.num_delegated_subgraphs,
-            outside=outside,
-            convolutions=count_convolutions(program, spec.info.stages),
-        )
+        facts = dict(delegates=info.num_delegated_subgraphs, outside=outside)
+        facts['convolutions'] = count_convolutions(program, spec.info.stages)
         return WriteResult(facts, program.module() if int8 else None, 'PyTorch')
 
     def open(self, path: Path) -> Exported:
@@ -93,7 +83,7 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     """Write a program in operators that XNNPACK has; pieces of weights become weights."""
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
-    return constant_prop_pass(program.run_decompositions(dict(EXECUTORCH)))
+    return constant_prop_pass(program.run_decompositions(dict(rewrites.EXECUTORCH)))
 
 
 @torch.no_grad()
@@ -103,7 +93,7 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
     Args:
         program: Decomposed, with constants propagated: after quantization that would turn int8
             weights into float32. Large kernels, which are ``aten.convolution``, stay in float32.
-        images: Pictures (1, C, H, W) that show the ranges of activations, normalised.
+        images: Pictures (1, C, H, W), whose activations set the ranges.
     """
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
@@ -116,7 +106,7 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
         torch.ops.aten.conv2d.default, get_symmetric_quantization_config(is_per_channel=True)
     )
     module: Any = program.module()
-    separate_weights(module)
+    rewrites.separate_weights(module)
     module = prepare_pt2e(module, quantizer)
     for image in images:
         module(image)
