@@ -24,13 +24,13 @@ except KeyboardInterrupt:
     print('stopped: nothing is written', file=sys.stderr)
     sys.exit(130)
 import pandas as pd
-from mmengine.config import Config, DictAction
+from mmengine.config import DictAction
 from mmengine.runner import Runner
 
 from mmcare.analysis.timing import measure_in_turn
 from mmcare.export.backends import open_exported
 from mmcare.export.preprocessing import fit_config
-from mmcare.export.source import Network
+from mmcare.export.source import Network, read_config
 from mmcare.files import check_writable_file, moved_into_place, size_of
 from mmcare.weights.reading import CheckpointError, load_weights
 
@@ -70,7 +70,7 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
             f'the files take {", ".join(map(str, shapes))}, not images (1, C, H, W) of one size: '
             'export them for one --shape, without --dynamic'
         )
-    config = Config.fromfile(arguments.config)
+    config = read_config(arguments.config)
     config.merge_from_dict(arguments.cfg_options or {})
     config.work_dir = arguments.work_dir or config.get(
         'work_dir', f'work_dirs/{Path(arguments.config).stem}'

@@ -94,6 +94,14 @@ class Source:
     metadata: Mapping[str, Any] = field(default_factory=dict)  # more entries for descriptions
 
 
+def read_config(path: str | os.PathLike, with_imports: bool = True) -> Config:
+    """Read a config and import its ``custom_imports``; raise a ValueError if MMEngine cannot."""
+    try:
+        return Config.fromfile(path, import_custom_modules=with_imports)
+    except (LookupError, RuntimeError, SyntaxError) as error:
+        raise ValueError(f'{path} is not a config: {error}') from error
+
+
 def load_source(
     source: str | os.PathLike, checkpoint: str | os.PathLike | None = None, part: str = 'backbone'
 ) -> Source:
@@ -125,8 +133,8 @@ def load_source(
         if part != 'backbone':
             raise ValueError(f'{source!r} is a backbone without neck or head: give a config (.py)')
     elif Path(source).suffix == '.py':
-        name, config = Path(source).stem, Config.fromfile(source, import_custom_modules=False)
-        model_config, normalization = _read_config(config, part)
+        name, config = Path(source).stem, read_config(source, with_imports=False)
+        model_config, normalization = _describe_model(config, part)
     else:
         raise ValueError(f'{source!r} is neither one of {", ".join(CARE.arch_zoo)} nor a config')
     with torch.random.fork_rng(devices=[]):
@@ -145,7 +153,7 @@ def load_source(
     return Source(name, 'random', network, normalization, config)
 
 
-def _read_config(config: Config, part: str) -> tuple[Mapping[str, Any], Normalization | None]:
+def _describe_model(config: Config, part: str) -> tuple[Mapping[str, Any], Normalization | None]:
     """Return the config of the model or of its backbone, and the normalization of images."""
     imports = config.get('custom_imports') or dict(imports=[])
     # An import that fails may be needed by the rest of the model only.
