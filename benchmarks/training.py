@@ -103,7 +103,7 @@ def forward(network: nn.Module, images: Tensor, precision: str) -> Tensor:
     dtype = PRECISIONS[precision]
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
         maps = network(images)
-    return torch.stack([one.float().mean() for one in maps]).sum()
+    return torch.stack([output.float().mean() for output in maps]).sum()
 
 
 def step(network: nn.Module, images: Tensor, precision: str) -> None:

@@ -90,7 +90,7 @@ def randomise(model):
 
 def deviation(expected, found):
     """Largest difference of outputs, as a share of each one's largest magnitude."""
-    assert [(one.shape, one.dtype) for one in expected] == [(o.shape, o.dtype) for o in found]
+    assert [(a.shape, a.dtype) for a in expected] == [(o.shape, o.dtype) for o in found]
     shares = [(a - b).abs().max() / a.abs().max() for a, b in zip(expected, found)]
     return torch.stack(shares).max().item()
 

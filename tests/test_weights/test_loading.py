@@ -178,10 +178,10 @@ def test_wrong_variant(given, wanted, words, tmp_path):
     [
         (torch.full((16, 3, 4, 4), float('nan')), 'not finite'),
         (torch.full((16, 3, 4, 4), 1e300, dtype=torch.float64), 'not finite'),  # once converted
-        (torch.ones(16, 3, 4, 4, dtype=torch.int64), 'not tensors of such numbers'),
-        (torch.ones(16, 3, 4, 4).to_sparse(), 'not tensors'),
-        (torch.ones(16, 3, 4, 4, device='meta'), 'not tensors'),
-        ([1.0], 'not tensors of such numbers: .*stem.conv.weight'),
+        (torch.ones(16, 3, 4, 4, dtype=torch.int64), 'of another data type'),
+        (torch.ones(16, 3, 4, 4).to_sparse(), 'not a dense tensor'),
+        (torch.ones(16, 3, 4, 4, device='meta'), 'not a dense tensor'),
+        ([1.0], 'not a dense tensor with values: .*stem.conv.weight'),
         (np.ones((16, 3, 4, 4)), 'missing'),
     ],
     ids=['nan', 'too large', 'integers', 'sparse', 'meta', 'list', 'numpy'],

@@ -113,8 +113,8 @@ def phone():
         def visit(url, *args, script=''):
             chromium = started.chromium.launch(executable_path=CHROMIUM, args=[*OPTIONS, *args])
             page = chromium.new_page(**options, permissions=['clipboard-read', 'clipboard-write'])
-            page.on('request', lambda one: one.url.startswith(here) or wrong.append(one.url))
-            page.on('response', lambda one: asked.append(one.url) if one.ok else None)
+            page.on('request', lambda got: got.url.startswith(here) or wrong.append(got.url))
+            page.on('response', lambda got: asked.append(got.url) if got.ok else None)
             page.on('pageerror', lambda error: wrong.append(error))
             page.add_init_script(script)
             page.goto(url)
@@ -382,10 +382,10 @@ def test_scores_as_the_description_says(exported, serve, phone, photos):
         finish(page)
         return page.eval_on_selector_all('meter', 'all => all.map((one) => one.value)')
 
-    alone, each = torch.tensor(see('softmax')), torch.tensor(see('sigmoid'))
-    ratios = (each.logit() - each[0].logit()).exp()
-    torch.testing.assert_close(alone / alone[0], ratios, rtol=1e-3, atol=1e-6)
-    assert len(each) == 5 and not torch.isclose(alone, each).any() and see(None) == []
+    softmax, sigmoid = torch.tensor(see('softmax')), torch.tensor(see('sigmoid'))
+    ratios = (sigmoid.logit() - sigmoid[0].logit()).exp()
+    torch.testing.assert_close(softmax / softmax[0], ratios, rtol=1e-3, atol=1e-6)
+    assert len(sigmoid) == 5 and not torch.isclose(softmax, sigmoid).any() and see(None) == []
 
 
 @pytest.mark.skipif(not shutil.which('node'), reason='no node')
