@@ -110,7 +110,7 @@ def count_complexity(network: nn.Module, shape: Sequence[int] = (224, 224)) -> p
 
 
 def count_macs(module: nn.Module, *inputs: Tensor) -> Counter[str]:
-    """Count multiply-adds in evaluation mode by the names of modules; ``''`` is the module itself."""
+    """Count multiply-adds in evaluation mode by submodule; ``''`` is the module itself."""
     module = deepcopy(module)
     module.eval()  # not chained: in some backbones of the toolboxes it returns None
     analyzer = FlopAnalyzer(module, inputs)
