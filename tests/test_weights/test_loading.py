@@ -12,8 +12,9 @@ from helpers import (
     THIN,
     Images,
     assert_equal,
+    published_state,
     published_weights,
-    randomise,
+    random_backbone,
     thin_backbone,
 )
 from mmengine.runner import Runner
@@ -24,17 +25,6 @@ from mmcare.models import CARE, CAREAblation
 from mmcare.models.loading import read_state_dict
 from mmcare.weights.names import add_backbone_prefix, from_published, to_published
 from mmcare.weights.reading import CheckpointError, load_weights, write_checkpoint
-
-
-def random_backbone(kind=CARE, **arguments):
-    return randomise(kind(**{'arch': THIN, **arguments}))
-
-
-def published_state(backbone):
-    """The backbone's weights, and two heads, under the published names."""
-    shapes = {'norm.weight': 128, 'norm.bias': 128, 'fc.weight': (10, 128), 'fc.bias': 10}
-    heads = {f'{h}.{n}': torch.rand(s) for h in ('head', 'dist_head') for n, s in shapes.items()}
-    return {**to_published(backbone.state_dict()), **heads}
 
 
 def load_in_a_run(model, file):
