@@ -1,9 +1,9 @@
 """Measure shares of operators and of stages in the time of exported files, on one thread.
 
-Times of operators are those that the engines record: ExecuTorch (ETDump, read by its Inspector) and
-ONNX Runtime (its profile), medians over the rounds. Stages are found by counting convolutions, with
-the report FILE.json that tools/export_backbone.py writes. Written are operators.csv (a row for
-each stage and kind of operator), operators.md (shares), and a picture, operators.png.
+The engines record the times of operators: ExecuTorch in an ETDump, ONNX Runtime in its profile.
+Medians over the rounds are used. Stages are found by counting convolutions, with the report
+FILE.json that tools/export_backbone.py writes. The results are operators.csv (a row for each stage
+and kind of operator), operators.md (shares) and operators.png.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def read_onnx(path: Path, image: Tensor, rounds: int) -> pd.DataFrame:
 
 
 def find_stages(events: pd.DataFrame, convolutions: list[list[Any]]) -> list[str]:
-    """Return the stage of each operator: that of the last convolution before it.
+    """Return the stage of each operator, which is the stage of the last convolution before it.
 
     Args:
         events: By order of time.
@@ -98,6 +98,8 @@ def profile(path: Path, rounds: int) -> pd.DataFrame:
         raise ValueError(f'{path} has a free size: export it without --dynamic')
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     readers = {'.pte': read_executorch, '.onnx': read_onnx}
+    if path.suffix not in readers:
+        raise ValueError(f'{path} is neither .pte nor .onnx')
     events = readers[path.suffix](path, image, rounds)
     report = json.loads(Path(f'{path}.json').read_text())
     events['stage'] = find_stages(events, report['convolutions'])
@@ -145,7 +147,7 @@ def main() -> None:
     try:
         check_writable(arguments.out_dir)
         tables = [profile(path, arguments.rounds) for path in arguments.files]
-    except (ImportError, KeyError, OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         sys.exit(f'error: {error}')
     table = pd.concat(tables)
     versions = ', '.join(describe_machine('executorch', 'onnxruntime'))

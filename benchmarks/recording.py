@@ -1,4 +1,4 @@
-"""Describe the machine that was measured on, and write what was measured."""
+"""Describe the machine of a measurement, and write results."""
 
 import os
 import platform
@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from mmcare.files import moved_into_place
 from mmcare.version import __version__
 
-# What decides how fast kernels are, above all in int8: VNNI and ARM's dot products.
+# The speed of kernels depends on these, above all in int8 (VNNI, ARM's dot products).
 INSTRUCTIONS = ('avx2', 'avx512_f', 'avx512_vnni', 'avx_vnni', 'neon', 'dot', 'i8mm', 'sve')
 
 
 def describe_machine(*packages: str) -> list[str]:
-    """Describe the class of the machine, without its name, and the versions that computed."""
+    """Describe the class of the machine, without its name, and the versions of packages."""
     able = torch.cpu.get_capabilities()
     sets = ' '.join(name.upper() for name in INSTRUCTIONS if able.get(name))
     return [

@@ -31,19 +31,19 @@ from mmcare.weights.reading import (
 
 
 def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike) -> str:
-    """Convert between published files and those of MM toolboxes, in the direction that fits.
+    """Convert a published file to a checkpoint of MM toolboxes, or the reverse.
 
     Args:
-        source: A published file, or a checkpoint with an ``s0``, ``s1`` or ``s2`` under
-            ``backbone.`` or by itself.
+        source: A published file, or a checkpoint of a CARE ``s0``, ``s1`` or ``s2`` or of a model
+            with one as its ``backbone``.
         destination: File to write, ``.safetensors`` or any other ending for ``torch.save``.
 
     Returns:
         A sentence that says what was written.
 
     Raises:
-        CheckpointError: If the source cannot be read or does not contain a whole CARE backbone.
-        OSError: If there is no source, or nothing can be written there.
+        CheckpointError: If the source cannot be read or does not contain a complete CARE.
+        OSError: If the source does not exist or the destination cannot be written.
     """
     check_writable_file(Path(destination))
     converted = load_weights(source)  # under the names of a classifier
@@ -69,23 +69,23 @@ def fuse_checkpoint(
 ) -> str:
     """Fuse the checkpoint of a whole model: a detector, a segmentor or a classifier.
 
-    Every CARE and every pair of its classification heads is fused, and compared before and after
-    on noise, for a CARE of 224 x 224.
+    Every CARE and every pair of its classification heads is fused. Their outputs for noise are
+    compared before and after; a CARE gets 224 x 224 pixels.
 
     Args:
         config: Config of the model, not fused; its toolbox must be installed.
-        checkpoint: Its weights, which must fill it.
-        destination: File to write, with the model's fused weights and the metadata of
-            ``checkpoint``; ``.safetensors`` or any other ending.
+        checkpoint: The weights of the whole model.
+        destination: File to write, with the fused weights and the metadata of ``checkpoint``;
+            ``.safetensors`` or any other ending.
 
     Returns:
         A sentence that says what was fused and how to use it.
 
     Raises:
-        CheckpointError: If the checkpoint cannot be read, is fused already, or does not fill a
-            CARE; RuntimeError: if it does not fill the rest of the model, or if outputs change.
+        CheckpointError: If the checkpoint cannot be read, is fused already or does not fill a CARE.
+        RuntimeError: If it does not fill the rest of the model, or if fusing changes outputs.
         ValueError: If there is nothing to fuse.
-        OSError: If config or checkpoint does not exist, or nothing can be written there.
+        OSError: If a file does not exist, or the destination cannot be written.
     """
     check_writable_file(Path(destination))
     cfg = Config.fromfile(config)
@@ -97,8 +97,11 @@ def fuse_checkpoint(
     model = MODELS.build(cfg.model).eval()
     with strict_loading(model, (CARE,), checkpoint):
         load_state_dict(model, weights, strict=True)
-    kinds = CARE, TwoHeads
-    fused = [k for k, one in model.named_modules() if isinstance(one, kinds) and not one.deploy]
+    fused = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (CARE, TwoHeads)) and not module.deploy
+    ]
     noise = torch.Generator().manual_seed(0)
     for name in fused:
         part: Any = model.get_submodule(name)

@@ -21,7 +21,7 @@ from mmengine.model import BaseModel
 from mmengine.registry import DefaultScope
 
 from mmcare.models import CARE
-from mmcare.weights.names import from_published
+from mmcare.weights.names import from_published, to_published
 
 os.environ['CUDA_VISIBLE_DEVICES'] = '-1'
 IS_NEW = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 6)  # as exports need it
@@ -88,9 +88,21 @@ def randomise(model):
     return model
 
 
+def random_backbone(kind=CARE, **arguments):
+    """A thin CARE with random values in place of initial ones."""
+    return randomise(kind(**{'arch': THIN, **arguments}))
+
+
+def published_state(backbone):
+    """The backbone's weights, and two heads, under the published names."""
+    shapes = {'norm.weight': 128, 'norm.bias': 128, 'fc.weight': (10, 128), 'fc.bias': 10}
+    heads = {f'{h}.{n}': torch.rand(s) for h in ('head', 'dist_head') for n, s in shapes.items()}
+    return {**to_published(backbone.state_dict()), **heads}
+
+
 def deviation(expected, found):
     """Largest difference of outputs, as a share of each one's largest magnitude."""
-    assert [(one.shape, one.dtype) for one in expected] == [(o.shape, o.dtype) for o in found]
+    assert [(a.shape, a.dtype) for a in expected] == [(o.shape, o.dtype) for o in found]
     shares = [(a - b).abs().max() / a.abs().max() for a, b in zip(expected, found)]
     return torch.stack(shares).max().item()
 

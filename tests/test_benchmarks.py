@@ -56,7 +56,7 @@ def test_fused_peers_compute_the_same(name):
     fused = latency.fuse_norms(network)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in fused.modules())
     torch.testing.assert_close(fused(image), expected, rtol=1e-4, atol=1e-4)
-    assert [one.shape[2] for one in expected] == [64 // stride for stride in latency.STRIDES]
+    assert [output.shape[2] for output in expected] == [64 // stride for stride in latency.STRIDES]
 
 
 class Tiny(nn.Module):
@@ -82,7 +82,7 @@ def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
         assert list(times) == ['s0'] and len(times['s0']) == 2 and min(times['s0']) > 0
     reasons = {f'CARE-S1, {engine}': "KeyError: 's1'" for engine in latency.ENGINES}
     assert recording['left_out'] == reasons
-    assert recording['delegates'] == {one: dict(s0=1) for one in [*latency.ENGINES][1:]}
+    assert recording['delegates'] == {engine: dict(s0=1) for engine in [*latency.ENGINES][1:]}
     assert "Left out: CARE-S1, xnnpack: KeyError: 's1'." in capsys.readouterr().out
     assert recording['parameters'] == dict(s0=4 * (3 * 4 * 16 + 4))
     for name in ('s0_64x64.tflite', 's0_64x64.onnx'):  # for projects/phone

@@ -89,7 +89,7 @@ def test_recipe(name):
     folder, _, stem = name.partition('/')
     lr, decay, batch, length, schedule = RECIPES[folder]
     assert config.optim_wrapper.optimizer == dict(type='AdamW', lr=lr, weight_decay=decay)
-    assert [(each.type, each.end) for each in config.param_scheduler] == schedule
+    assert [(scheduler.type, scheduler.end) for scheduler in config.param_scheduler] == schedule
     assert config.train_cfg.get('max_epochs', config.train_cfg.get('max_iters')) == length
     assert config.auto_scale_lr == dict(enable=False, base_batch_size=batch)
     assert 8 * config.train_dataloader.batch_size == batch

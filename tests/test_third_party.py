@@ -23,7 +23,7 @@ def test_backbone_of_the_toolboxes(scope, tmp_path):
     init_default_scope(scope)
     backbone = MODELS.build(Config.fromfile(tmp_path / 'care.py').model)
     backbone.eval()  # mmpretrain's returns None
-    sizes = [tuple(one.shape[1:]) for one in backbone(torch.rand(1, 3, 64, 96))]
+    sizes = [tuple(output.shape[1:]) for output in backbone(torch.rand(1, 3, 64, 96))]
     assert sizes == [(64, 8, 12), (128, 4, 6), (1024, 2, 3)]
 
 

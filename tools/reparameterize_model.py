@@ -1,8 +1,8 @@
 """Fuse the checkpoint of a model: the same outputs in evaluation mode, from fewer operators.
 
-Batch norms of a CARE backbone go into its convolutions, the two classification heads become one. A
-config takes the result with `deploy=True` for backbone and head, as is printed; the fused model
-cannot be trained. The model's toolbox must be installed.
+Batch norms of a CARE backbone are fused into its convolutions, and the two classification heads
+into one. To load the result, set `deploy=True` for backbone and head, as the tool prints. A fused
+model cannot be trained. The model's toolbox must be installed.
 """
 
 import argparse

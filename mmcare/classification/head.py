@@ -38,7 +38,7 @@ class CAREClsHead(TwoHeads, ClsHead):
             self.switch_to_deploy()
 
     def pre_logits(self, feats: tuple[Tensor, ...]) -> Tensor:
-        """Pool and activate the last of ``feats``, (B, C, H, W) or pooled (B, C), to (B, C)."""
+        """Pool and activate the last map, (B, C, H, W) or already pooled (B, C), to (B, C)."""
         return pool(feats[-1])
 
     def head_logits(self, feats: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

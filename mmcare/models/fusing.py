@@ -1,4 +1,4 @@
-"""Norms, and fusing a batch norm in evaluation mode, which is affine, into a convolution."""
+"""Build norms, and fuse batch norms in evaluation mode into convolutions."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def build_norm(norm_cfg: dict, channels: int) -> nn.Module:
 
 
 def is_fixed(norm: nn.Module) -> TypeGuard[_BatchNorm]:
-    """Whether a norm is an affine map of each channel: a batch norm in evaluation mode."""
+    """Whether a norm is a batch norm in evaluation mode, which is affine in each channel."""
     return isinstance(norm, _BatchNorm) and not norm.training and norm.running_mean is not None
 
 
 @torch.no_grad()
 def fuse(conv: nn.Conv2d, norm: _BatchNorm, norm_first: bool) -> nn.Module:
-    """Change the weights of ``conv`` so that it also computes the norm before or after it.
+    """Change the weights of a convolution so that it also computes the norm next to it.
 
     Args:
-        conv: With a bias; without padding and groups if the norm comes first.
+        conv: Has a bias; if the norm comes first, it has neither padding nor groups.
         norm: See :func:`is_fixed`.
-        norm_first: ``conv(norm(x))``; otherwise ``norm(conv(x))``.
+        norm_first: True for ``conv(norm(x))``, False for ``norm(conv(x))``.
 
     Returns:
-        The module that replaces the norm, the identity.
+        The identity, which replaces the norm.
     """
     assert norm.running_mean is not None and norm.running_var is not None, 'see is_fixed'
     assert conv.bias is not None and not (norm_first and (any(conv.padding) or conv.groups > 1))
-    # In float32 at least: what is rounded on the way adds up.
+    # In float32 at least, since roundings add up.
     dtype = torch.promote_types(conv.weight.dtype, torch.float32)
     scale = (norm.running_var.to(dtype) + norm.eps).rsqrt()
     if norm.weight is not None:
@@ -69,13 +69,13 @@ def fuse(conv: nn.Conv2d, norm: _BatchNorm, norm_first: bool) -> nn.Module:
 
 
 def check_fusible(name: str, module: nn.Module) -> None:
-    """Raise a RuntimeError unless a module computes what its weights say, and nothing else.
+    """Raise a RuntimeError if fusing would change what a module computes.
 
     Fusing would lose hooks (pruning, offloading), parametrizations (weight norm, adapters) and
     another ``forward`` (fake quantization).
     """
-    kinds = nn.Conv2d, nn.Linear, nn.LayerNorm, _BatchNorm, nn.SyncBatchNorm
-    plain = type(module).forward in [each.forward for each in kinds]
+    types = nn.Conv2d, nn.Linear, nn.LayerNorm, _BatchNorm, nn.SyncBatchNorm
+    plain = type(module).forward in [known.forward for known in types]
     changed = 'forward' in vars(module) or module._forward_hooks or module._forward_pre_hooks
     if not plain or changed or is_parametrized(module):
         raise RuntimeError(

@@ -27,7 +27,7 @@ class NormedLinear(nn.Module):
 
 
 class TwoHeads(nn.Module):
-    """Class head and distillation head; ``kwargs`` are arguments of the next base class."""
+    """Class head and distillation head; ``kwargs`` go to the next base class."""
 
     def __init__(self, in_channels: int, num_classes: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -36,7 +36,7 @@ class TwoHeads(nn.Module):
         self.deploy = False
 
     def forward(self, features: Tensor, separate: bool = False) -> Any:
-        """Map what :func:`pool` returns, (B, C), to the mean of both logits (B, K), or to both."""
+        """Map pooled features (B, C) to the mean of both heads' logits (B, K), or to both."""
         if self.deploy and not separate:
             return self.folded_head(features)
         logits, distilled = self.cls_head(features), self.distill_head(features)

@@ -1,4 +1,4 @@
-"""Read and load the weights of a CARE and its heads: they fill it, or an error is raised."""
+"""Load the weights of a CARE and of its heads completely, or raise an error."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ COUNTERS = ('num_batches_tracked', '_extra_state')
 def read_state_dict(
     backbone: nn.Module, checkpoint: str | os.PathLike, prefix: str | None = None, **_: Any
 ) -> dict[str, Any]:
-    """Return what a CARE takes of a file, see :func:`check_state_dict`; nothing is loaded.
+    """Read the weights of a CARE from a file, and check them by :func:`check_state_dict`.
 
-    ``prefix`` is the backbone's name in the file's model, by default ``'backbone.'`` or none.
+    They are not loaded into it. ``prefix`` is the backbone's name in the model that the file is of;
+    by default it is ``'backbone.'`` or empty.
     """
     try:
         state = of_backbone(load_weights(checkpoint), prefix)
@@ -52,16 +53,17 @@ def read_state_dict(
 def strict_loading(
     model: nn.Module, types: tuple[type, ...], file: Any, source: nn.Module | None = None
 ) -> Iterator[None]:
-    """Check modules of some types when PyTorch or MMEngine loads their weights.
+    """Check the weights of modules while PyTorch or MMEngine loads them.
 
-    A CARE that a file of its ``init_cfg`` has filled in this process, or heads that MMEngine has
-    initialized, keep these weights, with a warning, if the file has none for them.
+    If a file has no weights at all for a module, an error is raised, with two exceptions: a CARE
+    that has been filled from a file by its ``init_cfg``, and heads that MMEngine has initialized,
+    keep their weights, and a warning says so.
 
     Args:
-        model: Contains the modules; a wrapper around it may rename keys while it loads.
-        types: Of the modules, see ``network`` of :func:`check_state_dict`.
+        model: Contains the modules.
+        types: Types of the modules that are checked: ``CARE``, ``TwoHeads``.
         file: Where the weights come from, for messages.
-        source: For a copy, such as EMA's: the model that ``init_cfg`` has filled.
+        source: The original if ``model`` is a copy, such as EMA's: it knows what was initialized.
 
     Raises:
         CheckpointError: While weights are loaded, see :func:`check_state_dict`.
@@ -92,24 +94,23 @@ def strict_loading(
 def check_state_dict(
     network: Any, state: Mapping[str, Any], prefix: str, file: Any
 ) -> dict[str, Any]:
-    """Return what a network takes of a file's weights, or raise unless they fill it.
+    """Select the weights of a network from those of a model, and check that they fill it.
 
-    MM toolboxes load with ``strict=False``: what is missing would stay random.
+    MM toolboxes load with ``strict=False``, which would leave missing weights random.
 
     Args:
-        network: A :class:`mmcare.models.CARE`, or its two heads, whose number of classes may be
-            another than the file's; nothing is loaded.
+        network: A :class:`mmcare.models.CARE`, or its two heads. Nothing is loaded into it.
         state: Weights of a model by name.
         prefix: Name of the network in the model, such as ``'backbone.'``.
-        file: Where they come from, for the message.
+        file: Where the weights come from, for the message.
 
     Returns:
-        Weights by the network's own names, without those of stages that are not built. Those of
-        output norms may be missing.
+        The weights by their names in the network, without those of stages that are not built.
 
     Raises:
-        CheckpointError: If a weight is missing, left over, of another shape, not a tensor, of
-            integers in place of floating point or the reverse, or not finite.
+        CheckpointError: If a weight is missing (except of output norms), unexpected, of another
+            shape (except of heads, which may have other classes), not a tensor, not finite, or
+            integer in place of floating point or the reverse.
     """
     given = _select(network, state, prefix)
     is_backbone = not isinstance(network, TwoHeads)
@@ -140,7 +141,7 @@ def _select(network: Any, state: Mapping[str, Any], prefix: str) -> dict[str, An
 
 
 def _is_left_out(backbone: Any, name: str) -> bool:
-    """Whether a name is that of another part of a model, or of a stage that is not built."""
+    """Whether a weight belongs to another part of the model, or to a stage that is not built."""
     part, number, *_ = [*name.split('.'), '']
     if part == 'stages':
         return number in map(str, range(len(backbone.stages), 4))
@@ -150,24 +151,26 @@ def _is_left_out(backbone: Any, name: str) -> bool:
 
 
 def _find_fault(value: Any, wanted: torch.Tensor | None) -> str:
+    """Name the fault of a weight; empty if there is none."""
     if wanted is None:
         return 'not in the model'
-    plain = isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta
-    if not plain or value.is_floating_point() != wanted.is_floating_point():
-        return 'not tensors of such numbers'
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_meta:
+        return 'not a dense tensor with values'
+    if value.is_floating_point() != wanted.is_floating_point():
+        return 'of another data type'
     if value.shape != wanted.shape:
         return SHAPE
     return '' if value.to(wanted.dtype).isfinite().all() else 'not finite'
 
 
 def _advise(backbone: Any, given: Mapping[str, Any], prefix: str) -> list[str]:
-    """Say what weights look like and what to do if they do not fit, in lines."""
+    """Say, in lines, what weights that do not fit look like, and what to do."""
     lines = []
     if not given:
         lines.append(
-            f'No key of a CARE begins with {prefix!r}. Weights of a backbone alone are loaded by '
-            'init_cfg=dict(type="Pretrained", checkpoint=FILE) of the backbone; a classifier takes '
-            "published files with mmcare.SafeLoadingHook or 'mmcare.engine.safe_loading'."
+            f'It has no weights of a CARE under {prefix!r}. Load weights of a backbone alone by '
+            'init_cfg=dict(type="Pretrained", checkpoint=FILE) of the backbone, and a published '
+            'file into a classifier with mmcare.SafeLoadingHook or mmcare.engine.safe_loading.'
         )
     elif backbone.deploy != ('folded' in given):
         lines.append(
@@ -182,13 +185,13 @@ def _advise(backbone: Any, given: Mapping[str, Any], prefix: str) -> list[str]:
 
 
 def name_arch(state: Mapping[str, Any], archs: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Name the arch with the blocks and channels of a backbone's weights, in each stage."""
+    """Find the arch whose stages have the blocks and channels of a backbone's weights."""
     firsts = ['stem.conv.weight', *(f'stages.{i}.downsample.conv.weight' for i in (1, 2, 3))]
     widths = [tuple(state[key].shape[:1]) for key in firsts if torch.is_tensor(state.get(key))]
     blocks = {match.groups() for key in state if (match := re.match(BLOCK, key))}
     depths = Counter(int(stage) for stage, _ in blocks)
     for name, arch in archs.items():
-        own = zip(arch['memory_widths'], arch['widths'])
-        if depths == dict(enumerate(arch['depths'])) and widths == [(sum(pair),) for pair in own]:
+        pairs = zip(arch['memory_widths'], arch['widths'])
+        if depths == dict(enumerate(arch['depths'])) and widths == [(sum(pair),) for pair in pairs]:
             return name
     return None

@@ -1,4 +1,4 @@
-"""Names of weights: those of the published files, and ours."""
+"""Names of weights: in published files, and in MM models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 Value = TypeVar('Value')
 
-# Parts of a key in the published files, and ours; a dot is put in front of keys.
+# Parts of keys in published files, and ours; keys are compared with a dot in front.
 NAMES = (
     ('.head.', '.head.cls_head.'),
     ('.dist_head.', '.head.distill_head.'),
@@ -83,9 +83,10 @@ def without_wrapper(state: Mapping[Any, Value]) -> dict[str, Value]:
 
 
 def of_backbone(state: Mapping[str, Value], prefix: str | None = None) -> dict[str, Value]:
-    """Return the weights of a backbone by its own names, which it may have already.
+    """Select the weights of a backbone, and remove its prefix from their names.
 
-    ``prefix`` is its name in the model. None: ``'backbone.'``, if it is not alone.
+    ``prefix`` is the backbone's name in the model. None: ``'backbone.'``, or empty if the weights
+    are those of a backbone alone.
     """
     if prefix is None and any(key.startswith(BACKBONE_PARTS) for key in state):
         return dict(state)
@@ -94,7 +95,7 @@ def of_backbone(state: Mapping[str, Value], prefix: str | None = None) -> dict[s
 
 
 def find_published(checkpoint: Mapping[Any, Any]) -> dict[str, Any] | None:
-    """Find published weights in a timm training checkpoint or a state dict; None without any."""
+    """Find published weights in a checkpoint of timm or in a state dict; None if it has none."""
     state = checkpoint.get('state_dict', checkpoint)
     state = without_wrapper(state) if isinstance(state, Mapping) else {}
     return state if is_published(state) else None

@@ -110,7 +110,7 @@ def test_no_whole_checkpoint_is_an_error(work_dir):
     """The run does not silently start from its beginning."""
     for path in work_dir.glob('epoch_*.pth'):
         truncate(path)
-    with pytest.raises(CheckpointError, match=r'none of epoch_4\.pth, epoch_3\.pth in .* is whole'):
+    with pytest.raises(CheckpointError, match=r'all of epoch_4\.pth, epoch_3\.pth in .* damaged'):
         train(work_dir, resume=True)
     with pytest.raises(CheckpointError, match=str(work_dir / NEWEST)):
         train(work_dir, resume=True, load_from=str(work_dir / NEWEST))

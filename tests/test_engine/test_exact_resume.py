@@ -85,8 +85,8 @@ def unwrap(checkpoint):
         (lambda checkpoint: checkpoint.pop('optimizer'), 'the state of the optimizer is missing'),
         (dict(optimizer=EMPTY_ADAM), 'the state of the optimizer is missing'),
         (dict(optimizer=dict(a=PLAIN_SGD, b=EMPTY_ADAM)), 'the state of the optimizer is missing'),
-        (dict(param_schedulers=[]), 'it holds 0 schedulers, and the run has 1'),
-        (dict(param_schedulers=[{}, {}]), 'it holds 2 schedulers, and the run has 1'),
+        (dict(param_schedulers=[]), 'it has 0 schedulers, the run has 1'),
+        (dict(param_schedulers=[{}, {}]), 'it has 2 schedulers, the run has 1'),
     ],
 )
 def test_incomplete_resume_is_refused(tmp_path, change, words):

@@ -62,8 +62,8 @@ def test_train_resume_and_test(trained, tmp_path, task):
     )
     for kind in {'state_dict', 'ema_state_dict'} & whole.keys():
         torch.testing.assert_close(resumed[kind], whole[kind], rtol=0, atol=0)
-    changed = (each['state_dict']['backbone.stem.conv.weight'] for each in (before, whole))
-    assert not torch.equal(*changed)
+    stem = 'backbone.stem.conv.weight'
+    assert not torch.equal(before['state_dict'][stem], whole['state_dict'][stem])
     changes = {'model.teacher_checkpoint': 'nowhere.pth'} if task == 'distillation' else {}
     config = toy_config(task, data, tmp_path / 'test', load_from=str(last), **changes)
     assert Runner.from_cfg(config).test()

@@ -4,9 +4,16 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, THIN, assert_equal, run, thin_backbone
+from helpers import (
+    ROOT,
+    THIN,
+    assert_equal,
+    published_state,
+    random_backbone,
+    run,
+    thin_backbone,
+)
 from mmengine.registry import MODELS, init_default_scope
-from test_loading import published_state, random_backbone
 from toy_configs import toy_config
 
 from mmcare.convert import convert_checkpoint, fuse_checkpoint

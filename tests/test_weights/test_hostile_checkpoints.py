@@ -156,7 +156,7 @@ def test_the_programs_list_stays_as_it_is(tmp_path):
         futures = [pool.submit(read_checkpoint, file) for _ in range(16)]
         add([Allowed])
         found = [future.result() for future in futures]
-        assert all(one == dict(place=Fraction(1, 3), value=1.0) for one in found)
+        assert all(value == dict(place=Fraction(1, 3), value=1.0) for value in found)
         assert set(torch.serialization.get_safe_globals()) == {Fraction, Namespace, Allowed}
     assert torch.serialization.get_safe_globals() == [Allowed]
     torch.serialization.clear_safe_globals()

@@ -12,8 +12,9 @@ from helpers import (
     THIN,
     Images,
     assert_equal,
+    published_state,
     published_weights,
-    randomise,
+    random_backbone,
     thin_backbone,
 )
 from mmengine.runner import Runner
@@ -24,17 +25,6 @@ from mmcare.models import CARE, CAREAblation
 from mmcare.models.loading import read_state_dict
 from mmcare.weights.names import add_backbone_prefix, from_published, to_published
 from mmcare.weights.reading import CheckpointError, load_weights, write_checkpoint
-
-
-def random_backbone(kind=CARE, **arguments):
-    return randomise(kind(**{'arch': THIN, **arguments}))
-
-
-def published_state(backbone):
-    """The backbone's weights, and two heads, under the published names."""
-    shapes = {'norm.weight': 128, 'norm.bias': 128, 'fc.weight': (10, 128), 'fc.bias': 10}
-    heads = {f'{h}.{n}': torch.rand(s) for h in ('head', 'dist_head') for n, s in shapes.items()}
-    return {**to_published(backbone.state_dict()), **heads}
 
 
 def load_in_a_run(model, file):
@@ -178,10 +168,10 @@ def test_wrong_variant(given, wanted, words, tmp_path):
     [
         (torch.full((16, 3, 4, 4), float('nan')), 'not finite'),
         (torch.full((16, 3, 4, 4), 1e300, dtype=torch.float64), 'not finite'),  # once converted
-        (torch.ones(16, 3, 4, 4, dtype=torch.int64), 'not tensors of such numbers'),
-        (torch.ones(16, 3, 4, 4).to_sparse(), 'not tensors'),
-        (torch.ones(16, 3, 4, 4, device='meta'), 'not tensors'),
-        ([1.0], 'not tensors of such numbers: .*stem.conv.weight'),
+        (torch.ones(16, 3, 4, 4, dtype=torch.int64), 'of another data type'),
+        (torch.ones(16, 3, 4, 4).to_sparse(), 'not a dense tensor'),
+        (torch.ones(16, 3, 4, 4, device='meta'), 'not a dense tensor'),
+        ([1.0], 'not a dense tensor with values: .*stem.conv.weight'),
         (np.ones((16, 3, 4, 4)), 'missing'),
     ],
     ids=['nan', 'too large', 'integers', 'sparse', 'meta', 'list', 'numpy'],

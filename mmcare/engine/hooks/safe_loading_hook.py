@@ -1,4 +1,4 @@
-"""Checkpoints of a run are read without running code from them, and fill every CARE."""
+"""Read a run's checkpoints without running code from them, and check that they fill each CARE."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mmcare.weights.reading import safe_loader
 class SafeLoadingHook(SwitchableHook):
     """Read ``load_from`` and the checkpoint to resume from by :mod:`mmcare.weights.reading`.
 
-    Published CARE files load into classifiers. Each CARE and its two heads are checked while they
-    are loaded, behind wrappers, teachers and test-time augmentation, and in EMA's copy of the
-    model: see :func:`mmcare.models.loading.strict_loading`. MMEngine's loader is restored
-    afterwards, even if loading fails. ``FlexibleRunner`` loads before ``before_run``: import
-    :mod:`mmcare.engine.safe_loading` to read safely there; weights are checked there as well.
+    Published CARE files load into classifiers. The weights of each CARE and of its two heads are
+    checked while they are loaded, see :func:`mmcare.models.loading.strict_loading`; also in
+    wrappers, in teachers, in test-time augmentation and in EMA's copy of the model. MMEngine's
+    loader is restored afterwards, even if loading fails. ``FlexibleRunner`` loads before
+    ``before_run``: import :mod:`mmcare.engine.safe_loading` there; weights are checked as well.
 
     Raises:
         CheckpointError: If a file cannot be read, or does not fill a CARE of the model.
@@ -37,7 +37,7 @@ class SafeLoadingHook(SwitchableHook):
 
     def before_run(self, runner: Any) -> None:
         """Wrap ``runner.load_or_resume``, which comes next in training, validation and test."""
-        self._checks.close()  # FlexibleRunner has loaded
+        self._checks.close()  # FlexibleRunner has already loaded
         load_or_resume = runner.load_or_resume
 
         def load() -> None:
@@ -47,7 +47,7 @@ class SafeLoadingHook(SwitchableHook):
         runner.load_or_resume = load
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        """Check what MMEngine loads next, with ``strict=False``."""
+        """Check the weights that MMEngine loads next, with ``strict=False``."""
         self._checks.close()
         file = runner._load_from or find_latest_checkpoint(runner.work_dir)
         kinds = CARE, TwoHeads
