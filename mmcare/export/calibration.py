@@ -63,14 +63,11 @@ def read_images(
     """Read pictures, evenly spread over the data, as normalized images (1, C, H, W).
 
     Args:
-        source: Its config has the data, unless there is a folder.
+        source: Its config describes the data, unless there is a folder.
         shape: Height and width. Pictures are resized to fit, the ratio kept, and padded.
         number: The largest number of pictures.
         folder: Searched recursively. None: the config's data, through its test pipeline.
         loader: ``'train_dataloader'`` or ``'test_dataloader'``, whose data are read.
-
-    Raises:
-        ValueError: If there are no pictures, or if they do not suit the network.
     """
     normalization = source.normalization
     if normalization is None:

@@ -1,7 +1,7 @@
 """Comparison of exported files with PyTorch."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,25 +18,14 @@ class ExportError(RuntimeError):
     """An exported file does not compute what the network computes."""
 
 
-class WriteResult(NamedTuple):
-    """What writing a file has shown."""
-
-    facts: dict[str, Any]  # for the report
-    cross_check: Run | None = None  # computes the same as the file
-    cross_check_name: str = ''  # for messages
-
-
 @torch.no_grad()
 def verify(
     run: Run, spec: ExportSpec, runtime: str, file: str, tolerance: float
 ) -> dict[str, float | str]:
     """Compare outputs with the network's, as shares of each output's largest magnitude.
 
-    Returns:
-        The largest deviation for each image; as text if it is not finite.
-
-    Raises:
-        ExportError: If the deviation is above the tolerance on an image that is enforced.
+    Return the largest deviation for each image, as text if it is not finite. Raise an ExportError
+    if it is above the tolerance on an image that is enforced.
     """
     deviations: dict[str, float | str] = {}
     for name, image in spec.images.items():
@@ -57,7 +46,9 @@ def verify(
 
 
 @torch.no_grad()
-def check_sqnr(run: Run, spec: ExportSpec, file: str, written: WriteResult) -> dict[str, Any]:
+def check_sqnr(
+    run: Run, spec: ExportSpec, file: str, cross_check: Run | None, cross_check_name: str
+) -> dict[str, Any]:
     """Compare a quantized file with PyTorch on pictures, since on noise it is far off.
 
     Without pictures, the smooth image takes their place.
@@ -73,13 +64,13 @@ def check_sqnr(run: Run, spec: ExportSpec, file: str, written: WriteResult) -> d
     expected = [spec.reference(image) for image in pictures]
     ratios = signal_to_noise(expected, [run(image) for image in pictures])
     others = ratios
-    if written.cross_check:
-        others = signal_to_noise(expected, [written.cross_check(image) for image in pictures])
+    if cross_check:
+        others = signal_to_noise(expected, [cross_check(image) for image in pictures])
     for output, snr, other in zip(spec.output_names, ratios, others, strict=True):
         if not abs(min(snr, FINE) - min(other, FINE)) <= AGREEMENT:
             raise ExportError(
                 f'{output} has {snr:.1f} dB in the file and {other:.1f} dB in '
-                f'{written.cross_check_name}, on pictures: they compute different things; {file} '
+                f'{cross_check_name}, on pictures: they compute different things; {file} '
                 'is not written'
             )
         if not snr >= LEAST_SNR:

@@ -12,9 +12,9 @@ from helpers import ROOT, THIN, deviation
 
 from mmcare.export import export_model
 from mmcare.export.backends import BACKENDS, open_exported
-from mmcare.export.backends.base import Backend, Exported
+from mmcare.export.backends.base import Backend, Exported, WriteResult
 from mmcare.export.source import Network, Source
-from mmcare.export.verify import ExportError, WriteResult
+from mmcare.export.verify import ExportError
 from mmcare.models.deployment import BackboneInfo
 from mmcare.weights.reading import digest_weights
 

@@ -23,12 +23,9 @@ def validate_formats(
     calibration: int | None,
     options: Mapping[str, Any],
 ) -> list[Backend]:
-    """Return the backends of formats.
+    """Return the backends of formats; raise a ValueError if these do not suit the other arguments.
 
-    Raises:
-        ValueError: If a format is unknown or lacks the precision, if no format has an option, or if
-            ``calibration`` is given for another precision than int8.
-        ImportError: If a package is missing.
+    If a package is missing that a format needs, raise an ImportError.
     """
     unknown = {*formats} - {*BACKENDS}
     if unknown:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -13,8 +13,8 @@ from torch.export import ExportedProgram
 
 from mmcare.compatibility import require
 from mmcare.export.rewrites import aten
-from mmcare.export.spec import ExportSpec
-from mmcare.export.verify import WriteResult, check_sqnr, verify
+from mmcare.export.spec import ExportSpec, Run
+from mmcare.export.verify import check_sqnr, verify
 from mmcare.files import size_of
 
 
@@ -31,6 +31,14 @@ class Exported:
     def input_kind(self) -> str:
         """``'image'``, pixels from 0 to 255, or ``'tensor'``, normalized images."""
         return self.description.get('inputs', [{}])[0].get('kind', 'tensor')
+
+
+class WriteResult(NamedTuple):
+    """What writing a file has shown."""
+
+    facts: dict[str, Any]  # for the report
+    cross_check: Run | None = None  # computes the same as the file
+    cross_check_name: str = ''  # for messages
 
 
 class Backend:
@@ -65,17 +73,17 @@ class Backend:
         """Write a file into a folder and return its report, or raise an ExportError."""
         description = self.describe(spec)
         path = folder / self.file_name(spec)
-        result = self.write(spec, path, description)
+        facts, other, other_name = self.write(spec, path, description)
         run, tolerance = self.open(path).run, self.precisions[description['precision']]
         checked: dict[str, Any]
         if tolerance is None or 'compress' in description:
-            checked = dict(quantization=check_sqnr(run, spec, path.name, result))
+            checked = dict(quantization=check_sqnr(run, spec, path.name, other, other_name))
         else:
             tolerance = spec.tolerance or tolerance
-            if result.cross_check:
-                verify(result.cross_check, spec, result.cross_check_name, path.name, tolerance)
+            if other:
+                verify(other, spec, other_name, path.name, tolerance)
             checked = dict(deviations=verify(run, spec, self.runtime, path.name, tolerance))
-        return dict(file=path.name, bytes=size_of(path), **description, **checked, **result.facts)
+        return dict(file=path.name, bytes=size_of(path), **description, **checked, **facts)
 
     def names(self, spec: ExportSpec) -> list[str]:
         """Name the image and the outputs of a file."""

@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from mmcare.export.backends.base import Backend, Exported
+from mmcare.export.backends.base import Backend, Exported, WriteResult
 from mmcare.export.backends.mil import open_package
 from mmcare.export.rewrites import COREML, export_program, with_float16_attention
 from mmcare.export.spec import ExportSpec
-from mmcare.export.verify import WriteResult
 
 TARGETS = ('iOS16', 'iOS17', 'iOS18')
 COMPRESSIONS = ('palettize4', 'palettize8', 'int8')

@@ -13,9 +13,8 @@ from torch.export import ExportedProgram
 
 from mmcare.compatibility import require
 from mmcare.export import rewrites
-from mmcare.export.backends.base import Backend, Exported, count_convolutions
+from mmcare.export.backends.base import Backend, Exported, WriteResult, count_convolutions
 from mmcare.export.spec import ExportSpec
-from mmcare.export.verify import WriteResult
 
 
 class ExecuTorch(Backend):

@@ -10,10 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from mmcare.compatibility import require
-from mmcare.export.backends.base import Backend, Exported
+from mmcare.export.backends.base import Backend, Exported, WriteResult
 from mmcare.export.rewrites import LITERT, ChannelsLast
 from mmcare.export.spec import ExportSpec
-from mmcare.export.verify import ExportError, WriteResult
+from mmcare.export.verify import ExportError
 
 
 class LiteRT(Backend):

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from mmcare.compatibility import require
-from mmcare.export.backends.base import Backend, Exported
+from mmcare.export.backends.base import Backend, Exported, WriteResult
 from mmcare.export.rewrites import separate_convolutions
 from mmcare.export.spec import ExportSpec
-from mmcare.export.verify import ExportError, WriteResult
+from mmcare.export.verify import ExportError
 
 
 class Ncnn(Backend):

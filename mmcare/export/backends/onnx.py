@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import torch
 
 from mmcare.compatibility import require
-from mmcare.export.backends.base import Backend, Exported, count_convolutions
+from mmcare.export.backends.base import Backend, Exported, WriteResult, count_convolutions
 from mmcare.export.spec import ExportSpec
-from mmcare.export.verify import WriteResult
 
 OPSET = 20  # the first with an operator for GELU
 
