@@ -127,21 +127,19 @@ def find_report(key: str, shape: Sequence[int], engine: str, directory: Path) ->
 
 
 def prepare(key: str, network: Network, image: Tensor, engine: str, directory: Path) -> Prepared:
-    """Export a network, which compares the file with PyTorch, and return a run and the report."""
+    """Export a network, unless an earlier run has, and return a run and the report."""
     name, precision = ENGINES[engine]
     shape = image.shape[2], image.shape[3]
     report = find_report(key, shape, engine, directory)
     if not report:
         source = Source(key, 'random', network, IMAGENET, metadata=dict(key=key))
-        options: dict[str, Any] = dict(tolerance=1e-3)  # random weights enlarge roundings
+        options: dict[str, Any] = dict(formats=(name,), precision=precision)
+        options['tolerance'] = 1e-3  # random weights enlarge roundings
         if precision == 'int8':  # no pictures here
             options['images'] = [draw_images(3, shape)['smooth'].tensor] * (1 + HELD_OUT)
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # several delegates are noted in the recording
-            reports = export_model(
-                source, directory, shape, (name,), 'tensor', precision, **options
-            )
-        report = reports[name]
+            report = export_model(source, directory, shape, **options)[name]
     if BACKENDS[name].layout == 'NHWC':  # as apps have it: not to be converted in each run
         image = image.to(memory_format=torch.channels_last)
     run = partial(open_exported(directory / report['file']).run, image)
@@ -183,12 +181,12 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
     times = measure_in_turn(runs, arguments.rounds).round(3)
     times.columns = pd.MultiIndex.from_tuples(runs)
     share = (time.process_time() - start[1]) / (time.perf_counter() - start[0])
+    packages = {RUNTIMES[ENGINES[engine][0]] for engine in arguments.engine}
+    if arguments.peers:
+        packages.add('timm')
     return dict(
         settings=dict(shape=arguments.shape, runs=arguments.rounds),
-        versions=describe_machine(
-            *sorted({RUNTIMES[ENGINES[engine][0]] for engine in arguments.engine}),
-            *['timm'] * bool(arguments.peers),
-        ),
+        versions=describe_machine(*sorted(packages)),
         processor_share=round(share, 3),
         parameters=parameters,
         delegates=delegates,
@@ -261,7 +259,7 @@ def markdown(recording: Recording) -> str:
             columns[f'{engine}, x float32'] = table['x_float32'].map('{:.2f}'.format)
     shown = pd.DataFrame(columns, index=networks.index).replace('nan', None)
     shown = shown.dropna(axis='columns', how='all').fillna('')  # phones measure others also
-    maps = 'Four maps of an image, ' * ('threads' not in recording['settings'])
+    maps = '' if 'threads' in recording['settings'] else 'Four maps of an image, '
     explained = 'Milliseconds, and in brackets x CARE. Bold: on the Pareto line.'
     parts = [f'{maps}{conditions(recording)}. {explained}']
     parts.append(shown.to_markdown(index=False, disable_numparse=True))

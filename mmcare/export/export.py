@@ -81,7 +81,7 @@ def export_model(
             text = json.dumps(report, indent=2, allow_nan=False)
             Path(folder, f'{report["file"]}.json').write_text(f'{text}\n')
             reports[backend.name] = report
-        for path in Path(folder).iterdir():
+        for path in sorted(Path(folder).iterdir()):  # a report after its file
             with moved_into_place(Path(out_dir, path.name)) as temporary:
                 shutil.move(path, temporary)
     return reports
