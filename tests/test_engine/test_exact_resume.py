@@ -50,8 +50,8 @@ def test_iterations_and_seeds_draw_other_numbers(tmp_path):
 @pytest.mark.parametrize(
     ('options', 'words'),
     [
-        (dict(by_epoch=False, loader=dict(num_workers=0)), 'set train_dataloader.num_workers'),
-        (dict(randomness=dict(seed=None)), 'set randomness.seed'),
+        (dict(by_epoch=False, loader=dict(num_workers=0)), 'Set train_dataloader.num_workers'),
+        (dict(randomness=dict(seed=None)), 'Set randomness.seed'),
         (dict(by_epoch=False, loader=dict(num_workers=1, persistent_workers=True)), None),
         (dict(), None),
     ],
