@@ -14,6 +14,7 @@ from mmcare.export.backends import BACKENDS, open_exported
 from mmcare.export.backends.mil import open_package
 from mmcare.export.source import IMAGENET, Network, Source
 from mmcare.export.spec import CheckImage, ExportSpec, draw_images
+from mmcare.models.averaged_attention import average_attention
 from mmcare.models.deployment import BackboneInfo, fuse_all
 
 SHAPE = (64, 96)
@@ -25,8 +26,10 @@ def thin_source(**arguments):
 
 
 def fused(source):
+    """Copy a network as it is exported."""
     network = deepcopy(source.network)
     fuse_all(network)
+    average_attention(network)
     return network
 
 

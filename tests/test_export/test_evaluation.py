@@ -109,7 +109,7 @@ def annotate(data, predictions):
 def test_metrics(task, part, backend, names, made, run_tool, tmp_path, monkeypatch):
     """Every image goes through the file, and the metrics, which are not zero, are PyTorch's.
 
-    LiteRT's takes pixels, and NHWC.
+    LiteRT's takes pixels, and NHWC, and computes in float16.
     """
     config, weights, shapes = made(task) / 'toy.py', made(task) / 'weights.pth', []
     source, checkpoint = load_source(config, weights, part), ['--checkpoint', weights]
@@ -119,8 +119,8 @@ def test_metrics(task, part, backend, names, made, run_tool, tmp_path, monkeypat
     assert {'picture1', 'picture2'} <= set(report['deviations'])  # of the config's test data
     file = tmp_path / report['file']
 
-    def spy(path):
-        program = open_exported(path)
+    def spy(path, float16):
+        program = open_exported(path, float16)
         return replace(program, run=lambda x: shapes.append(x.shape) or program.run(x))
 
     if 'outfile_prefix' in str(CHANGES[task]):
@@ -129,12 +129,14 @@ def test_metrics(task, part, backend, names, made, run_tool, tmp_path, monkeypat
         annotate(made(task) / 'data', masks if masks.exists() else boxes)
     monkeypatch.setattr(backends, 'open_exported', spy)
     monkeypatch.setattr('mmcare.analysis.timing.SECONDS', 1e-9)
-    table = run_tool(task, file, *checkpoint)
+    half = backend == 'litert'
+    table = run_tool(task, file, *checkpoint, *(['--float16'] if half else []))
     assert list(table) == ['PyTorch', str(file)]
     assert shapes[:4] == [(1, 3, *SHAPE)] * (1 + 3)  # of the outputs' shapes, then of the data
     for name in names:
         assert 0 < table[str(file)][name] < 100
-        assert table[str(file)][name] == pytest.approx(table['PyTorch'][name], abs=1e-3)
+        tolerance = 0.01 if half else 1e-3
+        assert table[str(file)][name] == pytest.approx(table['PyTorch'][name], abs=tolerance)
     assert table[str(file)]['MB'] == size_of(file) / 1e6 and table['PyTorch']['ms'] > 0
     assert ('ms' in table[str(file)]) == (backend != 'coreml')
 
@@ -248,6 +250,7 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
         ('detection', 'gone.onnx', [], 'gone.onnx does not exist'),
         ('detection', 'a.pt', [], 'a.pt is not .mlpackage, .onnx, .pte, .ncnn, .tflite'),
         ('detection', 'damaged.onnx', [], 'damaged.onnx cannot be opened'),
+        ('detection', 'damaged.onnx', ['--float16'], 'nothing here computes damaged.onnx in flo'),
         ('detection', 'damaged.pte', [], 'damaged.pte cannot be opened'),
         ('detection', 'damaged.ncnn', [], 'damaged.ncnn cannot be opened'),
         ('detection', 'damaged.tflite', [], 'damaged.tflite cannot be opened'),
@@ -269,7 +272,7 @@ def test_bad_input(task, file, options, words, made, run_tool, capsys, tmp_path,
         outputs = [np.zeros(shape, np.float32) for shape in shapes]
         about = dict(part=part, sha256='') if part else {}
         program = Exported(lambda _: outputs, (1, 3, *SHAPE), about)
-        monkeypatch.setattr(backends, 'open_exported', lambda _: program)
+        monkeypatch.setattr(backends, 'open_exported', lambda *_: program)
     elif 'damaged' in file:
         (tmp_path / file).write_bytes(b'not a program')
     torch.save({'state_dict': {'backbone.x': torch.ones(1)}}, tmp_path / 'weights.pth')

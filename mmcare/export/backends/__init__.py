@@ -45,23 +45,27 @@ def validate_formats(
     return chosen
 
 
-def open_exported(path: Path) -> Exported:
-    """Open a file, which says itself what it takes.
+def open_exported(path: Path, float16: bool = False) -> Exported:
+    """Open a file, which says itself what it takes, to compute it in float32 or in float16.
 
     Raises:
         FileNotFoundError: If it does not exist.
         ImportError: If the package is missing that runs it.
-        ValueError: If it is damaged, or of another format.
+        ValueError: If it is damaged or of another format, or if nothing computes it in float16.
     """
     backends = {backend.ending: backend for backend in BACKENDS.values()}
     if path.suffix not in backends:
         raise ValueError(f'{path} is not {", ".join(backends)}')
     if not path.exists():
         raise FileNotFoundError(f'{path} does not exist')
+    backend = backends[path.suffix]
     try:
-        return backends[path.suffix].open(path)
+        opened = backend.open_float16(path) if float16 else backend.open(path)
     except ImportError:
         raise
     except Exception as error:  # the runtimes have classes of their own
         reason = ' '.join(str(error).split())
         raise ValueError(f'{path} cannot be opened: {reason}') from error
+    if opened is None:
+        raise ValueError(f'nothing here computes {path} in float16')
+    return opened

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from mmcare.compatibility import require
 from mmcare.export.rewrites import aten
 from mmcare.export.spec import ExportSpec, Run
-from mmcare.export.verify import check_sqnr, verify
+from mmcare.export.verify import FLOAT16, check_sqnr, verify
 from mmcare.files import size_of
 
 
@@ -54,6 +54,7 @@ class Backend:
     precisions: ClassVar[Mapping[str, float | None]] = {'float32': 1e-4}
     runtime: str  # what computes its files here
     layout = 'NCHW'  # of images and maps
+    says_type = False  # files say in which type they are computed; others leave it to the phone
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # its own, for add_argument
 
     def require(self) -> None:
@@ -69,21 +70,47 @@ class Backend:
         """Open a file to run it on the CPU by one thread."""
         raise NotImplementedError
 
+    def open_float16(self, path: Path) -> Exported | None:
+        """Open a file to compute it in float16, as phones may; None where nothing here can."""
+        return None
+
     def export(self, spec: ExportSpec, folder: Path) -> dict[str, Any]:
         """Write a file into a folder and return its report, or raise an ExportError."""
         description = self.describe(spec)
         path = folder / self.file_name(spec)
-        facts, other, other_name = self.write(spec, path, description)
+        result = self.write(spec, path, description)
+        checked = self.check(spec, path, description, result)
+        return dict(file=path.name, bytes=size_of(path), **description, **checked, **result.facts)
+
+    def check(
+        self, spec: ExportSpec, path: Path, description: Mapping[str, Any], result: WriteResult
+    ) -> dict[str, Any]:
+        """Compare a file with PyTorch, also in float16 where phones choose the type.
+
+        Return ``deviations`` and ``deviations_float16`` by image; in int8 and with compressed
+        weights ``quantization``.
+        """
+        _, other, other_name = result
         run, tolerance = self.open(path).run, self.precisions[description['precision']]
-        checked: dict[str, Any]
+        compares_float16 = not self.says_type and spec.tolerance is None
+        half = self.open_float16(path) if compares_float16 else None
+        checked: dict[str, Any] = {}
+        if compares_float16 and not half:
+            checked['deviations_float16'] = 'not compared: nothing here computes it in float16'
         if tolerance is None or 'compress' in description:
-            checked = dict(quantization=check_sqnr(run, spec, path.name, other, other_name))
-        else:
-            tolerance = spec.tolerance or tolerance
-            if other:
-                verify(other, spec, other_name, path.name, tolerance)
-            checked = dict(deviations=verify(run, spec, self.runtime, path.name, tolerance))
-        return dict(file=path.name, bytes=size_of(path), **description, **checked, **facts)
+            checked['quantization'] = check_sqnr(run, spec, path.name, other, other_name)
+            if half:
+                in_float16 = check_sqnr(half.run, spec, path.name, run, 'float32')
+                checked['quantization']['snr_float16'] = in_float16['snr']
+            return checked
+        tolerance = spec.tolerance or tolerance
+        if other:
+            verify(other, spec, other_name, path.name, tolerance)
+        checked['deviations'] = verify(run, spec, self.runtime, path.name, tolerance)
+        if half:
+            name = f'{self.runtime} in float16'
+            checked['deviations_float16'] = verify(half.run, spec, name, path.name, FLOAT16)
+        return checked
 
     def names(self, spec: ExportSpec) -> list[str]:
         """Name the image and the outputs of a file."""

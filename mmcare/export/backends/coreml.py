@@ -11,7 +11,7 @@ import torch
 
 from mmcare.export.backends.base import Backend, Exported, WriteResult
 from mmcare.export.backends.mil import open_package
-from mmcare.export.rewrites import COREML, export_program, with_float16_attention
+from mmcare.export.rewrites import COREML, export_program
 from mmcare.export.spec import ExportSpec
 
 TARGETS = ('iOS16', 'iOS17', 'iOS18')
@@ -28,6 +28,7 @@ class CoreML(Backend):
     packages = ('coremltools', 'sklearn')  # the latter compresses
     input_kind = 'image'
     precisions: ClassVar = {'float16': 1e-2, **Backend.precisions}
+    says_type = True
     runtime = 'the interpreter of ML Programs'
     options: ClassVar = {
         'target': dict(choices=TARGETS, help=f'oldest iOS for Core ML; default: {TARGETS[0]}'),
@@ -60,13 +61,12 @@ def convert_coreml(spec: ExportSpec, precision: str = 'float16', target: str = '
 
     half = precision == 'float16'
     dtype = np.float16 if half else np.float32
-    network = with_float16_attention(spec.network) if half else spec.network
     if spec.normalization is None or spec.input_kind == 'tensor':
         image = ct.TensorType(name='image', shape=spec.input_shape, dtype=dtype)
     else:
         layout = getattr(ct.colorlayout, spec.normalization.channels)
         image = ct.ImageType(name='image', shape=spec.input_shape, color_layout=layout)
-    program = export_program(network, spec.input_shape)
+    program = export_program(spec.network, spec.input_shape)
     return ct.convert(
         program.run_decompositions({**torch.export.default_decompositions(), **COREML}),
         inputs=[image],

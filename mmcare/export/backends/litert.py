@@ -3,6 +3,8 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +16,8 @@ from mmcare.export.backends.base import Backend, Exported, WriteResult
 from mmcare.export.rewrites import LITERT, ChannelsLast
 from mmcare.export.spec import ExportSpec
 from mmcare.export.verify import ExportError
+
+FORCE_FLOAT16 = 4  # TFLITE_XNNPACK_DELEGATE_FLAG_FORCE_FP16
 
 
 class LiteRT(Backend):
@@ -68,6 +72,31 @@ class LiteRT(Backend):
 
         _, height, width, channels = map(int, image['shape'])
         return Exported(run, (1, channels, height, width), _read(path))
+
+    def open_float16(self, path: Path) -> Exported | None:
+        """Open a file in LiteRT, with XNNPACK computing in float16."""
+        try:
+            from ai_edge_litert.compiled_model import CompiledModel
+            from ai_edge_litert.environment import Environment
+            from ai_edge_litert.options import CpuOptions, Options
+
+            options = Options(cpu_options=CpuOptions(num_threads=1, xnnpack_flags=FORCE_FLOAT16))
+        except (ImportError, TypeError):  # an older LiteRT
+            return None
+        program = CompiledModel.from_file(str(path), None, Environment.create(), options)
+        (image,), outputs = program.create_input_buffers(0), program.create_output_buffers(0)
+        shapes = [output.get_tensor_details()['shape'] for output in outputs]
+
+        def run(images: Tensor) -> list[np.ndarray]:
+            image.write(images.permute(0, 2, 3, 1).contiguous().numpy())
+            program.run_by_index(0, [image], outputs)
+            found = [
+                output.read(prod(shape), np.float32).reshape(shape)
+                for output, shape in zip(outputs, shapes, strict=True)
+            ]
+            return [x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for x in found]
+
+        return replace(self.open(path), run=run)
 
 
 def _cast(path: Path) -> None:
