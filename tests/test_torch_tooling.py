@@ -52,7 +52,7 @@ NORMS = [('stages.2.downsample.norm', change) for change in (hook, replace_forwa
 
 
 @pytest.mark.parametrize(('name', 'change'), [*CONVS, *NORMS])
-def test_folding_refuses_what_it_would_lose(name, change):
+def test_fusing_refuses_what_it_would_lose(name, change):
     model = thin_backbone()
     change(model.get_submodule(name))
     expected = model(IMAGE)
@@ -62,7 +62,7 @@ def test_folding_refuses_what_it_would_lose(name, change):
     torch.testing.assert_close(model(IMAGE), expected, rtol=0, atol=0)
 
 
-def test_folding_refuses_fake_quantization():
+def test_fusing_refuses_fake_quantization():
     model = thin_backbone().train()
     model.qconfig = quantization.get_default_qat_qconfig('x86')
     quantization.prepare_qat(model, inplace=True)
