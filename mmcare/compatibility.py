@@ -12,10 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, ContextManager
 
-import mmengine
-import torch
 from packaging.specifiers import SpecifierSet
-from torch import Tensor
 
 # Name of the module: versions that work, what installs one of them.
 PACKAGES = {
@@ -39,14 +36,6 @@ def check_versions(*names: str) -> None:
             raise ImportError(f'mmcare needs {name}{versions}, found {found}: {command}')
 
 
-def check_export() -> None:
-    """Raise an ImportError where Python or PyTorch are too old for exports."""
-    python, pytorch = sys.version.split()[0], torch.__version__
-    if sys.version_info < (3, 11) or not _suits(pytorch, '>=2.6'):
-        needed = 'exports need Python>=3.11 and torch>=2.6'
-        raise ImportError(f'{needed}, found Python {python} and torch {pytorch}')
-
-
 def require(name: str, purpose: str, extra: str = 'export') -> ModuleType:
     """Import an optional package, or raise an ImportError: what needs it, which extra has it."""
     clone = f'in a clone: pip install -e ".[{extra}]"'
@@ -57,13 +46,29 @@ def _import(name: str, advice: str) -> ModuleType:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name.split('.')[0]:
+        if error.name not in (name, name.split('.')[0]):
             raise
         raise ImportError(f'{name} is not installed. {advice}') from error
 
 
 def _suits(version: str, specifier: str) -> bool:
     return SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+# Before they are imported, here and by mmcare, so that an error says what to install.
+check_versions('torch', 'mmengine', 'mmcv')
+
+import mmengine  # noqa: E402
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+
+def check_export() -> None:
+    """Raise an ImportError where Python or PyTorch are too old for exports."""
+    python, pytorch = sys.version.split()[0], torch.__version__
+    if sys.version_info < (3, 11) or not _suits(pytorch, '>=2.6'):
+        needed = 'exports need Python>=3.11 and torch>=2.6'
+        raise ImportError(f'{needed}, found Python {python} and torch {pytorch}')
 
 
 def autocast_off(x: Tensor) -> ContextManager[Any]:

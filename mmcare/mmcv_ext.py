@@ -137,7 +137,7 @@ def sigmoid_focal_loss_backward(
         logits = input.detach().requires_grad_()
         losses = torch.empty_like(logits)
         sigmoid_focal_loss_forward(logits, target, weight, losses, gamma, alpha)
-    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    (gradient,) = torch.autograd.grad(losses, logits, torch.ones_like(losses))
     grad_input.copy_(gradient)
 
 

@@ -5,6 +5,7 @@ Results are printed, and written to --out as benchmarks/latency.py's recordings.
 """
 
 import argparse
+import io
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -43,10 +44,14 @@ def main() -> None:
             return print(f'Written to {arguments.static}. For threads, see docs/phone.md.')
         host = arguments.host or '127.0.0.1' * arguments.http
         server = PhoneServer(contents, arguments.out, host, arguments.port, not arguments.http)
-        require('segno', 'the QR code', 'phone').make(server.url).terminal(compact=True)
+        code = io.StringIO()
+        require('segno', 'the QR code', 'phone').make(server.url).terminal(code, compact=True)
     except (ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
         sys.exit(2)
+    with suppress(UnicodeEncodeError):  # its blocks are not in all encodings
+        print(code.getvalue(), end='')
+    sys.stdout.reconfigure(errors='backslashreplace')  # names of devices and files
     print(server.url, flush=True)
     server.serve_forever()
 

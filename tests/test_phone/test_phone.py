@@ -6,6 +6,8 @@ import os
 import shutil
 import socket
 import ssl
+import subprocess
+import sys
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -448,6 +450,18 @@ def test_bad_input_is_one_sentence(exported, tmp_path):
         at = '--http', '--port', taken.getsockname()[1], '--runtime', runtimes
         done = run(*TOOL, onnx, *at, check=False)
     assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith('error: [Errno')
+
+
+def test_it_starts_where_stdout_is_not_unicode(exported, tmp_path):
+    _, onnx, _ = exported('retinanet', 'backbone')
+    (tmp_path / 'onnxruntime-web/dist').mkdir(parents=True)
+    (tmp_path / 'onnxruntime-web/dist/ort.wasm.min.mjs').touch()
+    command = [sys.executable, TOOL[1], onnx, '--http', '--port', '0', '--runtime', tmp_path]
+    environment = os.environ | dict(PYTHONIOENCODING='cp1252')
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as server:
+        line = server.stdout.readline()
+        server.terminate()
+    assert line.startswith(b'http://127.0.0.1')
 
 
 @pytest.fixture

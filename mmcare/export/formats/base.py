@@ -128,6 +128,7 @@ class Format:
     ending: str  # of its files
     packages: tuple[str, ...]  # that writing needs
     extra = 'export'  # of mmcare, which installs them
+    systems = ''  # that have the packages, if not all do
     input = 'tensor'  # what files take by default; or 'image'
     # The default first, each with the largest deviation from PyTorch, as a share of an output's
     # largest magnitude. None: decibels are compared.
@@ -139,7 +140,7 @@ class Format:
     def require(self) -> None:
         """Raise an ImportError if a package is missing that writing needs."""
         for package in self.packages:
-            require(package, f'export with --format {self.name}', self.extra)
+            require(package, f'export with --format {self.name}{self.systems}', self.extra)
 
     def write(self, job: Job, path: Path, description: Mapping[str, Any]) -> Written:
         """Write a file, or a folder, that holds a description as JSON, called ``mmcare``."""

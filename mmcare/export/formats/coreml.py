@@ -26,7 +26,9 @@ class CoreML(Format):
 
     name = 'coreml'
     ending = '.mlpackage'
-    packages = ('coremltools', 'sklearn')  # the latter compresses
+    # The second is its native code, the third compresses.
+    packages = ('coremltools', 'coremltools.libmilstoragepython', 'sklearn')
+    systems = ' (macOS, and Linux on x86_64)'
     input = 'image'
     precisions: ClassVar = {'float16': 1e-2, **Format.precisions}
     runtime = 'the interpreter of ML Programs'
