@@ -20,8 +20,8 @@ PACKAGES = {
     'mmengine': ('>=0.8,<1', 'pip install "mmengine>=0.8,<1"'),
     'mmcv': (
         '>=2.0,<3',
-        'pip install "mmcv-lite>=2.0,<2.2" (backbone and export), or with the compiled ops that '
-        'detectors need: mim install mmcv==2.1.0',
+        'pip install "mmcv-lite>=2.0,<2.2"; detectors then need python -m mmcare.mmcv_ext, or MMCV '
+        'with its compiled operators: mim install mmcv==2.1.0',
     ),
     'mmpretrain': ('>=1.2,<2', 'pip install "mmpretrain>=1.2.0,<2"'),
 }
