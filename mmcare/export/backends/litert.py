@@ -27,6 +27,7 @@ class LiteRT(Backend):
     ending = '.tflite'
     packages = ('litert_torch', 'ai_edge_litert', 'ai_edge_quantizer')
     extra = 'litert'
+    systems = ' (macOS, and Linux on x86_64)'
     precisions: ClassVar = {**Backend.precisions, 'float16': 5e-3, 'int8': None}
     runtime = 'LiteRT'
     layout = 'NHWC'
