@@ -2,7 +2,7 @@
 # Copy this file and edit these five lines. What follows from them does not follow `--cfg-options`.
 data_root = 'data/mine'
 classes = ['cat', 'dog']  # names of the folders, in alphabetical order
-size = (224, 224)  # width and height to which pictures are stretched
+size = (224, 224)  # width and height of what is cut out of the middle of the resized pictures
 epochs = 50
 pretrained = None  # or the ImageNet weights, such as 'CARETrans_S0.pth.tar'
 
@@ -21,7 +21,8 @@ train_pipeline = [
 ]
 test_pipeline = [
     dict(type='LoadImageFromFile'),
-    dict(type='Resize', scale=size),
+    dict(type='ResizeEdge', scale=max(size), edge='short'),
+    dict(type='CenterCrop', crop_size=size),
     dict(type='PackInputs'),
 ]
 dataset = dict(type='CustomDataset', data_root=data_root, metainfo=dict(classes=classes))
