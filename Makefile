@@ -5,7 +5,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install -c requirements/constraints.txt
 # Three equals signs: two may take a CPU build of PyTorch, which torchvision from elsewhere does not fit
 # (`operator torchvision::nms does not exist`). CPU builds, 192 MB in place of 3 GB, come as a pair from the
-# index that pytorch.org names: make TORCH='--index-url URL torch==2.13.0 torchvision==0.28.0' .venv
+# index that pytorch.org names: make TORCH='--extra-index-url URL torch==2.13.0+cpu torchvision==0.28.0+cpu'
 TORCH ?= torch===2.13.0 torchvision===0.28.0
 # Written last: an installation that was interrupted is taken up again by the next `make`.
 READY := .venv/.ready

@@ -12,10 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, ContextManager
 
-import mmengine
-import torch
 from packaging.specifiers import SpecifierSet
-from torch import Tensor
 
 # By module: the versions that work, and a command that installs one of them.
 PACKAGES = {
@@ -23,8 +20,8 @@ PACKAGES = {
     'mmengine': ('>=0.8,<1', 'pip install "mmengine>=0.8,<1"'),
     'mmcv': (
         '>=2.0,<3',
-        'pip install "mmcv-lite>=2.0,<2.2" (backbone and export), or with the compiled ops that '
-        'detectors need: mim install mmcv==2.1.0',
+        'pip install "mmcv-lite>=2.0,<2.2"; detectors then need python -m mmcare.mmcv_ext, or MMCV '
+        'with its compiled operators: mim install mmcv==2.1.0',
     ),
     'mmpretrain': ('>=1.2,<2', 'pip install "mmpretrain>=1.2.0,<2"'),
 }
@@ -39,14 +36,6 @@ def check_versions(*names: str) -> None:
             raise ImportError(f'mmcare needs {name}{versions}, found {found}: {command}')
 
 
-def check_export() -> None:
-    """Raise an ImportError if Python or PyTorch is too old for exports."""
-    python, pytorch = sys.version.split()[0], torch.__version__
-    if sys.version_info < (3, 11) or not _suits(pytorch, '>=2.6'):
-        needed = 'exports need Python>=3.11 and torch>=2.6'
-        raise ImportError(f'{needed}, found Python {python} and torch {pytorch}')
-
-
 def require(name: str, purpose: str, extra: str = 'export') -> ModuleType:
     """Import an optional package, or raise an ImportError that names the extra to install."""
     clone = f'in a clone: pip install -e ".[{extra}]"'
@@ -57,13 +46,29 @@ def _import(name: str, advice: str) -> ModuleType:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name.split('.')[0]:
+        if error.name not in (name, name.split('.')[0]):
             raise
         raise ImportError(f'{name} is not installed. {advice}') from error
 
 
 def _suits(version: str, specifier: str) -> bool:
     return SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+# Before they are imported, here and by mmcare, so that an error says what to install.
+check_versions('torch', 'mmengine', 'mmcv')
+
+import mmengine  # noqa: E402
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+
+def check_export() -> None:
+    """Raise an ImportError if Python or PyTorch is too old for exports."""
+    python, pytorch = sys.version.split()[0], torch.__version__
+    if sys.version_info < (3, 11) or not _suits(pytorch, '>=2.6'):
+        needed = 'exports need Python>=3.11 and torch>=2.6'
+        raise ImportError(f'{needed}, found Python {python} and torch {pytorch}')
 
 
 def autocast_off(x: Tensor) -> ContextManager[Any]:

@@ -100,6 +100,16 @@ def test_incomplete_resume_is_refused(tmp_path, change, words):
         train(tmp_path, resume=True, hooks=[StopAt(5)])
 
 
+def test_another_schedule_is_a_warning(tmp_path, monkeypatch):
+    """MMEngine keeps the checkpoint's, whose rate may have ended."""
+    found = []
+    monkeypatch.setattr(f'{HOOK}.print_log', lambda text, **_: found.append(text))
+    for t_max in (EPOCHS, 9):
+        schedule = dict(type='CosineAnnealingLR', T_max=t_max)
+        train(tmp_path, resume=t_max == 9, hooks=[StopAt(5)], param_scheduler=schedule)
+    assert len(found) == 1 and f'end at [{EPOCHS}], are kept' in found[0] and '[9]' in found[0]
+
+
 def test_optimizers_without_state_resume(tmp_path):
     """SGD without momentum has none."""
     options = dict(optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01)))

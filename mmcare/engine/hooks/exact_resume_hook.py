@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -73,6 +74,12 @@ class ExactResumeHook(SwitchableHook):
         elif needed is not None and len(held) != len(needed):
             fault = f'it has {len(held)} schedulers, the run has {len(needed)}'
         else:
+            lists = (held, map(vars, needed)) if isinstance(needed, list) else ((), ())
+            kept, ignored = map(_ends, lists)
+            if kept != ignored:  # a longer run would keep the last rate, which is tiny
+                text = f'The schedules of the checkpoint, which end at {kept}, are kept; those of '
+                text += f'the config end at {ignored}. To train longer, start anew or by load_from.'
+                print_log(text, logger='current', level=logging.WARNING)
             return
         raise CheckpointError(
             f'{runner._load_from or find_latest_checkpoint(runner.work_dir)} cannot be resumed '
@@ -101,6 +108,11 @@ class ExactResumeHook(SwitchableHook):
         # Mixed, or iterations of runs with neighboring seeds would draw the same numbers.
         mixed = np.random.SeedSequence([runner.seed, runner.iter, get_rank()])
         set_random_seed(int(mixed.generate_state(1)[0]))
+
+
+def _ends(schedulers: Iterable[Any]) -> list[int | None]:
+    """Return the epochs or iterations at which schedules end."""
+    return [scheduler.get('T_max', scheduler.get('end')) for scheduler in schedulers]
 
 
 def _holds_state(optimizer: dict[str, Any]) -> bool:

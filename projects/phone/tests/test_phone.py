@@ -2,9 +2,12 @@
 
 import http.server
 import json
+import os
 import shutil
 import socket
 import ssl
+import subprocess
+import sys
 from functools import cache, partial
 from pathlib import Path
 from threading import Thread
@@ -432,6 +435,23 @@ def test_bad_input_is_one_sentence(exported, tmp_path):
             gather(files, runtimes)
     done = run(*SERVE, damaged, check=False)
     assert done.returncode == 2 and done.stderr.startswith('error: ') and 'cannot be' in done.stderr
+
+
+@pytest.mark.skipif(not RUNTIMES.exists(), reason='no runtimes (make phone)')
+def test_it_starts_where_stdout_is_not_unicode(exported):
+    command = [
+        sys.executable,
+        SERVE[1],
+        exported('retinanet', 'backbone')[1],
+        '--http',
+        '--port',
+        '0',
+    ]
+    environment = os.environ | dict(PYTHONIOENCODING='cp1252')
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as server:
+        lines = iter(server.stdout.readline, b'')
+        assert any(line.startswith(b'http://127.0.0.1') for line in lines)
+        server.terminate()
 
 
 @pytest.fixture
