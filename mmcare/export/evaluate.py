@@ -36,7 +36,7 @@ class ResizeToFit(Resize):
 def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     """Let a config of a toolbox test single images, within a height and width, in place.
 
-    ``Resize`` and ``Pad`` take the size. So does ``CenterCrop``, and the edge that ``ResizeEdge``
+    ``Resize`` and ``Pad`` take the size, and ``ResizeToMultiple`` goes. So does ``CenterCrop``, and the edge that ``ResizeEdge``
     makes before it changes in proportion to the longer side. Segmentors see the whole image.
 
     Returns:
@@ -50,6 +50,8 @@ def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
         steps[getattr(step.type, '__name__', step.type).rpartition('.')[2]] = step
     if 'Resize' in steps:
         steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
+    if 'ResizeToMultiple' in steps:  # images are padded to the size instead
+        loader.dataset.pipeline.remove(steps.pop('ResizeToMultiple'))
     if 'Pad' in steps:
         steps['Pad'].update(size=size, size_divisor=None, pad_to_square=False)
     if 'CenterCrop' in steps:
