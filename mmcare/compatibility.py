@@ -12,7 +12,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, ContextManager
 
-import mmengine
 import torch
 from packaging.specifiers import SpecifierSet
 from torch import Tensor
@@ -69,15 +68,20 @@ def _suits(version: str, specifier: str) -> bool:
 def autocast_off(x: Tensor) -> ContextManager[Any]:
     """Suspend autocast where it is on; elsewhere leave the graph alone (some devices have none).
 
-    From PyTorch 2.4 on, ``torch.is_autocast_enabled`` takes a device.
+    From PyTorch 2.4 on, ``torch.is_autocast_enabled`` takes a device. Before, each had its own
+    function, and other devices than CUDA's and the CPU have it in their own module.
     """
     device = x.device.type
     if hasattr(torch.amp, 'is_autocast_available'):
         on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     elif device == 'cpu':
         on = torch.is_autocast_cpu_enabled()
+    elif device == 'cuda':
+        on = torch.is_autocast_enabled()
     else:
-        on = device == 'cuda' and torch.is_autocast_enabled()
+        module = getattr(torch, device, None)  # such as torch.npu, of a plugin
+        names = 'is_autocast_enabled', f'is_autocast_{device}_enabled'
+        on = any(getattr(module, name, bool)() for name in names)
     return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
@@ -88,7 +92,7 @@ def fused_on_cpu() -> bool:
 
 def skips_batches() -> bool:
     """Whether resumed loops over iterations load earlier batches again: from MMEngine 0.10.3 on."""
-    return _suits(mmengine.__version__, '>=0.10.3')
+    return _suits(import_module('mmengine').__version__, '>=0.10.3')
 
 
 def is_compiling() -> bool:

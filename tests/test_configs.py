@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import ROOT
+from helpers import ROOT, THIN
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
@@ -213,6 +213,15 @@ def test_evaluation_is_that_of_timm(tmp_path):
     batch = dict(inputs=packed['inputs'][None], data_samples=[packed['data_samples']])
     images = preprocessor(batch)['inputs']
     assert np.abs(images[0].permute(1, 2, 0).numpy() - expected).max() < 1e-4
+
+
+def test_widths_of_your_own(tmp_path):
+    """They take the place of a name, as docs/use_in_your_project.md says."""
+    text = f'_base_ = {str(ROOT / "configs/fpn/care_s0_ade20k.py")!r}\n'
+    text += f'model = dict(backbone=dict(arch=dict(_delete_=True, **{THIN})))'
+    (tmp_path / 'thin.py').write_text(text)
+    backbone = Config.fromfile(tmp_path / 'thin.py').model.backbone
+    assert MODELS.build(backbone).out_channels == (16, 16, 32, 128)
 
 
 def test_index_lists_every_config_once():

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from helpers import run
 
 PROGRAM = """
@@ -49,6 +50,13 @@ hooks = sorted(mmcare.registry.HOOKS.module_dict)
 after = snapshot()
 print(json.dumps([before, after, imported, toolboxes, models, hooks]))
 """
+
+
+@pytest.mark.parametrize('name', ['mmengine', 'mmcv'])
+def test_what_is_missing_is_said(name):
+    code = f'import sys; sys.modules["{name}"] = None; import mmcare.timm'
+    error = run('python', '-c', code, check=False).stderr.splitlines()[-1]
+    assert error.startswith(f'ImportError: {name} is not installed. mmcare needs {name}>=')
 
 
 def test_importing_everything_registers_two_models():

@@ -36,8 +36,9 @@ class ResizeToFit(Resize):
 def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     """Let a config of a toolbox test single images, within a height and width, in place.
 
-    ``Resize`` and ``Pad`` take the size, and ``ResizeToMultiple`` goes. So does ``CenterCrop``, and the edge that ``ResizeEdge``
-    makes before it changes in proportion to the longer side. Segmentors see the whole image.
+    ``Resize`` and ``Pad`` take the size. So does ``CenterCrop``, and the edge that ``ResizeEdge``
+    makes before it changes in proportion to the longer side. ``ResizeToMultiple`` goes. Segmentors
+    see the whole image.
 
     Returns:
         The steps of the test pipeline by name.

@@ -11,8 +11,8 @@ optim_wrapper = dict(
     # No decay of what is one-dimensional: norms, biases and layer scales.
     paramwise_cfg=dict(norm_decay_mult=0.0, flat_decay_mult=0.0),
 )
-# timm's cosine starts at epoch 0, and the warm-up takes the place of its first 20 epochs: it ends at
-# the cosine's value, (1e-5 + (2e-3 - 1e-5) * (1 + cos(pi * 20 / 300)) / 2) / 2e-3.
+# timm's cosine starts at epoch 0, and the warm-up takes the place of its first 20 epochs: it ends
+# at the cosine's value there, (1e-5 + (2e-3 - 1e-5) * (1 + cos(pi * 20 / 300)) / 2) / 2e-3.
 param_scheduler = [
     dict(
         type='LinearLR',
