@@ -1,7 +1,9 @@
 """All shipped configs: they build, have the recipe of their folder, and are listed truly."""
 
-from functools import cache
+from functools import cache, partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -11,12 +13,21 @@ from helpers import ROOT, THIN
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import HOOKS, MODELS, PARAM_SCHEDULERS, TRANSFORMS, DefaultScope
+from mmengine.registry import (
+    DATASETS,
+    HOOKS,
+    METRICS,
+    MODELS,
+    PARAM_SCHEDULERS,
+    TRANSFORMS,
+    DefaultScope,
+)
 from modelindex.load_model_index import load as load_index
 from PIL import Image
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcare.analysis.counting import count_macs
+from mmcare.sample_data import make_coco
 
 NAMES = sorted(
     str(path.relative_to(ROOT / 'configs').with_suffix(''))
@@ -270,3 +281,36 @@ def test_gmacs(name):
     if not name.startswith('mask_rcnn'):  # there the cost of heads depends on the proposals
         model.forward = model._forward  # without what turns maps into predictions
         assert gmacs_at_512(model) == pytest.approx(float(cells_of(name)[2]), abs=0.02)
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A folder and its address; an HTTP server on this machine."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = partial(Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield tmp_path, f'http://127.0.0.1:{server.server_port}/'
+        server.shutdown()
+
+
+def test_coco_from_a_server(served):
+    """backend_args is one variable; MMEngine's HTTP backend wants whole addresses besides."""
+    pytest.importorskip('mmdet')
+    folder, address = served
+    make_coco(folder, train=2, val=1, size=64)
+    text = (ROOT / 'configs/_base_/datasets/coco_instance.py').read_text()
+    text = text.replace('backend_args = None', "backend_args = dict(backend='http')")
+    text = text.replace("'data/coco/'", repr(address))
+    config = Config.fromstring(text, '.py')
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        for mode in ('train', 'val'):
+            dataset = config[f'{mode}_dataloader'].dataset
+            dataset.update(data_root=None, ann_file=address + dataset.ann_file)
+            dataset.data_prefix.img = address + dataset.data_prefix.img
+            assert DATASETS.build(dataset)[0]['inputs'].shape == (3, 800, 800)
+        assert METRICS.build(config.val_evaluator)._coco_api.get_img_ids()
