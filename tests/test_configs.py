@@ -1,8 +1,9 @@
 """All shipped configs: they build, have the recipe of their folder, and are listed truly."""
 
+import re
 from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from itertools import product
+from itertools import chain, product
 from threading import Thread
 
 import numpy as np
@@ -233,6 +234,27 @@ def test_widths_of_your_own(tmp_path):
     (tmp_path / 'thin.py').write_text(text)
     backbone = Config.fromfile(tmp_path / 'thin.py').model.backbone
     assert MODELS.build(backbone).out_channels == (16, 16, 32, 128)
+
+
+def configs_on_pages():
+    pages = [*ROOT.glob('docs/*.md'), *ROOT.glob('configs/**/README.md')]
+    found = (
+        re.findall(r'^```python\n# \w+\.py\n(.*?)^```$', p.read_text(), re.M | re.S) for p in pages
+    )
+    return [block for block in chain(*found) if "_base_ = 'configs/" in block]
+
+
+@pytest.mark.parametrize('text', configs_on_pages())
+def test_configs_on_pages(text, tmp_path):
+    """They build on ours; those on toolboxes' configs are in test_projects.py."""
+    (tmp_path / 'page.py').write_text(text.replace("'configs/", f"'{ROOT}/configs/"))
+    config = Config.fromfile(tmp_path / 'page.py')
+    with DefaultScope.overwrite_default_scope(config.default_scope):
+        model = MODELS.build(config.model)
+        optimizer = build_optim_wrapper(model, config.optim_wrapper).optimizer
+        for each in config.param_scheduler:
+            each.pop('convert_to_iter_based', None)
+            PARAM_SCHEDULERS.build(each, default_args=dict(optimizer=optimizer))
 
 
 def test_index_lists_every_config_once():
