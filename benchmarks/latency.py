@@ -41,6 +41,7 @@ from mmcare.export.runtime import measure_in_turn, open_exported
 from mmcare.export.verify import trial_images
 from mmcare.files import check_writable
 from mmcare.models import CARE
+from mmcare.models.averaged_attention import average_attention
 from mmcare.version import __version__
 
 PURPOSE = 'the latency benchmark'
@@ -89,6 +90,7 @@ def build(key: str, shape: tuple[int, int]) -> nn.Module:
     if not name:
         backbone = CARE(key)
         backbone.switch_to_deploy()
+        average_attention(backbone)
         return backbone
     timm = require('timm', PURPOSE, 'bench')
     for_a_size = name.startswith(('efficientformerv2', 'swin_'))  # their attention is
@@ -122,6 +124,7 @@ def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple
     kind, precision = ENGINES[engine]
     form: Any = type(FORMATS[kind])()
     form.precisions = {**form.precisions, 'float32': 1e-3}  # random weights enlarge roundings
+    form.open_float16 = lambda path: None  # not what is timed
     key, path = path.name, path.with_name(f'{path.name}_{engine}{form.ending}')
     about = dict(key=key, part='backbone', mmcare_version=__version__, shape=[*image.shape[2:]])
     about['parameters'] = sum(parameter.numel() for parameter in network.parameters())

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from mmengine.model import BaseModel
 
 from mmcare.models import CARE
+from mmcare.models.backbones.care import LinearAttention
 from mmcare.weights.names import from_published
 
 IS_NEW = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 6)  # as exports need it
@@ -54,6 +55,21 @@ def thin_backbone(kind=CARE, **arguments):
             torch.nn.init.uniform_(module.weight, 0.5, 1.5)
             torch.nn.init.normal_(module.bias)
     return backbone.eval()
+
+
+@torch.no_grad()
+def craft_heads(model, bias, parts=('queries', 'keys'), heads=1):
+    """Set biases of queries and keys of each attention's first heads, in place; None: of all.
+
+    Training switches heads off so, by strongly negative values.
+    """
+    for attention in model.modules():
+        if isinstance(attention, LinearAttention):
+            end = None if heads is None else heads * attention.head_channels
+            for part, each in zip(('queries', 'keys'), attention.query_key.bias.chunk(2)):
+                if part in parts:
+                    each[:end] = bias
+    return model
 
 
 class Images(BaseModel):

@@ -53,6 +53,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--checkpoint', metavar='CHECKPOINT', help='also test this in PyTorch, in the same way'
     )
+    parser.add_argument('--float16', action='store_true', help='compute .tflite files in float16')
     parser.add_argument('--out', type=Path, metavar='JSON', help='where the table goes, row by row')
     parser.add_argument('--work-dir', help="where logs go; default: the config's")
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='changes of the config')
@@ -61,7 +62,7 @@ def parse_args() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     """Test and time the files, and the checkpoint if one is given; return a row for each."""
-    programs = {file: open_exported(file) for file in arguments.files}
+    programs = {file: open_exported(file, arguments.float16) for file in arguments.files}
     shapes = {program.input_shape for program in programs.values()}
     size = tuple(side for side in next(iter(shapes))[2:] if isinstance(side, int))
     if len(shapes) != 1 or len(size) != 2:

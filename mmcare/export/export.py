@@ -20,6 +20,7 @@ from mmcare.export.pictures import HELD_BACK, choose_pictures, describe_resizing
 from mmcare.export.program import LARGEST_SIDE
 from mmcare.export.verify import check_file, trial_images
 from mmcare.files import check_writable, moved_into_place, size_of
+from mmcare.models.averaged_attention import average_attention
 from mmcare.models.backbones.care import TOTAL_STRIDE
 from mmcare.version import __version__
 from mmcare.weights.reading import digest_weights
@@ -143,6 +144,7 @@ def make_job(
     names = name_outputs(network, outputs)
     folded = deepcopy(network)
     fold_all(folded)
+    average_attention(folded)
     if not dynamic:
         fix_pools(folded, shape)
     about: dict[str, Any] = dict(

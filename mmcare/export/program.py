@@ -17,11 +17,6 @@ LARGEST_SIDE = 4096
 aten = torch.ops.aten
 
 
-def _elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
-    negative = alpha * torch.exp(torch.clamp(x, max=0.0) * input_scale) - alpha
-    return scale * (torch.relu(x) + negative)
-
-
 def _split(x: Tensor, size: int | list[int], dim: int = 0) -> list[Tensor]:
     if isinstance(size, int):
         starts: Any = range(0, x.shape[dim], size)
@@ -31,8 +26,20 @@ def _split(x: Tensor, size: int | list[int], dim: int = 0) -> list[Tensor]:
     return [x.narrow(dim, start, end - start) for start, end in zip(starts, ends, strict=True)]
 
 
-def _sum(x: Tensor, dim: list[int], keepdim: bool = False, dtype: Any = None) -> Tensor:
-    return x.mean(dim, keepdim, dtype=dtype) * float(prod(x.shape[one] for one in dim))
+def _mean(x: Tensor, dim: list[int], keepdim: bool = False, dtype: Any = None) -> Tensor:
+    if x.dim() != 3 or [one % 3 for one in dim] != [2] or not keepdim:
+        return NotImplemented  # leaves it as it is
+    heads, channels, positions = x.shape
+    mean = x.reshape(heads, channels, 1, positions).mean((2, 3), True, dtype=dtype)
+    return mean.reshape(heads, channels, 1)
+
+
+def _amax(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    if x.dim() != 3 or len(dim) != 1 or not keepdim:
+        return NotImplemented
+    kernel = [x.shape[axis] if axis == dim[0] % 3 else 1 for axis in (1, 2)]
+    shape = [1 if axis == dim[0] % 3 else x.shape[axis] for axis in range(3)]
+    return aten.max_pool2d.default(x.reshape(1, *x.shape), kernel, kernel).reshape(shape)
 
 
 def _pad(x: Tensor, pad: list[int], mode: str = 'constant', value: float | None = None) -> Tensor:
@@ -80,14 +87,15 @@ Table = Mapping[Any, Callable[..., Any]]
 # At one size: pads that do nothing go, and crops, which CARE writes as negative pads, are slices.
 FIXED: Table = {aten.pad.default: _pad, aten.contiguous.default: lambda x, **_: x}
 COREML: Table = {aten.alias.default: lambda x: x}  # left by full-size slices
-# ExecuTorch 1.5.1 gives XNNPACK neither ELU nor sum, and no operators with several outputs.
+# ExecuTorch 1.5.1 gives XNNPACK no maxima, means only over the last two of four axes, and no
+# operators with several outputs.
 XNNPACK: Table = {
     **COREML,
-    aten.elu.default: _elu,
+    aten.amax.default: _amax,
     aten.conv2d.default: _conv2d,
+    aten.mean.dim: _mean,
     aten.split.Tensor: _split,  # of chunks
     aten.split_with_sizes.default: _split,
-    aten.sum.dim_IntList: _sum,
 }
 
 

@@ -15,26 +15,30 @@ from mmcare.export.formats.base import Exported
 SECONDS = 0.2  # of repeated runs in a round, at least one
 
 
-def open_exported(path: Path) -> Exported:
-    """Open a file, which says itself what it takes.
+def open_exported(path: Path, float16: bool = False) -> Exported:
+    """Open a file, which says itself what it takes; compute it in float16 if that is asked for.
 
     Raises:
         FileNotFoundError: If it does not exist.
         ImportError: If the package is missing that runs it.
-        ValueError: If it is damaged, or of another format.
+        ValueError: If it is damaged, or of another format, or nothing here computes it in float16.
     """
     formats = {form.ending: form for form in FORMATS.values()}
     if path.suffix not in formats:
         raise ValueError(f'{path} is not {", ".join(formats)}')
     if not path.exists():
         raise FileNotFoundError(f'{path} does not exist')
+    form = formats[path.suffix]
     try:
-        return formats[path.suffix].open(path)
+        opened = form.open_float16(path) if float16 else form.open(path)
     except ImportError:
         raise
     except Exception as error:  # the runtimes have classes of their own
         reason = ' '.join(str(error).split())
         raise ValueError(f'{path} cannot be opened: {reason}') from error
+    if opened is None:
+        raise ValueError(f'nothing here computes {path} in float16')
+    return opened
 
 
 def measure_in_turn(

@@ -14,6 +14,8 @@ from mmcare.export.formats.base import Format, Job, Run, Written
 LEAST_SNR = 10.0  # of every output, in dB: below it, results are useless
 FINE = 30.0  # dB; from here on roundings alone make more difference
 AGREEMENT = 1.0  # dB between a file and its twin, which round differently
+FLOAT16 = 2e-2  # share of an output's largest magnitude, where a runtime computes in float16
+NO_FLOAT16 = 'not compared: nothing here computes it in float16'
 # Images on which a file must agree; others are reported.
 JUDGED = ('random', 'smooth', 'picture')
 
@@ -41,14 +43,27 @@ def check_file(
 ) -> dict[str, Any]:
     """Compare a file, and its twin, with PyTorch, or raise an ExportError.
 
-    Return ``deviations`` by image; in int8 and with compressed weights ``quantization``.
+    Return ``deviations`` by image, and ``deviations_float16`` where phones choose the type; in int8
+    and with compressed weights ``quantization``.
     """
     run, limit = form.open(path).run, form.precisions[description['precision']]
+    half = None if form.says_type else form.open_float16(path)
+    compared: dict[str, Any]
     if limit is None or 'compress' in description:
-        return dict(quantization=check_decibels(run, job, path.name, written))
-    if written.twin:
-        verify(written.twin, job, written.name, path.name, limit)
-    return dict(deviations=verify(run, job, form.runtime, path.name, limit))
+        compared = dict(quantization=check_decibels(run, job, path.name, written))
+        if half:
+            in_float16 = check_decibels(half.run, job, path.name, Written({}, run, 'float32'))
+            compared['quantization']['snr_float16'] = in_float16['snr']
+    else:
+        if written.twin:
+            verify(written.twin, job, written.name, path.name, limit)
+        compared = dict(deviations=verify(run, job, form.runtime, path.name, limit))
+        if half:
+            name = f'{form.runtime} in float16'
+            compared['deviations_float16'] = verify(half.run, job, name, path.name, FLOAT16)
+    if not half and not form.says_type:
+        compared['deviations_float16'] = NO_FLOAT16
+    return compared
 
 
 @torch.no_grad()
@@ -63,7 +78,7 @@ def verify(run: Run, job: Job, runtime: str, file: str, limit: float) -> dict[st
     """
     deviations: dict[str, float | str] = {}
     for name, image in job.images.items():
-        pairs = zip(job.reference(image), run(image), strict=True)
+        pairs = zip(job.expected[name], run(image), strict=True)
         # Not max(): it would pass over a NaN.
         shares = [
             np.abs(expected.numpy() - found).max() / max(expected.abs().max().item(), 1e-30)
@@ -88,11 +103,10 @@ def check_decibels(run: Run, job: Job, file: str, written: Written) -> dict[str,
     Raises:
         ExportError: If an output has less than ``LEAST_SNR``, or file and twin differ.
     """
-    pictures = [image for key, image in job.images.items() if key.startswith('picture')]
-    pictures = pictures or [job.images['smooth']]
-    expected = [job.reference(image) for image in pictures]
+    pictures = [key for key in job.images if key.startswith('picture')] or ['smooth']
+    expected = [job.expected[key] for key in pictures]
     found, wanted = (
-        signal_to_noise(expected, [one(image) for image in pictures])
+        signal_to_noise(expected, [one(job.images[key]) for key in pictures])
         for one in (run, written.twin or run)
     )
     for output, snr, ratio in zip(job.names, found, wanted, strict=True):

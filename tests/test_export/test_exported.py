@@ -108,7 +108,7 @@ def annotate(data, predictions):
 def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch):
     """Every image goes through the file, and the metrics, which are not zero, are PyTorch's.
 
-    LiteRT's takes pixels, and NHWC.
+    LiteRT's takes pixels, and NHWC, and computes in float16.
     """
     config, weights, shapes = made(task) / 'toy.py', made(task) / 'weights.pth', []
     source, checkpoint = load_source(config, weights, part), ['--checkpoint', weights]
@@ -118,8 +118,8 @@ def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch)
     assert {'picture1', 'picture2'} <= set(report['deviations'])  # of the config's test data
     file = tmp_path / report['file']
 
-    def spy(path):
-        program = open_exported(path)
+    def spy(path, float16):
+        program = open_exported(path, float16)
         return replace(program, run=lambda x: shapes.append(x.shape) or program.run(x))
 
     if 'outfile_prefix' in str(CHANGES[task]):
@@ -128,12 +128,15 @@ def test_metrics(task, part, kind, names, made, run_tool, tmp_path, monkeypatch)
         annotate(made(task) / 'data', masks if masks.exists() else boxes)
     monkeypatch.setattr(runtime, 'open_exported', spy)
     monkeypatch.setattr(runtime, 'SECONDS', 1e-9)
-    table = run_tool(task, file, *checkpoint)
+    half = kind == 'litert'
+    table = run_tool(task, file, *checkpoint, *['--float16'] * half)
     assert list(table) == ['PyTorch', str(file)]
     assert shapes[:4] == [(1, 3, *SHAPE)] * (1 + 3)  # of the outputs' shapes, then of the data
     for name in names:
         assert 0 < table[str(file)][name] < 100
-        assert table[str(file)][name] == pytest.approx(table['PyTorch'][name], abs=1e-3)
+        assert table[str(file)][name] == pytest.approx(
+            table['PyTorch'][name], abs=0.01 if half else 1e-3
+        )
     assert table[str(file)]['MB'] == size_of(file) / 1e6 and table['PyTorch']['ms'] > 0
     assert ('ms' in table[str(file)]) == (kind != 'coreml')
 
@@ -248,6 +251,7 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
         ('detection', 'gone.onnx', [], 'gone.onnx does not exist'),
         ('detection', 'a.pt', [], 'a.pt is not .mlpackage, .onnx, .pte, .ncnn, .tflite'),
         ('detection', 'damaged.onnx', [], 'damaged.onnx cannot be opened'),
+        ('detection', 'damaged.onnx', ['--float16'], 'nothing here computes damaged.onnx in flo'),
         ('detection', 'damaged.pte', [], 'damaged.pte cannot be opened'),
         ('detection', 'damaged.ncnn', [], 'damaged.ncnn cannot be opened'),
         ('detection', 'damaged.tflite', [], 'damaged.tflite cannot be opened'),
@@ -269,7 +273,7 @@ def test_bad_input(task, file, options, words, made, run_tool, capsys, tmp_path,
         outputs = [np.zeros(shape, np.float32) for shape in shapes]
         about = dict(part=part, sha256='') if part else {}
         program = Exported(lambda _: outputs, (1, 3, *SHAPE), about)
-        monkeypatch.setattr(runtime, 'open_exported', lambda _: program)
+        monkeypatch.setattr(runtime, 'open_exported', lambda *_: program)
     elif 'damaged' in file:
         (tmp_path / file).write_bytes(b'not a program')
     torch.save({'state_dict': {'backbone.x': torch.ones(1)}}, tmp_path / 'weights.pth')

@@ -1,5 +1,7 @@
 """LiteRT: structure, numbers with and without XNNPACK, and int8."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from mmcare.export import export_backbone
 from mmcare.export.export import write_file
 from mmcare.export.formats import FORMATS
 from mmcare.export.load import IMAGENET
-from mmcare.export.verify import signal_to_noise
+from mmcare.export.verify import ExportError, signal_to_noise
 
 pytest.importorskip('litert_torch')
 from ai_edge_litert.interpreter import Interpreter
@@ -79,6 +81,24 @@ def test_numbers(exported, delegate):
         )
     assert max(report['litert']['deviations'].values()) < 1e-5
     assert min(quantized['litert']['quantization']['snr'].values()) > 20
+
+
+class Large(torch.nn.Module):
+    """What leaves float16 on the way."""
+
+    def forward(self, images):
+        return ((images * 1e6).relu() * 1e-6,)
+
+
+def test_float16(exported, tmp_path, monkeypatch):
+    """Files are compared in it, and refused; an older LiteRT does not compute it."""
+    out_dir, report, quantized = exported
+    assert 1e-5 < report['litert']['deviations_float16']['random'] < 5e-3
+    assert min(quantized['litert']['quantization']['snr_float16'].values()) > 20
+    with pytest.raises(ExportError, match=r'^LiteRT in float16.*large.tflite'):
+        write_file(FORMATS['litert'], job_of(Large(), ['large'], SHAPE), tmp_path / 'large.tflite')
+    monkeypatch.setitem(sys.modules, 'ai_edge_litert.compiled_model', None)
+    assert FORMATS['litert'].open_float16(out_dir / report['litert']['file']) is None
 
 
 class Gated(Shared):

@@ -99,6 +99,13 @@ class Job:
         return export_program(self.network, channels, (height, width), self.step)
 
     @cached_property
+    def expected(self) -> dict[str, Sequence[Tensor]]:
+        """The reference's outputs by image, in float64: float32 loses digits of small ELU + 1."""
+        exact = deepcopy(self.reference).double()
+        with torch.no_grad():
+            return {name: exact(image.double()) for name, image in self.images.items()}
+
+    @cached_property
     def of_pixels(self) -> 'Job':
         """The job for images with pixels from 0 to 255, which the network normalises."""
         assert self.normalization is not None
@@ -134,6 +141,7 @@ class Format:
     precisions: ClassVar[Mapping[str, float | None]] = {'float32': 1e-4}
     runtime: str  # what computes its files here
     layout = 'NCHW'  # of images and maps
+    says_type = False  # files say in which type they are computed; others leave it to the phone
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # of its own, for add_argument
 
     def require(self) -> None:
@@ -148,6 +156,10 @@ class Format:
     def open(self, path: Path) -> Exported:
         """Open a file to run it on the CPU by one thread."""
         raise NotImplementedError
+
+    def open_float16(self, path: Path) -> Exported | None:
+        """Open a file to compute it in float16, as phones may; None where nothing here can."""
+        return None
 
     def names(self, job: Job) -> list[str]:
         """Name the image and the outputs of a file."""

@@ -3,7 +3,6 @@
 import json
 import platform
 from collections.abc import Mapping
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +12,6 @@ import torch
 from mmcare.export.formats.base import Exported, Format, Job, Written
 from mmcare.export.formats.mil import open_package
 from mmcare.export.program import COREML, export_program
-from mmcare.models.backbones.care import LinearAttention
 
 TARGETS = ('iOS16', 'iOS17', 'iOS18')
 COMPRESSIONS = ('palettize4', 'palettize8', 'int8')
@@ -29,6 +27,7 @@ class CoreML(Format):
     packages = ('coremltools', 'sklearn')  # the latter compresses
     input = 'image'
     precisions: ClassVar = {'float16': 1e-2, **Format.precisions}
+    says_type = True
     runtime = 'the interpreter of ML Programs'
     options: ClassVar = {
         'target': dict(choices=TARGETS, help=f'oldest for Core ML; default: {TARGETS[0]}'),
@@ -62,17 +61,13 @@ def convert_coreml(job: Job, precision: str = 'float16', target: str = 'iOS16') 
     channels, height, width = job.size
     half = precision == 'float16'
     dtype = np.float16 if half else np.float32
-    network = deepcopy(job.network).requires_grad_(False)
-    for module in network.modules():
-        if isinstance(module, LinearAttention) and half:
-            module.eps = LinearAttention.FLOAT16_EPS
     shape = 1, channels, height, width
     if job.normalization is None or not job.pixels:
         image = ct.TensorType(name='image', shape=shape, dtype=dtype)
     else:
         layout = getattr(ct.colorlayout, job.normalization.channels)
         image = ct.ImageType(name='image', shape=shape, color_layout=layout)
-    program = export_program(network, channels, (height, width))
+    program = export_program(job.network, channels, (height, width))
     return ct.convert(
         program.run_decompositions({**torch.export.default_decompositions(), **COREML}),
         inputs=[image],

@@ -3,6 +3,8 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +16,8 @@ from mmcare.export.formats.base import Exported, Format, Job, Written
 from mmcare.export.program import XNNPACK, aten
 from mmcare.export.verify import ExportError
 
-TABLE = {key: XNNPACK[key] for key in (aten.conv2d.default, aten.elu.default)}
+FORCE_FLOAT16 = 4  # TFLITE_XNNPACK_DELEGATE_FLAG_FORCE_FP16
+TABLE = {aten.conv2d.default: XNNPACK[aten.conv2d.default]}
 
 
 class ChannelsLast(nn.Module):
@@ -81,6 +84,31 @@ class LiteRT(Format):
 
         _, height, width, channels = map(int, image['shape'])
         return Exported(run, (1, channels, height, width), _read(path))
+
+    def open_float16(self, path: Path) -> Exported | None:
+        """Open a file in LiteRT, with XNNPACK computing in float16."""
+        try:
+            from ai_edge_litert.compiled_model import CompiledModel
+            from ai_edge_litert.environment import Environment
+            from ai_edge_litert.options import CpuOptions, Options
+
+            options = Options(cpu_options=CpuOptions(num_threads=1, xnnpack_flags=FORCE_FLOAT16))
+        except (ImportError, TypeError):  # an older LiteRT
+            return None
+        program = CompiledModel.from_file(str(path), None, Environment.create(), options)
+        (image,), outputs = program.create_input_buffers(0), program.create_output_buffers(0)
+        shapes = [one.get_tensor_details()['shape'] for one in outputs]
+
+        def run(images: Tensor) -> list[np.ndarray]:
+            image.write(images.permute(0, 2, 3, 1).contiguous().numpy())
+            program.run_by_index(0, [image], outputs)
+            found = [
+                one.read(prod(shape), np.float32).reshape(shape)
+                for one, shape in zip(outputs, shapes, strict=True)
+            ]
+            return [one.transpose(0, 3, 1, 2) if one.ndim == 4 else one for one in found]
+
+        return replace(self.open(path), run=run)
 
 
 def _cast(path: Path) -> None:

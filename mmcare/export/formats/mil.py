@@ -125,12 +125,15 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'cast': lambda x, dtype: x,
     'concat': lambda values, axis, interleave=False: torch.cat(values, axis),
     'conv': _conv,
+    'clip': lambda x, alpha, beta: x.clamp(alpha, beta),
     'elu': lambda x, alpha: F.elu(x, alpha),
+    'exp': lambda x: x.exp(),
     'gelu': lambda x, mode: F.gelu(x, approximate=dict(EXACT='none')[mode]),
     'layer_norm': lambda x, axes, epsilon, gamma=None, beta=None: F.layer_norm(
         x, x.shape[-len(axes) :], gamma, beta, epsilon
     ),
     'linear': lambda x, weight, bias=None: F.linear(x, weight, bias),
+    'log': lambda x, epsilon: (x + epsilon).log(),
     'matmul': lambda x, y, transpose_x, transpose_y: (
         (x.mT if transpose_x else x) @ (y.mT if transpose_y else y)
     ),
@@ -138,6 +141,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'mul': lambda x, y: x * y,
     'pad': _pad,
     'real_div': lambda x, y: x / y,
+    'reduce_max': lambda x, axes, keep_dims: x.amax(axes, keep_dims),
     'reduce_mean': lambda x, axes, keep_dims: x.mean(axes, keep_dims),
     'reduce_sum': lambda x, axes, keep_dims: x.sum(axes, keep_dims),
     'relu': lambda x: x.relu(),

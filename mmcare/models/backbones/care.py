@@ -53,18 +53,14 @@ class LinearAttention(nn.Module):
     out = phi(q) (phi(k)^T v / N) / (phi(q) . mean_N phi(k) + eps)
 
     q and k come from one convolution, v is the input itself, nothing is projected back. The
-    products run in float32 at least, autocast or not, and both phi are scaled by 1 / (16 sqrt(N)):
-    sums over thousands of positions, cubic in the activations, leave the range of float16. The
-    scale cancels except in eps.
+    products run in float32 at least, autocast or not: sums over thousands of positions, cubic in
+    the activations, leave the range of float16. Exported networks compute the same within it, see
+    :mod:`mmcare.models.averaged_attention`.
 
     Args:
         channels: Width of the input, a multiple of ``head_channels``.
         head_channels: Channels C of a head; heads are contiguous blocks of q, k and v alike.
     """
-
-    SCALE = 1 / 16
-    # For targets that compute in float16 only: when scaled, its smallest normal number.
-    FLOAT16_EPS = 2.0**-14 / SCALE**2
 
     def __init__(self, channels: int, head_channels: int) -> None:
         super().__init__()
@@ -82,13 +78,12 @@ class LinearAttention(nn.Module):
 
     def attend(self, query_key: Tensor, values: Tensor) -> Tensor:
         """Map (B, 2 * heads * C, H, W) and (B, heads * C, H, W) to (B * heads, C, H * W)."""
-        phi = (F.elu(query_key) + 1.0) * (self.SCALE / (values.shape[2] * values.shape[3]) ** 0.5)
-        queries, keys = phi.chunk(2, dim=1)
-        normalizer = keys.sum((2, 3), keepdim=True).reshape(-1, 1, self.head_channels)
+        queries, keys = (F.elu(query_key) + 1.0).chunk(2, dim=1)
         queries, keys, values = map(self.split_heads, (queries, keys, values))
-        context = torch.bmm(values, keys.transpose(1, 2))  # (B * heads, C, C)
-        denominator = torch.bmm(normalizer, queries) + self.eps * self.SCALE**2
-        return torch.bmm(context, queries) / denominator
+        # A row of ones below the values gives the denominator; N is left out of both.
+        values = F.pad(values, (0, 0, 0, 1), value=1.0)
+        sums = torch.bmm(torch.bmm(values, keys.transpose(1, 2)), queries)
+        return sums[:, :-1] / (sums[:, -1:] + self.eps * values.shape[2])
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Map (B, heads * C, H, W) to (B * heads, C, H * W)."""
