@@ -75,14 +75,19 @@ def autocast_off(x: Tensor) -> ContextManager[Any]:
     """Suspend autocast on the device of ``x``, if it is on.
 
     If it is off, nothing is done: some devices have no autocast, and traced graphs stay simple.
+    Before PyTorch 2.4, each device has its own function; those of plugins are in their modules.
     """
     device = x.device.type
     if hasattr(torch.amp, 'is_autocast_available'):  # from PyTorch 2.4 on
         on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     elif device == 'cpu':
         on = torch.is_autocast_cpu_enabled()
+    elif device == 'cuda':
+        on = torch.is_autocast_enabled()
     else:
-        on = device == 'cuda' and torch.is_autocast_enabled()
+        module = getattr(torch, device, None)  # such as torch.npu, of a plugin
+        names = 'is_autocast_enabled', f'is_autocast_{device}_enabled'
+        on = any(getattr(module, name, bool)() for name in names)
     return torch.autocast(device, enabled=False) if on else nullcontext()
 
 

@@ -58,7 +58,7 @@ def read_results(body: bytes) -> tuple[str, str, pd.DataFrame] | None:
         engines, rows = recording['milliseconds'], recording['rows']
         times = [ms for files in engines.values() for ms in files.values()]
         good = (
-            all(re.fullmatch('[a-z]+-[a-z]+(-int8)?', engine) for engine in engines)
+            all(re.fullmatch('[a-z]+-[a-z]+(-float16)?(-int8)?', engine) for engine in engines)
             and all(len(ms) == recording['settings']['runs'] and min(ms) > 0 for ms in times)
             and all({'file', 'engine', 'ms'} <= row.keys() for row in rows)
             # Checked before it becomes a table, which has a cell for each row and key.

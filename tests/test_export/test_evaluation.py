@@ -227,6 +227,7 @@ def test_images_fit_upright(made):
 def test_sizes_in_configs():
     """A crop keeps its share of the longer side, and only the file's size is padded to."""
     steps = [dict(type='mmpretrain.ResizeEdge', scale=256), dict(type=CenterCrop, crop_size=224)]
+    steps.append(dict(type='mmseg.ResizeToMultiple', size_divisor=32))  # padding comes instead
     steps.append(dict(type='Pad', size_divisor=32, pad_val=114))
     model = dict(test_cfg=dict(mode='slide'), data_preprocessor=dict(pad_size_divisor=32))
     loader = dict(batch_size=8, dataset=dict(pipeline=steps))

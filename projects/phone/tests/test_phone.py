@@ -42,8 +42,8 @@ WebAssembly.instantiate = (code, ...rest) =>
   code.length < 99 ? Promise.reject(new Error('unknown')) : known(code, ...rest);"""
 RECORDING = dict(
     settings=dict(shape=[64, 96], runs=3),
-    milliseconds={'onnxruntime-wasm': dict(a=[1, 2, 3])},
-    rows=[dict(file='a.onnx', engine='onnxruntime-wasm', ms=2.0)],
+    milliseconds={'litert-webgpu-float16': dict(a=[1, 2, 3])},
+    rows=[dict(file='a.tflite', engine='litert-webgpu-float16', ms=2.0)],
 )
 
 
@@ -298,6 +298,14 @@ def test_webgpu_in_software(exported, serve, phone):
     rows = finish(page)
     assert list(rows['engine']) == ['litert-webgpu', 'onnxruntime-webgpu']
     assert (rows['deviation'].astype(float) < 1e-5).all()
+    half = '#backends input[value=webgpu-float16]'
+    if page.is_disabled(half):  # as with Chromium's own adapter
+        assert 'float16: the browser does not have it' in page.text_content('#backends')
+        page.eval_on_selector(half, 'box => { box.disabled = false; }')
+    page.uncheck('#backends input[value=webgpu]')
+    start(page, 1, 'webgpu-float16')
+    rows = finish(page, 'error: float16 is for LiteRT.js')
+    assert float(rows['deviation'][0]) < 1e-2 and not rows['median'][1]
 
 
 @torch.no_grad()
@@ -490,9 +498,9 @@ def test_results_are_written_and_nonsense_is_not(ask, tmp_path, capfd):
     good = json.dumps(posted).encode()
     nonsense = [b'', b'{}', b'[1]', b'\xff', b'[' * 100_000, b'null', b'{"recording": 1}']
     for old, new in (
-        (b'a.onnx', b'a' * 10_000), (b'"runs": 3', b'"runs": 4'), (b'20260102', b'../../up'),
-        (b'-030405', b'-030405_/../../up'), (b'"onnxruntime-wasm": {', b'"../../up": {'),
-        (b'a.onnx', b'a\\u001b[2J'), (b'2, 3]', b'2, "x"]'), (b'2, 3]', b'-2, 3]'),
+        (b'a.tflite', b'a' * 10_000), (b'"runs": 3', b'"runs": 4'), (b'20260102', b'../../up'),
+        (b'-030405', b'-030405_/../../up'), (b'"litert-webgpu-float16": {', b'"../../up": {'),
+        (b'a.tflite', b'a\\u001b[2J'), (b'2, 3]', b'2, "x"]'), (b'2, 3]', b'-2, 3]'),
         (b'2, 3]', b'NaN, 3]'), (b'2, 3]', b'1e999, 3]'), (b'"ms"', b'"m"'),
         (b'"a": [1, 2, 3]', b''),
     ):  # fmt: skip
@@ -507,4 +515,4 @@ def test_results_are_written_and_nonsense_is_not(ask, tmp_path, capfd):
     for _ in range(2):  # once more, as after a lost answer
         assert json.loads(ask('POST', '/results', good)[1]) == dict(written=file.name)
     assert json.loads(file.read_text()) == RECORDING
-    assert 'a.onnx onnxruntime-wasm' in capfd.readouterr().out
+    assert 'a.tflite litert-webgpu-float16' in capfd.readouterr().out
