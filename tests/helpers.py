@@ -18,10 +18,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mmengine.model import BaseModel
+from mmengine.registry import DefaultScope
 
 from mmcare.models import CARE
-from mmcare.weights.names import from_published
+from mmcare.models.backbones.care import LinearAttention
+from mmcare.weights.names import from_published, to_published
 
+os.environ['CUDA_VISIBLE_DEVICES'] = '-1'
 IS_NEW = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 6)  # as exports need it
 newer = pytest.mark.skipif(not IS_NEW, reason='for PyTorch 2.6 and later')
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,6 +46,14 @@ THIN = dict(
 )
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """Start every test from the same generator state, and leave no toolbox selected."""
+    torch.manual_seed(0)
+    yield
+    DefaultScope._instance_dict.clear()
+
+
 def thin_backbone(kind=CARE, **arguments):
     """A thin CARE whose running statistics and layer scales show in the results."""
     torch.manual_seed(3)
@@ -54,6 +65,21 @@ def thin_backbone(kind=CARE, **arguments):
             torch.nn.init.uniform_(module.weight, 0.5, 1.5)
             torch.nn.init.normal_(module.bias)
     return backbone.eval()
+
+
+@torch.no_grad()
+def craft_heads(model, bias, parts=('queries', 'keys'), heads=1):
+    """Set biases of queries and keys of each attention's first heads, in place; None: of all.
+
+    Training switches heads off so, by strongly negative values.
+    """
+    for attention in model.modules():
+        if isinstance(attention, LinearAttention):
+            end = None if heads is None else heads * attention.head_channels
+            for part, each in zip(('queries', 'keys'), attention.query_key.bias.chunk(2)):
+                if part in parts:
+                    each[:end] = bias
+    return model
 
 
 class Images(BaseModel):
@@ -78,9 +104,21 @@ def randomise(model):
     return model
 
 
+def random_backbone(kind=CARE, **arguments):
+    """A thin CARE with random values in place of initial ones."""
+    return randomise(kind(**{'arch': THIN, **arguments}))
+
+
+def published_state(backbone):
+    """The backbone's weights, and two heads, under the published names."""
+    shapes = {'norm.weight': 128, 'norm.bias': 128, 'fc.weight': (10, 128), 'fc.bias': 10}
+    heads = {f'{h}.{n}': torch.rand(s) for h in ('head', 'dist_head') for n, s in shapes.items()}
+    return {**to_published(backbone.state_dict()), **heads}
+
+
 def deviation(expected, found):
     """Largest difference of outputs, as a share of each one's largest magnitude."""
-    assert [(one.shape, one.dtype) for one in expected] == [(o.shape, o.dtype) for o in found]
+    assert [(a.shape, a.dtype) for a in expected] == [(o.shape, o.dtype) for o in found]
     shares = [(a - b).abs().max() / a.abs().max() for a, b in zip(expected, found)]
     return torch.stack(shares).max().item()
 

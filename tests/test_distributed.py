@@ -34,7 +34,7 @@ def test_gradients_are_the_mean_of_both_halves(results, task):
 
 
 @pytest.mark.parametrize('loop', ['epochs', 'iterations'])
-def test_one_process_writes_and_all_resume_exactly(results, loop):
+def test_distributed_resume(results, loop):
     """The processes draw differently."""
     written = [result['resume'][loop]['written'] for result in results]
     assert len(written[0]) == 3 and written[1] == []

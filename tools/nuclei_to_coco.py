@@ -49,8 +49,8 @@ def main() -> None:
         for path in sorted(folder.glob('masks/*.png')):
             nucleus = describe_mask(cv2.imread(str(path), cv2.IMREAD_GRAYSCALE) > 0)
             if nucleus['area']:
-                one = dict(id=len(annotations) + 1, image_id=number, category_id=1)
-                annotations.append(one | nucleus)
+                annotation = dict(id=len(annotations) + 1, image_id=number, category_id=1)
+                annotations.append(annotation | nucleus)
     for split, content in contents.items():
         with moved_into_place(root / 'annotations' / f'{split}.json') as path:
             path.write_text(json.dumps(content))

@@ -1,4 +1,4 @@
-"""Both heads and distillation: logits, losses, folding, and loading files whole or not at all."""
+"""Both heads and distillation: logits, losses, fusing, and loading files whole or not at all."""
 
 import copy
 
@@ -19,8 +19,8 @@ from mmpretrain.registry import MODELS
 from mmpretrain.structures import DataSample
 
 from mmcare.classification import CAREClsHead
-from mmcare.weights.reading import load_weights
-from mmcare.weights.whole import CheckpointError, check_whole
+from mmcare.models.loading import check_state_dict
+from mmcare.weights.reading import CheckpointError, load_weights
 
 CHANNELS, CLASSES = 128, 3  # 128 is the width of THIN's last map
 TEACHER = dict(LARGE_TEACHER, head=dict(LARGE_TEACHER['head'], num_classes=CLASSES))
@@ -68,7 +68,7 @@ def test_logits_of_the_released_network(tmp_path):
         torch.testing.assert_close(of_maps, both)
         logits.update(zip(('cls_logits', 'dist_logits'), both, strict=True))
         model.head.switch_to_deploy()
-        logits_folded = model(image)
+        logits_fused = model(image)
         loaded = CAREClsHead(1000, 1024, deploy=True)
         loaded.load_state_dict(model.head.state_dict())
     expected = np.load(DATA / 'reference_s0_224x224.npz')
@@ -76,7 +76,7 @@ def test_logits_of_the_released_network(tmp_path):
         reference = torch.from_numpy(expected[name])
         assert value.shape == reference.shape == (1, 1000)
         assert (value - reference).abs().max() < 1e-4 * reference.abs().max(), name
-    assert (logits_folded - logits['logits']).abs().max() < 1e-5 * logits_folded.abs().max()
+    assert (logits_fused - logits['logits']).abs().max() < 1e-5 * logits_fused.abs().max()
     assert list(loaded.state_dict()) == ['folded_head.fc.weight', 'folded_head.fc.bias']
 
 
@@ -121,13 +121,13 @@ def test_files_that_do_not_fit_the_heads(source, change, words):
     state = source.state_dict()
     change(state)
     with pytest.raises(CheckpointError, match=words):
-        check_whole(classifier().head, state, 'head.', 'file.pth')
+        check_state_dict(classifier().head, state, 'head.', 'file.pth')
 
 
 def test_file_with_another_number_of_classes(source, capsys):
     """As in mmpretrain: classifiers are skipped with a warning, everything else is loaded."""
     model, state = classifier(classes=7), source.state_dict()
-    check_whole(model.head, state, 'head.', 'file.pth')
+    check_state_dict(model.head, state, 'head.', 'file.pth')
     load_state_dict(model, state, strict=False)
     given = {key: value for key, value in model.state_dict().items() if '.fc.' not in key}
     assert_equal(given, {key: state[key] for key in given})

@@ -7,14 +7,14 @@ import torch
 from mmengine.hooks import Hook
 from toy_training import EPOCHS, StopAt, build, saved, train
 
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError
 
 HOOK = 'mmcare.engine.hooks.exact_resume_hook'
 PLAIN_SGD = dict(state={}, param_groups=[dict(momentum=0)])
 EMPTY_ADAM = dict(state={}, param_groups=[dict(betas=1)])
 
 
-def test_resume_is_exact_with_workers_and_not_without_the_hook(tmp_path):
+def test_exact_resume_with_workers(tmp_path):
     """Runs in one process are those of test_atomic_checkpoint.py."""
     for exact in (True, False):
         options = dict(exact=exact, loader=dict(num_workers=2))
@@ -50,8 +50,8 @@ def test_iterations_and_seeds_draw_other_numbers(tmp_path):
 @pytest.mark.parametrize(
     ('options', 'words'),
     [
-        (dict(by_epoch=False, loader=dict(num_workers=0)), 'set train_dataloader.num_workers'),
-        (dict(randomness=dict(seed=None)), 'set randomness.seed'),
+        (dict(by_epoch=False, loader=dict(num_workers=0)), 'Set train_dataloader.num_workers'),
+        (dict(randomness=dict(seed=None)), 'Set randomness.seed'),
         (dict(by_epoch=False, loader=dict(num_workers=1, persistent_workers=True)), None),
         (dict(), None),
     ],
@@ -85,11 +85,11 @@ def unwrap(checkpoint):
         (lambda checkpoint: checkpoint.pop('optimizer'), 'the state of the optimizer is missing'),
         (dict(optimizer=EMPTY_ADAM), 'the state of the optimizer is missing'),
         (dict(optimizer=dict(a=PLAIN_SGD, b=EMPTY_ADAM)), 'the state of the optimizer is missing'),
-        (dict(param_schedulers=[]), 'it holds 0 schedulers, and the run has 1'),
-        (dict(param_schedulers=[{}, {}]), 'it holds 2 schedulers, and the run has 1'),
+        (dict(param_schedulers=[]), 'it has 0 schedulers, the run has 1'),
+        (dict(param_schedulers=[{}, {}]), 'it has 2 schedulers, the run has 1'),
     ],
 )
-def test_what_mmengine_would_reinitialize_is_refused(tmp_path, change, words):
+def test_incomplete_resume_is_refused(tmp_path, change, words):
     """The error names the file."""
     train(tmp_path, hooks=[StopAt(5)])
     checkpoint = torch.load(tmp_path / 'epoch_1.pth', weights_only=True)

@@ -108,7 +108,7 @@ def test_low_precision_stays_in_range(s0, exact, dtype, share):
             mixed = s0(image)
         low = low.to(dtype)(image.to(dtype))
     for outputs in (mixed, low):  # a value that is not finite would not be less either
-        assert deviation(exact, [each.float() for each in outputs]) <= share
+        assert deviation(exact, [output.float() for output in outputs]) <= share
 
 
 def test_attention_alone():

@@ -1,0 +1,82 @@
+"""How a config prepares its test images, changed for files that take one height and width."""
+
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+from mmcv.transforms import Resize
+from mmengine.config import Config
+
+from mmcare.registry import TRANSFORMS
+
+
+@TRANSFORMS.register_module()
+class ResizeToFit(Resize):
+    """Resize to the largest size within ``scale`` (width, height), the ratio kept.
+
+    mmcv's ``Resize(keep_ratio=True)`` turns the given size by 90 degrees for upright images.
+    """
+
+    def _resize_img(self, results: dict[str, Any]) -> None:
+        height, width = results['img'].shape[:2]
+        ratio = min(self.scale[0] / width, self.scale[1] / height)
+        results['scale'] = round(width * ratio), round(height * ratio)
+        super()._resize_img(results)
+
+
+def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
+    """Change a config, in place, so that it tests single images within a height and width.
+
+    ``Resize``, ``Pad`` and ``CenterCrop`` get this size. Before a ``CenterCrop``, the edge of
+    ``ResizeEdge`` is scaled as the crop's longer side is. Segmentors see the whole image.
+
+    Returns:
+        The steps of the test pipeline by name.
+    """
+    size = shape[1], shape[0]
+    loader, model = config.test_dataloader, config.model
+    loader.batch_size = 1
+    steps = {}
+    for step in loader.dataset.get('pipeline') or ():  # types are names, or classes
+        steps[getattr(step.type, '__name__', step.type).rpartition('.')[2]] = step
+    if 'Resize' in steps:
+        steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
+    if 'Pad' in steps:
+        steps['Pad'].update(size=size, size_divisor=None, pad_to_square=False)
+    if 'CenterCrop' in steps:
+        factor = max(size) / np.max(steps['CenterCrop'].crop_size)
+        steps['CenterCrop'].crop_size = size
+        if 'ResizeEdge' in steps:
+            steps['ResizeEdge'].scale = round(steps['ResizeEdge'].scale * factor)
+    for preprocessor in (model.get('data_preprocessor'), config.get('data_preprocessor')):
+        for padding in ('pad_size_divisor', 'test_cfg'):
+            if preprocessor:
+                preprocessor.pop(padding, None)
+    if 'mode' in (model.get('test_cfg') or {}):
+        model.test_cfg.mode = 'whole'
+    return steps
+
+
+def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str, Any] | None:
+    """Describe how pictures are resized to a height and width.
+
+    Returns:
+        None if the test pipeline resizes nothing. Otherwise mmcv's ``interpolation`` and
+        ``backend``; ``shorter`` and ``crop``: resize the shorter side to this length, then cut out
+        the middle. If these two are None: resize to fit.
+    """
+    step: Any = {}
+    steps: dict[str, Any] = {}
+    if config is not None and config.get('test_dataloader'):
+        steps = fit_config(deepcopy(config), shape)
+        step = steps.get('ResizeEdge') or steps.get('Resize')
+        if not step:
+            return None
+    crops = 'ResizeEdge' in steps and 'CenterCrop' in steps
+    return dict(
+        keep_ratio=True,
+        interpolation=step.get('interpolation', 'bilinear'),
+        backend=step.get('backend', 'cv2'),
+        shorter=step.scale if 'ResizeEdge' in steps else None,
+        crop=[*shape] if crops else None,
+    )

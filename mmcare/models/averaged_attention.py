@@ -1,0 +1,48 @@
+"""CARE's attention for export, written so that it stays within the range of float16."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from mmcare.models.backbones.care import LinearAttention
+
+
+class AveragedAttention(LinearAttention):
+    """Compute :class:`LinearAttention` as an average of averages, in the dtype of the input.
+
+    Channel c of a head averages the values over all positions, with weights phi(k_c). A position
+    averages these over the channels, with weights w_c = phi(q_c) max phi(k_c) mean(phi(k_c) /
+    max phi(k_c)), and a zero with weight eps. phi(x) = exp(min(x, 0)) (1 + max(x, 0)), so that its
+    logarithm is exact where ELU + 1 cancels. All weights are divided by the largest, as in a
+    softmax: the denominator is at least 1 / N, also where small numbers are flushed to zero, and
+    nothing is larger than C times the largest value.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, heads * C, H, W) to the same shape."""
+        return self.attend(self.query_key(x), x).reshape(x.shape)
+
+    def attend(self, query_key: Tensor, values: Tensor) -> Tensor:
+        """Map (B, 2 * heads * C, H, W) and (B, heads * C, H, W) to (B * heads, C, H * W)."""
+        root = (values.shape[2] * values.shape[3]) ** -0.5
+        log_phi = query_key.clamp(max=0.0) + torch.log(query_key.relu() + 1.0)
+        queries, keys, values = map(self.split_heads, (*log_phi.chunk(2, dim=1), values))
+        peaks = keys.amax(2, keepdim=True)  # (B * heads, C, 1)
+        keys = torch.exp(keys - peaks)
+        queries = queries + peaks
+        largest = queries.amax(1, keepdim=True).clamp(min=math.log(self.eps))  # (B * heads, 1, N)
+        queries = torch.exp(queries - largest)
+        rest = torch.exp(math.log(self.eps) - largest)
+        context = torch.bmm(values * root, (keys * root).transpose(1, 2))  # (B * heads, C, C)
+        means = keys.mean(2, keepdim=True).transpose(1, 2)  # (B * heads, 1, C)
+        return torch.bmm(context, queries) / (torch.bmm(means, queries) + rest)
+
+
+def average_attention(network: nn.Module) -> None:
+    """Let each :class:`LinearAttention` of a network compute as the averaged one, in place."""
+    for module in network.modules():
+        if type(module) is LinearAttention:
+            module.__class__ = AveragedAttention
