@@ -5,7 +5,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install -c requirements/constraints.txt
 # Three equals signs: two may take a CPU build of PyTorch, which torchvision from elsewhere does not fit
 # (`operator torchvision::nms does not exist`). CPU builds, 192 MB in place of 3 GB, come as a pair from the
-# index that pytorch.org names: make TORCH='--index-url URL torch==2.13.0 torchvision==0.28.0' .venv
+# index that pytorch.org names: make TORCH='--extra-index-url URL torch==2.13.0+cpu torchvision==0.28.0+cpu'
 TORCH ?= torch===2.13.0 torchvision===0.28.0
 # Written last: an installation that was interrupted is taken up again by the next `make`.
 READY := .venv/.ready
@@ -33,8 +33,13 @@ define make_environment
 endef
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: .venv .venv-mmcv .venv-onedl bench demo demo-seg dist docs help install lint phone test test-core \
 	test-mmcv test-onedl test-phone test-third-party test-slow test-torch2.0 test-torch2.1 typecheck
+=======
+.PHONY: .venv .venv-onedl bench demo demo-seg dist docs help install lint phone test test-onedl \
+	test-arm test-phone test-reach test-slow test-torch2.0 test-torch2.1 typecheck
+>>>>>>> wt-arm
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -180,6 +185,29 @@ $(RUNTIMES)/.ready: projects/phone/package-lock.json
 
 test-phone: $(READY) $(RUNTIMES)/.ready ## test the page for phones, in Chromium
 	$(BIN)/python -m pytest projects/phone
+
+# Python for ARM and its libraries from Debian, the runtimes from PyPI, and what emulates the processor.
+# All of it is unpacked below ARM; nothing is installed, so nobody has to be root.
+ARM := .venv/arm
+ARM_LIBRARIES := libc6 libexpat1 libffi8 libgcc-s1 libgomp1 libstdc++6 zlib1g
+ARM_PYTHON := python3.11-minimal libpython3.11-minimal libpython3.11-stdlib $(ARM_LIBRARIES)
+ARM_APT = apt-get -q -o APT::Architecture=arm64 -o APT::Architectures::=arm64 -o Dir::State=$(abspath $(ARM)) \
+	-o Dir::State::status=/dev/null -o Dir::Cache=$(abspath $(ARM))
+ARM_RUNTIMES := ai-edge-litert|ml_dtypes|ncnn|numpy|onnxruntime
+
+test-arm: $(READY) $(ARM)/.ready ## run exported files on ARM's instructions, emulated (on Debian)
+	$(BIN)/python -m pytest tests/test_export/test_arm.py
+
+$(ARM)/.ready: $(READY)
+	rm -rf $(ARM)
+	mkdir -p $(ARM)/lists/partial $(ARM)/archives/partial
+	$(ARM_APT) update
+	cd $(ARM) && $(ARM_APT) download $(ARM_PYTHON) && apt-get -q download qemu-user-static
+	for package in $(ARM)/*.deb; do dpkg -x $$package $(ARM); done
+	$(PIP) freeze | grep -E '^($(ARM_RUNTIMES))==' > $(ARM)/runtimes.txt
+	$(PIP) install --target $(ARM)/site --no-deps --only-binary :all: --python-version 3.11 \
+		$(foreach glibc,17 24 27 28,--platform manylinux_2_$(glibc)_aarch64) -r $(ARM)/runtimes.txt
+	@touch $@
 
 test-slow: $(READY) ## run the slow tests
 	$(BIN)/python -m pytest tests -m slow

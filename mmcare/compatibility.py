@@ -12,10 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, ContextManager
 
-import mmengine
-import torch
 from packaging.specifiers import SpecifierSet
-from torch import Tensor
 
 # By module: the versions that work, and a command that installs one of them.
 PACKAGES = {
@@ -23,8 +20,8 @@ PACKAGES = {
     'mmengine': ('>=0.8,<1', 'pip install "mmengine>=0.8,<1"'),
     'mmcv': (
         '>=2.0,<3',
-        'pip install "mmcv-lite>=2.0,<2.2" (backbone and export), or with the compiled ops that '
-        'detectors need: mim install mmcv==2.1.0',
+        'pip install "mmcv-lite>=2.0,<2.2"; detectors then need python -m mmcare.mmcv_ext, or MMCV '
+        'with its compiled operators: mim install mmcv==2.1.0',
     ),
     'mmpretrain': ('>=1.2,<2', 'pip install "mmpretrain>=1.2.0,<2"'),
 }
@@ -39,14 +36,6 @@ def check_versions(*names: str) -> None:
             raise ImportError(f'mmcare needs {name}{versions}, found {found}: {command}')
 
 
-def check_export() -> None:
-    """Raise an ImportError if Python or PyTorch is too old for exports."""
-    python, pytorch = sys.version.split()[0], torch.__version__
-    if sys.version_info < (3, 11) or not _suits(pytorch, '>=2.6'):
-        needed = 'exports need Python>=3.11 and torch>=2.6'
-        raise ImportError(f'{needed}, found Python {python} and torch {pytorch}')
-
-
 def require(name: str, purpose: str, extra: str = 'export') -> ModuleType:
     """Import an optional package, or raise an ImportError that names the extra to install."""
     clone = f'in a clone: pip install -e ".[{extra}]"'
@@ -57,7 +46,7 @@ def _import(name: str, advice: str) -> ModuleType:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name.split('.')[0]:
+        if error.name not in (name, name.split('.')[0]):
             raise
         raise ImportError(f'{name} is not installed. {advice}') from error
 
@@ -66,18 +55,39 @@ def _suits(version: str, specifier: str) -> bool:
     return SpecifierSet(specifier).contains(version, prereleases=True)
 
 
+# Before they are imported, here and by mmcare, so that an error says what to install.
+check_versions('torch', 'mmengine', 'mmcv')
+
+import mmengine  # noqa: E402
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+
+def check_export() -> None:
+    """Raise an ImportError if Python or PyTorch is too old for exports."""
+    python, pytorch = sys.version.split()[0], torch.__version__
+    if sys.version_info < (3, 11) or not _suits(pytorch, '>=2.6'):
+        needed = 'exports need Python>=3.11 and torch>=2.6'
+        raise ImportError(f'{needed}, found Python {python} and torch {pytorch}')
+
+
 def autocast_off(x: Tensor) -> ContextManager[Any]:
     """Suspend autocast on the device of ``x``, if it is on.
 
     If it is off, nothing is done: some devices have no autocast, and traced graphs stay simple.
+    Before PyTorch 2.4, each device has its own function; those of plugins are in their modules.
     """
     device = x.device.type
     if hasattr(torch.amp, 'is_autocast_available'):  # from PyTorch 2.4 on
         on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     elif device == 'cpu':
         on = torch.is_autocast_cpu_enabled()
+    elif device == 'cuda':
+        on = torch.is_autocast_enabled()
     else:
-        on = device == 'cuda' and torch.is_autocast_enabled()
+        module = getattr(torch, device, None)  # such as torch.npu, of a plugin
+        names = 'is_autocast_enabled', f'is_autocast_{device}_enabled'
+        on = any(getattr(module, name, bool)() for name in names)
     return torch.autocast(device, enabled=False) if on else nullcontext()
 
 

@@ -72,48 +72,29 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
 
 
 def roi_align_forward(
-    input: Tensor,
-    rois: Tensor,
-    output: Tensor,
-    argmax_y: Tensor,
-    argmax_x: Tensor,
-    aligned_height: int,
-    aligned_width: int,
-    spatial_scale: float,
-    sampling_ratio: int,
-    pool_mode: int,
-    aligned: bool,
+    input: Tensor, rois: Tensor, output: Tensor, *argmax: Tensor, pool_mode: int, **how: Any
 ) -> None:
     """Fill output (K, C, h, w) with averages of input (N, C, H, W) in rois (K, 5): index, box."""
     if pool_mode == 0:
         raise NotImplementedError(f"roi_align with pool_mode='max' {COMPILE}")
-    size = aligned_height, aligned_width
-    output.copy_(roi_align(input, rois, size, spatial_scale, sampling_ratio, aligned))
+    scale, ratio, aligned = how['spatial_scale'], how['sampling_ratio'], how['aligned']
+    output.copy_(roi_align(input, rois, output.shape[2:], scale, ratio, aligned))
 
 
 def roi_align_backward(
-    grad_output: Tensor,
-    rois: Tensor,
-    argmax_y: Tensor,
-    argmax_x: Tensor,
-    grad_input: Tensor,
-    aligned_height: int,
-    aligned_width: int,
-    spatial_scale: float,
-    sampling_ratio: int,
-    pool_mode: int,
-    aligned: bool,
+    grad_output: Tensor, rois: Tensor, y: Tensor, x: Tensor, grad_input: Tensor, **how: Any
 ) -> None:
     """Fill grad_input (N, C, H, W)."""
-    size = aligned_height, aligned_width
+    size = grad_output.shape[2:]
+    scale, ratio, aligned = how['spatial_scale'], how['sampling_ratio'], how['aligned']
     if torch.are_deterministic_algorithms_enabled():  # on GPUs torchvision then has another way
         with torch.enable_grad():
             input = torch.zeros_like(grad_input, requires_grad=True)  # RoIAlign is linear in it
-            output = roi_align(input, rois, size, spatial_scale, sampling_ratio, aligned)
+            output = roi_align(input, rois, size, scale, ratio, aligned)
         (gradient,) = torch.autograd.grad(output, input, grad_output)
     else:
         gradient = torch.ops.torchvision._roi_align_backward(
-            grad_output, rois, spatial_scale, *size, *grad_input.shape, sampling_ratio, aligned
+            grad_output, rois, scale, *size, *grad_input.shape, ratio, aligned
         )
     grad_input.copy_(gradient)
 
@@ -137,7 +118,7 @@ def sigmoid_focal_loss_backward(
         logits = input.detach().requires_grad_()
         losses = torch.empty_like(logits)
         sigmoid_focal_loss_forward(logits, target, weight, losses, gamma, alpha)
-    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    (gradient,) = torch.autograd.grad(losses, logits, torch.ones_like(losses))
     grad_input.copy_(gradient)
 
 

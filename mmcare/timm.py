@@ -185,4 +185,4 @@ def _entrypoint(arch: str) -> Callable[..., nn.Module]:
     return timm.models.register_model(create)
 
 
-care_s0, care_s1, care_s2 = map(_entrypoint, CARE.arch_zoo)
+globals().update({f'care_{arch}': _entrypoint(arch) for arch in CARE.arch_zoo})

@@ -1,21 +1,34 @@
 """All shipped configs: they build, have the recipe of their folder, and are listed truly."""
 
-from functools import cache
+import re
+from functools import cache, partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain, product
+from threading import Thread
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import ROOT
+from helpers import ROOT, THIN
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import HOOKS, MODELS, TRANSFORMS, DefaultScope
+from mmengine.registry import (
+    DATASETS,
+    HOOKS,
+    METRICS,
+    MODELS,
+    PARAM_SCHEDULERS,
+    TRANSFORMS,
+    DefaultScope,
+)
 from modelindex.load_model_index import load as load_index
 from PIL import Image
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcare.analysis.counting import count_macs
+from mmcare.sample_data import make_coco
 
 NAMES = sorted(
     str(path.relative_to(ROOT / 'configs').with_suffix(''))
@@ -26,7 +39,7 @@ LISTED = {
     for metafile in yaml.safe_load((ROOT / 'model-index.yml').read_text())['Import']
     for model in yaml.safe_load((ROOT / metafile).read_text())['Models']
 }
-IMAGENET = 2e-3, 0.05, 1536, 300, [('LinearLR', 20), ('CosineAnnealingLR', 300)]
+IMAGENET = 2e-3, 0.05, 1536, 310, [('LinearLR', 20), ('CosineAnnealingLR', 301)]
 COCO_12E = 2e-4, 0.05, 24, 12, [('LinearLR', 500), ('MultiStepLR', 12)]
 # Learning rate, weight decay, images a step, epochs or iterations, and schedulers with their ends.
 # One recipe a folder; configs/demo and the public sets of pictures have their own (test_demo.py,
@@ -94,8 +107,12 @@ def test_recipe(name):
     assert config.auto_scale_lr == dict(enable=False, base_batch_size=batch)
     assert 8 * config.train_dataloader.batch_size == batch
     backbone = config.model.backbone
-    assert backbone.drop_path_rate == 0.1 and config.sync_bn == 'torch'
-    assert backbone.get('norm_eval', False) is (folder in ('mask_rcnn', 'retinanet'))
+    classifies = folder in ('imagenet', 'ablation')
+    assert backbone.drop_path_rate == 0.1
+    assert backbone.get('norm_eval', False) is (folder in ('mask_rcnn', 'retinanet', 'fpn'))
+    assert config.sync_bn == (None if classifies else 'torch')
+    # Where all images have one size, the fastest convolution is searched once.
+    assert config.env_cfg.cudnn_benchmark is (classifies or folder in ('fpn', 'upernet'))
     # Exact resume needs a seed, and worker processes that do not outlive an epoch.
     assert config.randomness == dict(seed=0) and config.train_dataloader.num_workers > 0
     assert not config.train_dataloader.get('persistent_workers', False)
@@ -105,15 +122,65 @@ def test_recipe(name):
     preprocessor = config.model.get('data_preprocessor')
     assert preprocessor.mean == [123.675, 116.28, 103.53]  # RGB, as the published weights have it
     assert preprocessor.get('bgr_to_rgb', preprocessor.get('to_rgb'))
-    if folder in ('fpn', 'upernet'):
-        # Without it maps of different strides are stretched differently.
-        assert preprocessor.test_cfg == dict(size_divisor=32)
-    if folder in ('imagenet', 'ablation'):
-        assert 'init_cfg' not in backbone
+    if classifies:
+        assert 'init_cfg' not in backbone and 'SyncBuffersHook' in hooks
     else:
         file = f'checkpoints/care_{backbone.arch}_in1k.pth'
         assert f'care_{backbone.arch}_' in stem
         assert backbone.init_cfg == dict(type='Pretrained', checkpoint=file)
+
+
+def test_rates_of_imagenet():
+    """From epoch 20 on they are those of timm 0.6.11: a cosine over 300 epochs, then its end."""
+    config, steps = load('imagenet/care_s0_in1k'), 3  # iterations an epoch
+    optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=2e-3)
+    schedulers = []
+    for each in config.param_scheduler:
+        options = dict(each)
+        scheduler = PARAM_SCHEDULERS.get(options.pop('type'))
+        if options.pop('convert_to_iter_based', False):
+            scheduler, options['epoch_length'] = scheduler.build_iter_from_epoch, steps
+        schedulers.append(scheduler(optimizer, **options))
+    rates = []
+    for _ in range(config.train_cfg.max_epochs):
+        rates.append(optimizer.param_groups[0]['lr'])
+        for by_epoch in [False] * steps + [True]:
+            optimizer.step()
+            for scheduler in schedulers:
+                if scheduler.by_epoch is by_epoch:
+                    scheduler.step()
+    epochs = np.minimum(np.arange(len(rates)), 300)
+    expected = 1e-5 + (2e-3 - 1e-5) * (1 + np.cos(np.pi * epochs / 300)) / 2
+    np.testing.assert_allclose(rates[20:], expected[20:], rtol=1e-6)
+    assert rates[0] == pytest.approx(1e-6) and np.diff(rates[:21]).min() > 0
+
+
+def test_images_of_imagenet_are_resized_in_two_ways():
+    """As the released script chooses, for each image."""
+    pipeline = load('imagenet/care_s0_in1k').train_dataloader.dataset.pipeline
+    steps = [step for choice in pipeline if choice.type == 'RandomChoice'
+             for (step,) in choice.transforms]  # fmt: skip
+    ways = [(step.type, step.get('interpolation') or step.hparams.interpolation) for step in steps]
+    assert ways == [*product(('RandomResizedCrop', 'RandAugment'), ('bilinear', 'bicubic'))]
+
+
+@pytest.mark.parametrize(
+    ('kind', 'size'), [('test_pipeline', (512, 992)), ('tta_pipeline', (96, 192))]
+)
+def test_sides_of_ade20k(kind, size, tmp_path):
+    """Both are resized up to multiples of 32, as by the peers; labels keep their size."""
+    Image.fromarray(np.zeros((90, 170, 3), np.uint8)).save(tmp_path / 'image.png')
+    Image.fromarray(np.zeros((90, 170), np.uint8)).save(tmp_path / 'labels.png')
+    results = dict(img_path=str(tmp_path / 'image.png'), seg_fields=[], reduce_zero_label=True)
+    results['seg_map_path'] = str(tmp_path / 'labels.png')
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        packed = Compose(load('fpn/care_s0_ade20k')[kind])(results)
+    images, samples = packed['inputs'], packed['data_samples']
+    if kind == 'test_pipeline':
+        images, samples = [images], [samples]
+    sizes = {tuple(image.shape[1:]) for image in images}
+    assert size in sizes and {side % 32 for sides in sizes for side in sides} == {0}
+    assert {tuple(sample.gt_sem_seg.data.shape[1:]) for sample in samples} == {(90, 170)}
 
 
 @pytest.mark.parametrize('folder', RECIPES)
@@ -158,6 +225,36 @@ def test_evaluation_is_that_of_timm(tmp_path):
     batch = dict(inputs=packed['inputs'][None], data_samples=[packed['data_samples']])
     images = preprocessor(batch)['inputs']
     assert np.abs(images[0].permute(1, 2, 0).numpy() - expected).max() < 1e-4
+
+
+def test_widths_of_your_own(tmp_path):
+    """They take the place of a name, as docs/use_in_your_project.md says."""
+    text = f'_base_ = {str(ROOT / "configs/fpn/care_s0_ade20k.py")!r}\n'
+    text += f'model = dict(backbone=dict(arch=dict(_delete_=True, **{THIN})))'
+    (tmp_path / 'thin.py').write_text(text)
+    backbone = Config.fromfile(tmp_path / 'thin.py').model.backbone
+    assert MODELS.build(backbone).out_channels == (16, 16, 32, 128)
+
+
+def configs_on_pages():
+    pages = [*ROOT.glob('docs/*.md'), *ROOT.glob('configs/**/README.md')]
+    found = (
+        re.findall(r'^```python\n# \w+\.py\n(.*?)^```$', p.read_text(), re.M | re.S) for p in pages
+    )
+    return [block for block in chain(*found) if "_base_ = 'configs/" in block]
+
+
+@pytest.mark.parametrize('text', configs_on_pages())
+def test_configs_on_pages(text, tmp_path):
+    """They build on ours; those on toolboxes' configs are in test_projects.py."""
+    (tmp_path / 'page.py').write_text(text.replace("'configs/", f"'{ROOT}/configs/"))
+    config = Config.fromfile(tmp_path / 'page.py')
+    with DefaultScope.overwrite_default_scope(config.default_scope):
+        model = MODELS.build(config.model)
+        optimizer = build_optim_wrapper(model, config.optim_wrapper).optimizer
+        for each in config.param_scheduler:
+            each.pop('convert_to_iter_based', None)
+            PARAM_SCHEDULERS.build(each, default_args=dict(optimizer=optimizer))
 
 
 def test_index_lists_every_config_once():
@@ -206,3 +303,36 @@ def test_gmacs(name):
     if not name.startswith('mask_rcnn'):  # there the cost of heads depends on the proposals
         model.forward = model._forward  # without what turns maps into predictions
         assert gmacs_at_512(model) == pytest.approx(float(cells_of(name)[2]), abs=0.02)
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A folder and its address; an HTTP server on this machine."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = partial(Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield tmp_path, f'http://127.0.0.1:{server.server_port}/'
+        server.shutdown()
+
+
+def test_coco_from_a_server(served):
+    """backend_args is one variable; MMEngine's HTTP backend wants whole addresses besides."""
+    pytest.importorskip('mmdet')
+    folder, address = served
+    make_coco(folder, train=2, val=1, size=64)
+    text = (ROOT / 'configs/_base_/datasets/coco_instance.py').read_text()
+    text = text.replace('backend_args = None', "backend_args = dict(backend='http')")
+    text = text.replace("'data/coco/'", repr(address))
+    config = Config.fromstring(text, '.py')
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        for mode in ('train', 'val'):
+            dataset = config[f'{mode}_dataloader'].dataset
+            dataset.update(data_root=None, ann_file=address + dataset.ann_file)
+            dataset.data_prefix.img = address + dataset.data_prefix.img
+            assert DATASETS.build(dataset)[0]['inputs'].shape == (3, 800, 800)
+        assert METRICS.build(config.val_evaluator)._coco_api.get_img_ids()

@@ -18,7 +18,8 @@ import torch
 PAGES = ('README.md', 'docs/use_in_your_project.md')
 TEXT = '\n'.join((Path(__file__).parents[1] / page).read_text() for page in PAGES)
 FILES = dict(re.findall(r'^```python\n# (\w+\.py)\n(.*?)^```$', TEXT, re.M | re.S))
-BASES = {name: re.search(r"_base_ = '(\w+)::", text) for name, text in FILES.items()}
+CONFIGS = {name: text for name, text in FILES.items() if '_base_' in text}
+BASES = {name: re.search(r"_base_ = '(\w+)::", text) for name, text in CONFIGS.items()}
 TOOLBOXES = {name: base[1] if base else 'mmdet' for name, base in BASES.items()}
 HEIGHT, WIDTH = 64, 96
 
@@ -40,7 +41,7 @@ def results(tmp_path_factory):
 
     def give(toolbox):
         if toolbox not in found:
-            names = [name for name in FILES if TOOLBOXES[name] == toolbox]
+            names = [name for name in CONFIGS if TOOLBOXES[name] == toolbox]
             done = run(sys.executable, __file__, toolbox, *names, cwd=project)
             found[toolbox] = json.loads(done.stdout.splitlines()[-1])
         return found[toolbox]
@@ -50,7 +51,10 @@ def results(tmp_path_factory):
 
 @pytest.mark.parametrize(
     'name',
-    [pytest.param(name, marks=[pytest.mark.slow] * (TOOLBOXES[name] == 'mmdet')) for name in FILES],
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (TOOLBOXES[name] == 'mmdet'))
+        for name in CONFIGS
+    ],
 )
 def test_trains_by_custom_imports_alone(name, results):
     from helpers import FORKS
@@ -67,6 +71,23 @@ def test_trains_by_custom_imports_alone(name, results):
     assert result['hooks'] == [4 if 'resumable' in name else 0, False]
     if toolbox == 'mmpretrain':  # 18 blocks and the head above the stem
         assert result['rates'] == pytest.approx([2e-4 * 0.8**19, 2e-4])
+
+
+def test_your_own_mixer():
+    """It is registered and trains a step, in place of the attention alone."""
+    from helpers import THIN
+    from mmengine.registry import MODELS
+
+    exec(FILES['my_mixer.py'], {'__name__': 'my_mixer'})
+    model = MODELS.build(dict(type='PoolingCARE', arch=THIN, layer_scale_init_value=0.1))
+    model.init_weights()
+    kinds = [type(stage.blocks[0].mixer.global_learner).__name__ for stage in model.stages]
+    assert kinds == ['StripConv', 'StripConv', 'AvgPool2d', 'AvgPool2d']
+    before = model.stem.conv.weight.clone()
+    sum(each.square().mean() for each in model(torch.rand(2, 3, 64, 64))).backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert not torch.equal(before, model.stem.conv.weight)
 
 
 def make_batch(toolbox):

@@ -94,7 +94,7 @@ def changes_of(task, data):
             {
                 'train_cfg.max_epochs': 2,
                 'param_scheduler.0.end': 1,
-                'param_scheduler.1.begin': 1,
+                'param_scheduler.1.begin': 2,
             }
         )
     for mode, index in scales.items():

@@ -18,6 +18,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 from mmengine.config import Config, DictAction
+from mmengine.device import utils as device
 from mmengine.runner import Runner
 
 from mmcare.compatibility import fused_on_cpu
@@ -99,8 +100,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('kind', choices=DEMOS, help="the layout of the data; the config's task")
     parser.add_argument('--work-dir', type=Path, help="where results go; default: the config's")
+    parser.add_argument('--device', help="default: MMEngine's choice, but cpu in place of mps")
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='changes of the config')
     arguments = parser.parse_args()
+    device.DEVICE = arguments.device or device.DEVICE.replace('mps', 'cpu')
     make_data, name, metrics, unit, goal = DEMOS[arguments.kind]
     config = Config.fromfile(shipped_config(name))
     config.merge_from_dict(arguments.cfg_options or {})

@@ -2,7 +2,14 @@ _base_ = './default_runtime.py'
 
 default_scope = 'mmpretrain'
 custom_imports = dict(imports=['mmcare', 'mmcare.classification'])
-default_hooks = dict(visualization=dict(type='VisualizationHook', enable=False))
+default_hooks = dict(
+    visualization=dict(type='VisualizationHook', enable=False),
+    sync_buffers=dict(type='SyncBuffersHook'),
+)
+# As in the released script: each GPU's batch norms see its own images, and running statistics are
+# averaged before validation.
+sync_bn = None
+env_cfg = dict(cudnn_benchmark=True)  # images have one size
 visualizer = dict(
     type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer'
 )

@@ -10,4 +10,5 @@ visualizer = dict(
     type='SegLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer'
 )
 log_processor = dict(type='LogProcessor', window_size=50, by_epoch=False)
+env_cfg = dict(cudnn_benchmark=True)  # crops have one size, as in mmseg's default
 tta_model = dict(type='SegTTAModel')

@@ -84,7 +84,11 @@ val_evaluator = dict(ignore_index=ignored)
 test_evaluator = val_evaluator
 
 model = dict(
-    data_preprocessor=dict(size=crop_size, seg_pad_val=ignored),
+    data_preprocessor=dict(
+        size=crop_size,
+        seg_pad_val=ignored,
+        test_cfg=dict(size_divisor=32),  # images keep their size; padding is cut off predictions
+    ),
     backbone=_base_.care_from_scratch,
     # Narrow, so that on a CPU the backbone is what costs.
     neck=dict(out_channels=64),

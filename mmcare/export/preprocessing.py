@@ -37,7 +37,8 @@ def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     """Change a config, in place, so that it tests single images within a height and width.
 
     ``Resize``, ``Pad`` and ``CenterCrop`` get this size. Before a ``CenterCrop``, the edge of
-    ``ResizeEdge`` is scaled as the crop's longer side is. Segmentors see the whole image.
+    ``ResizeEdge`` is scaled as the crop's longer side is. ``ResizeToMultiple`` goes, since images
+    are padded to the size. Segmentors see the whole image.
 
     Returns:
         The steps of the test pipeline by name.
@@ -48,6 +49,8 @@ def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     steps = _name_steps(config)
     if 'Resize' in steps:
         steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
+    if 'ResizeToMultiple' in steps:
+        loader.dataset.pipeline.remove(steps.pop('ResizeToMultiple'))
     if 'Pad' in steps:
         steps['Pad'].update(size=size, size_divisor=None, pad_to_square=False)
     if 'CenterCrop' in steps:

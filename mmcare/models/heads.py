@@ -1,5 +1,6 @@
 """The two classification heads of the published networks, for timm and mmpretrain."""
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -55,9 +56,10 @@ class TwoHeads(nn.Module):
             return
         for name in ('cls_head.norm', 'cls_head.fc', 'distill_head.norm', 'distill_head.fc'):
             check_fusible(name, self.get_submodule(name))
-        heads = [(head.fc, head.norm) for head in (self.cls_head, self.distill_head)]
-        weights = [fc.weight.double() * norm.weight for fc, norm in heads]
-        biases = [fc.weight.double() @ norm.bias.double() + fc.bias for fc, norm in heads]
+        # Float64 is not on all devices.
+        heads = [deepcopy(head).cpu().double() for head in (self.cls_head, self.distill_head)]
+        weights = [head.fc.weight * head.norm.weight for head in heads]
+        biases = [head.fc.weight @ head.norm.bias + head.fc.bias for head in heads]
         self.folded_head = self.cls_head
         self.folded_head.norm = nn.LayerNorm(self.cls_head.fc.in_features, NORM_EPS, False)
         self.folded_head.fc.weight.copy_(torch.stack(weights).mean(0))

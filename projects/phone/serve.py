@@ -33,7 +33,6 @@ from mmcare.export import load_source
 from mmcare.export.backends import open_exported
 from mmcare.files import check_writable, moved_into_place
 
-TYPES = MimeTypes()  # Python's own, whatever the system says
 HEADERS = {
     'Cross-Origin-Opener-Policy': 'same-origin',
     'Cross-Origin-Embedder-Policy': 'require-corp',  # without these, a page has no threads
@@ -59,7 +58,7 @@ def read_results(body: bytes) -> tuple[str, str, pd.DataFrame] | None:
         engines, rows = recording['milliseconds'], recording['rows']
         times = [ms for files in engines.values() for ms in files.values()]
         good = (
-            all(re.fullmatch('[a-z]+-[a-z]+(-int8)?', engine) for engine in engines)
+            all(re.fullmatch('[a-z]+-[a-z]+(-float16)?(-int8)?', engine) for engine in engines)
             and all(len(ms) == recording['settings']['runs'] and min(ms) > 0 for ms in times)
             and all({'file', 'engine', 'ms'} <= row.keys() for row in rows)
             # Checked before it becomes a table, which has a cell for each row and key.
@@ -102,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Send the content of a name."""
         content = self.server.contents.get(unquote(self.name))
-        kind = TYPES.guess_type(self.name or 'index.html')[0] or 'application/octet-stream'
+        kind = MimeTypes().guess_type(self.name or 'index.html')[0] or 'application/octet-stream'
         self.answer(404) if content is None else self.answer(200, content(), kind)
 
     def do_POST(self) -> None:
@@ -178,7 +177,7 @@ def certify(host: str) -> ssl.SSLContext:
 
 
 def main() -> None:
-    """Serve, or write, the page."""
+    """Serve or write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add('files', type=Path, nargs='+', metavar='FILE', help='.tflite or .onnx, of one --shape')
@@ -199,6 +198,7 @@ def main() -> None:
             return print(f'Written to {arguments.static}. For threads, see README.md.')
         host = arguments.host or ('127.0.0.1' if arguments.http else '')
         server = PhoneServer(contents, arguments.out_dir, host, arguments.port, not arguments.http)
+        sys.stdout.reconfigure(errors='replace')  # not all encodings have the code's blocks
         segno.make(server.url).terminal(compact=True)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         print(f'error: {" ".join(str(error).split())}', file=sys.stderr)

@@ -107,7 +107,7 @@ def test_another_schedule_is_a_warning(tmp_path, monkeypatch):
     for t_max in (EPOCHS, 9):
         schedule = dict(type='CosineAnnealingLR', T_max=t_max)
         train(tmp_path, resume=t_max == 9, hooks=[StopAt(5)], param_scheduler=schedule)
-    assert len(found) == 1 and f'end at [{EPOCHS}], and are kept' in found[0] and '[9]' in found[0]
+    assert len(found) == 1 and f'end at [{EPOCHS}], are kept' in found[0] and '[9]' in found[0]
 
 
 def test_optimizers_without_state_resume(tmp_path):

@@ -227,6 +227,7 @@ def test_images_fit_upright(made):
 def test_sizes_in_configs():
     """A crop keeps its share of the longer side, and only the file's size is padded to."""
     steps = [dict(type='mmpretrain.ResizeEdge', scale=256), dict(type=CenterCrop, crop_size=224)]
+    steps.append(dict(type='mmseg.ResizeToMultiple', size_divisor=32))  # padding comes instead
     steps.append(dict(type='Pad', size_divisor=32, pad_val=114))
     model = dict(test_cfg=dict(mode='slide'), data_preprocessor=dict(pad_size_divisor=32))
     loader = dict(batch_size=8, dataset=dict(pipeline=steps))
@@ -257,7 +258,7 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
         ('detection', 'damaged.mlpackage', [], 'damaged.mlpackage cannot be opened'),
         ('segmentation', ('backbone', STAGES[:3]), [], r'outputs are \[\[1, 16.*2, 3\]\]$'),
         ('segmentation', ('', LOGITS), [], 'the file does not say what it is: export it'),
-        ('detection', ('model', LOGITS), [], 'not a MaskRCNN: export its backbone'),
+        ('detection', ('model', LOGITS), [], 'not a MaskRCNN: use --part neck'),
         ('detection', ('backbone', STAGES), [], 'holds the backbone alone: .* --checkpoint CHECK'),
         ('segmentation', ('model', LOGITS), ['--checkpoint', 'weights.pth'], 'pth does not fit'),
         ('segmentation', ('model', LOGITS), LARGER, 'an image of 160x160, the file takes 64x96'),

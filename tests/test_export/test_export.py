@@ -194,6 +194,7 @@ def test_bad_arguments(failing, tmp_path, monkeypatch, arguments, words):
     [
         ('pnnx', 's0 --format ncnn'),
         ('coremltools', 's0'),
+        ('coremltools.libmilstoragepython', 's0'),  # as pip builds it on other systems
         ('onnxruntime', 's0'),
         ('executorch', 's0 --format executorch'),
         ('litert_torch', 's0 --format litert'),

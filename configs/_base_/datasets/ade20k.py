@@ -1,9 +1,10 @@
 # ADE20K as in the scene parsing challenge of 2016: 150 classes, label 0 of the files is ignored.
 data_root = 'data/ade/ADEChallengeData2016'
+backend_args = None  # of mmengine.fileio, for object stores: see docs/scale.md
 
 train_pipeline = [
-    dict(type='LoadImageFromFile'),
-    dict(type='LoadAnnotations'),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
+    dict(type='LoadAnnotations', backend_args=backend_args),
     dict(type='RandomResize', scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True),
     dict(type='RandomCrop', crop_size=(512, 512), cat_max_ratio=0.75),
     dict(type='RandomFlip', prob=0.5),
@@ -11,13 +12,17 @@ train_pipeline = [
     dict(type='PackSegInputs'),
 ]
 test_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
     dict(type='Resize', scale=(2048, 512), keep_ratio=True),
-    dict(type='LoadAnnotations'),  # after Resize: predictions are compared in the image's size
+    # Heads resize maps to each other's sizes: unless all strides divide the sides, they are
+    # stretched differently.
+    dict(type='ResizeToMultiple', size_divisor=32),
+    # After Resize: predictions are compared in the image's size.
+    dict(type='LoadAnnotations', backend_args=backend_args),
     dict(type='PackSegInputs'),
 ]
 tta_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
     dict(
         type='TestTimeAug',
         transforms=[
@@ -25,8 +30,9 @@ tta_pipeline = [
                 dict(type='Resize', scale_factor=ratio, keep_ratio=True)
                 for ratio in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
             ],
+            [dict(type='ResizeToMultiple', size_divisor=32)],
             [dict(type='RandomFlip', prob=prob, direction='horizontal') for prob in (0.0, 1.0)],
-            [dict(type='LoadAnnotations')],
+            [dict(type='LoadAnnotations', backend_args=backend_args)],
             [dict(type='PackSegInputs')],
         ],
     ),
@@ -41,6 +47,7 @@ train_dataloader = dict(
         reduce_zero_label=True,
         data_prefix=dict(img_path='images/training', seg_map_path='annotations/training'),
         pipeline=train_pipeline,
+        backend_args=backend_args,
     ),
 )
 val_dataloader = dict(
@@ -54,6 +61,7 @@ val_dataloader = dict(
         reduce_zero_label=True,
         data_prefix=dict(img_path='images/validation', seg_map_path='annotations/validation'),
         pipeline=test_pipeline,
+        backend_args=backend_args,
     ),
 )
 test_dataloader = val_dataloader

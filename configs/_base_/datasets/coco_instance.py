@@ -1,15 +1,16 @@
 # COCO 2017 instance segmentation, short side 800, long side at most 1333.
 data_root = 'data/coco/'
+backend_args = None  # of mmengine.fileio, for object stores: see docs/scale.md
 
 train_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(type='Resize', scale=(1333, 800), keep_ratio=True),
     dict(type='RandomFlip', prob=0.5),
     dict(type='PackDetInputs'),
 ]
 test_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
     dict(type='Resize', scale=(1333, 800), keep_ratio=True),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(
@@ -31,6 +32,7 @@ train_dataloader = dict(
         data_prefix=dict(img='train2017/'),
         filter_cfg=dict(filter_empty_gt=True, min_size=32),
         pipeline=train_pipeline,
+        backend_args=backend_args,
     ),
 )
 val_dataloader = dict(
@@ -46,6 +48,7 @@ val_dataloader = dict(
         data_prefix=dict(img='val2017/'),
         test_mode=True,
         pipeline=test_pipeline,
+        backend_args=backend_args,
     ),
 )
 test_dataloader = val_dataloader
@@ -54,5 +57,6 @@ val_evaluator = dict(
     type='CocoMetric',
     ann_file=data_root + 'annotations/instances_val2017.json',
     metric=['bbox', 'segm'],
+    backend_args=backend_args,
 )
 test_evaluator = val_evaluator

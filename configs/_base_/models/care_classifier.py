@@ -1,4 +1,14 @@
 # CARE with its two heads for the 1000 classes of ImageNet-1K.
+
+# Hard distillation as in the released script; `model = _base_.distillation` adds it to a config.
+# The teacher is timm's: pip install 'timm>=1.0'. The repository facebookresearch/deit links to its
+# weights. See configs/imagenet/README.md for other teachers.
+distillation = dict(
+    type='mmcare.DistillationClassifier',
+    teacher=dict(type='TimmClassifier', model_name='regnety_160', pretrained=False),
+    teacher_checkpoint='checkpoints/regnety_160-a5fe301d.pth',
+    alpha=0.5,
+)
 model = dict(
     type='ImageClassifier',
     data_preprocessor=dict(

@@ -9,12 +9,13 @@ model = dict(
         pad_val=0,
         seg_pad_val=255,
         size=(512, 512),
-        # The head resizes maps to each other's sizes: unless all strides divide the sides, maps of
-        # different strides are stretched differently. Padding is cut off the prediction again.
-        test_cfg=dict(size_divisor=32),
     ),
-    # Norms train, as those of the peers do, and crops are as large as test images.
-    backbone=dict(type='mmcare.CARE', drop_path_rate=0.1, init_cfg=dict(type='Pretrained')),
+    backbone=dict(
+        type='mmcare.CARE',
+        drop_path_rate=0.1,
+        norm_eval=True,  # as in RepViT, MobileViGv2 and EfficientFormerV2
+        init_cfg=dict(type='Pretrained'),
+    ),
     neck=dict(type='FPN', in_channels=[32, 64, 128, 1024], out_channels=256, num_outs=4),
     decode_head=dict(
         type='FPNHead',

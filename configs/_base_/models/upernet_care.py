@@ -10,7 +10,6 @@ model = dict(
         pad_val=0,
         seg_pad_val=255,
         size=(512, 512),
-        test_cfg=dict(size_divisor=32),  # see fpn_care.py
     ),
     backbone=dict(type='mmcare.CARE', drop_path_rate=0.1, init_cfg=dict(type='Pretrained')),
     decode_head=dict(

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from mmengine.utils import apply_to
+from torch.nn.parallel import DistributedDataParallel
 
 from mmcare.engine.hooks import SwitchableHook
 from mmcare.registry import HOOKS
@@ -21,6 +22,9 @@ class ChannelsLastHook(SwitchableHook):
     def before_train(self, runner: Any) -> None:
         """Change the layout in place, after initialization, whose random order depends on it."""
         runner.model.to(memory_format=torch.channels_last)
+        if isinstance(runner.model, DistributedDataParallel):
+            # Its buckets have the strides of before, and are built again where it is unpickled.
+            runner.model.__setstate__(runner.model.__getstate__())
         for module in runner.model.modules():
             attached = module._forward_pre_hooks.values()
             if hasattr(module, 'roi_layers') and _make_contiguous not in attached:

@@ -29,11 +29,12 @@ _warn = partial(print_log, logger='current', level=logging.WARNING)
 
 @HOOKS.register_module()
 class DataCheckHook(SwitchableHook):
-    """Validate what the toolboxes assume: before a run, by each ``_check_`` of this file.
+    """Check the data for what the toolboxes assume, by the ``_check_`` functions of this file.
 
-    What may be meant is a warning. Sizes are compared for 1000 images of a dataset at most, evenly
-    spread; label maps are read until there are two classes. Before each iteration: mmseg's labels
-    are among the classes, or ignored. Remote data (``backend_args``, ``://``) are not checked.
+    They run before a run; what may be intended is a warning. At most 1000 images of a dataset,
+    evenly spread, are opened to compare sizes; label maps are read until two classes are found.
+    Before each iteration, the labels of mmseg's maps are compared with the classes. Remote data
+    (``backend_args``, ``://``) are not checked.
 
     Raises:
         ValueError: If something is wrong. The message names the files and what to do.
@@ -85,7 +86,7 @@ def _unwrap(dataset: Any) -> list[BaseDataset]:
     if isinstance(dataset, BaseDataset):
         return [dataset]
     inner = getattr(dataset, 'datasets', None) or filter(None, [getattr(dataset, 'dataset', None)])
-    return [one for wrapped in inner for one in _unwrap(wrapped)]
+    return [found for wrapped in inner for found in _unwrap(wrapped)]
 
 
 def _ignored(datasets: list[BaseDataset], model: nn.Module) -> set[int]:
@@ -94,7 +95,7 @@ def _ignored(datasets: list[BaseDataset], model: nn.Module) -> set[int]:
 
 
 def _check_num_classes(mode: str, dataset: BaseDataset, model: nn.Module) -> Iterator[str]:
-    """Find heads for fewer classes than the dataset has. For more, training gets a warning."""
+    """Find heads for fewer classes than the dataset has; warn of more in training."""
     number = len(dataset.metainfo.get('classes') or ())
     if any(hasattr(module, 'num_stuff_classes') for module in model.modules()):
         return  # panoptic models count things and stuff apart
@@ -123,8 +124,8 @@ def _check_evaluator(mode: str, dataset: BaseDataset, runner: Runner) -> Iterato
 
 
 def _check_class_folders(dataset: Any, first: Any) -> Iterator[str]:
-    """Find folders that shift labels (which index them, sorted), or classes in another order."""
-    given, wanted = (getattr(one, 'folder_to_idx', {}) for one in (dataset, first))
+    """Find other class folders, which shift labels (sorted folders), and another order of them."""
+    given, wanted = getattr(dataset, 'folder_to_idx', {}), getattr(first, 'folder_to_idx', {})
     if given and wanted and given != wanted:
         names = ', '.join(sorted(given.keys() ^ wanted.keys())[:3])
         yield f'labels differ: only one of {first.img_prefix!r}, {dataset.img_prefix!r} has {names}'
@@ -134,16 +135,16 @@ def _check_class_folders(dataset: Any, first: Any) -> Iterator[str]:
 
 
 def _check_categories(mode: str, dataset: BaseDataset) -> Iterator[str]:
-    """Find classes that COCO's file does not name, or in another order, in which mmdet numbers."""
+    """Find classes that are not among COCO's categories, or not in their order."""
     if not hasattr(dataset, 'cat_ids') or not os.path.isfile(dataset.ann_file):
         return
-    # Their names alone: mmdet deletes what it has parsed, and to parse it again takes a minute.
+    # Only the names are parsed: mmdet deletes what it has parsed, and parsing all takes a minute.
     text = Path(dataset.ann_file).read_text(encoding='utf-8')
     listed: dict[int, str] = {}
     for found in re.finditer(r'"categories"\s*:\s*(?=\[\s*\{)', text):
         entries = json.JSONDecoder().raw_decode(text, found.end())[0]
         listed.update((o['id'], o['name']) for o in entries if o.keys() >= {'id', 'name'})
-    names, classes = [listed.get(one) for one in dataset.cat_ids], [*dataset.metainfo['classes']]
+    names, classes = [listed.get(id) for id in dataset.cat_ids], [*dataset.metainfo['classes']]
     # Classes that come last may be missing in training; an evaluation of them would raise.
     if names and names == classes[: len(names) if mode == 'train' else None]:
         return
@@ -165,7 +166,7 @@ def _check_files(mode: str, dataset: BaseDataset) -> Iterator[str]:
 
     missing, steps = [], {type(step).__name__: step for step in dataset.pipeline.transforms}
     sampled = range(0, len(dataset), -(-len(dataset) // 1000) or 1)
-    two = len(dataset.metainfo.get('classes') or ()) <= 2
+    binary = len(dataset.metainfo.get('classes') or ()) <= 2
     for index in range(len(dataset)):
         info = dataset.get_data_info(index)
         paths = [info.get('img_path'), info.get('seg_map_path')]
@@ -173,7 +174,7 @@ def _check_files(mode: str, dataset: BaseDataset) -> Iterator[str]:
         absent = [p for p in paths if os.path.basename(p) not in list_files(os.path.dirname(p))]
         missing += absent
         if len(paths) == 2 and not absent and paths[1].endswith('.png'):
-            yield from _check_label_map(paths[0], paths[1], steps, two)
+            yield from _check_label_map(paths[0], paths[1], steps, binary)
         size = (info.get('width'), info.get('height'))
         if all(size) and len(paths) > len(absent) and index in sampled:
             yield from _check_size('annotations', size, paths[0], steps, off=1)
@@ -181,8 +182,8 @@ def _check_files(mode: str, dataset: BaseDataset) -> Iterator[str]:
         yield f'{len(missing)} files of the {mode} dataset do not exist, such as {missing[0]!r}'
 
 
-def _check_label_map(image: str, path: str, steps: dict[str, Any], two: bool) -> Iterator[str]:
-    """Find damage, another size than the image's, and what the steps read as other labels."""
+def _check_label_map(image: str, path: str, steps: dict[str, Any], binary: bool) -> Iterator[str]:
+    """Find damaged label maps, those of another size than the image, and those misread."""
     try:
         with Image.open(path) as labels:
             stored, size = str(labels.tile[0][3]), labels.size
@@ -193,18 +194,18 @@ def _check_label_map(image: str, path: str, steps: dict[str, Any], two: bool) ->
     yield from _check_size(f'the labels {path!r}', size, image, steps)
     if getattr(steps.get('LoadAnnotations'), 'with_seg', False) and not (
         stored in ('L', 'P', 'P;1', 'P;2', 'P;4')
-        or (stored == '1' and two)  # classes
+        or (stored == '1' and binary)
         or (stored.startswith('I') and np.asarray(Image.open(path)).max() < 256)
     ):
         yield f'the label map {path!r} is not read as stored: store one channel of 8 bits a pixel'
 
 
 def _check_size(what: str, size: Any, path: str, steps: Any, off: int = 0) -> Iterator[str]:
-    """Find annotations for another size, such as that before EXIF data turn an image: loss=inf."""
+    """Find annotations for another size, such as before EXIF data turn an image."""
     try:
         with Image.open(path) as image:
-            turned = image.getexif().get(0x0112, 1) > 4  # orientation
-            turned &= steps['LoadImageFromFile'].color_type in ('color', 'grayscale')
+            obeys = steps['LoadImageFromFile'].color_type in ('color', 'grayscale')
+            turned = obeys and image.getexif().get(0x0112, 1) > 4  # orientation
             loaded = image.size[::-1] if turned else image.size
     except Exception:  # a format that Pillow does not read, or no loader of mmcv's
         return
@@ -214,7 +215,7 @@ def _check_size(what: str, size: Any, path: str, steps: Any, off: int = 0) -> It
 
 
 def _check_objects(datasets: list[BaseDataset]) -> Iterator[str]:
-    """Find classes without an object. Some are a warning: exporters write empty categories."""
+    """Find training data without objects; warn of single classes without, which may be meant."""
     wanted: set[str] = set()
     found: set[str | None] = set()
     written: set[str] = set()
@@ -222,8 +223,8 @@ def _check_objects(datasets: list[BaseDataset]) -> Iterator[str]:
         names = dataset.metainfo.get('thing_classes') or dataset.metainfo.get('classes') or ()
         for info in map(dataset.get_data_info, range(len(dataset) if names else 0)):
             wanted.update(names if 'instances' in info else ())
-            labels = {one.get('bbox_label') for one in info.get('instances', ())}
-            found.update(names[one] if one in range(len(names)) else None for one in labels)
+            labels = {instance.get('bbox_label') for instance in info.get('instances', ())}
+            found.update(names[i] if i in range(len(names)) else None for i in labels)
             if 'xml_path' in info and not found:  # mmdet leaves out objects of other names
                 tree = ET.parse(info['xml_path'])
                 written.update(str(name.text) for name in tree.iterfind('object/name'))
@@ -235,10 +236,11 @@ def _check_objects(datasets: list[BaseDataset]) -> Iterator[str]:
 
 
 def _check_labels(datasets: list[BaseDataset], model: nn.Module) -> Iterator[str]:
-    """Find label maps of one class, as masks of 0 and 255 (ignored) are: mIoU is always 100."""
+    """Find label maps of one class, such as masks of 0 and 255 (ignored), whose mIoU is 100."""
     values: set[int] = set()
     for dataset in datasets:
-        steps = [one for one in dataset.pipeline.transforms if hasattr(one, 'reduce_zero_label')]
+        transforms = dataset.pipeline.transforms
+        steps = [step for step in transforms if hasattr(step, 'reduce_zero_label')]
         for info in map(dataset.get_data_info, range(len(dataset))):
             path = info.get('seg_map_path') or '://'
             if not steps or '://' in path or 'reduce_zero_label' not in info:
@@ -252,7 +254,7 @@ def _check_labels(datasets: list[BaseDataset], model: nn.Module) -> Iterator[str
 
 
 def _check_test_split(loader: Any) -> None:
-    """Find a file of the test split that does not exist, now and not after the training."""
+    """Warn before training if the file of the test split does not exist."""
     dataset = loader.get('dataset') if isinstance(loader, dict) else None
     if isinstance(dataset, dict) and not dataset.get('backend_args'):
         file = os.path.join(dataset.get('data_root') or '', dataset.get('ann_file') or '')

@@ -77,8 +77,8 @@ class ExactResumeHook(SwitchableHook):
             lists = (held, map(vars, needed)) if isinstance(needed, list) else ((), ())
             kept, ignored = map(_ends, lists)
             if kept != ignored:  # a longer run would keep the last rate, which is tiny
-                text = f"The schedules of the checkpoint end at {kept}, and are kept; the config's "
-                text += f'end at {ignored}: to train longer, begin anew, or with load_from.'
+                text = f'The schedules of the checkpoint, which end at {kept}, are kept; those of '
+                text += f'the config end at {ignored}. To train longer, start anew or by load_from.'
                 print_log(text, logger='current', level=logging.WARNING)
             return
         raise CheckpointError(
@@ -112,7 +112,7 @@ class ExactResumeHook(SwitchableHook):
 
 def _ends(schedulers: Iterable[Any]) -> list[int | None]:
     """Return the epochs or iterations at which schedules end."""
-    return [one.get('T_max', one.get('end')) for one in schedulers]
+    return [scheduler.get('T_max', scheduler.get('end')) for scheduler in schedulers]
 
 
 def _holds_state(optimizer: dict[str, Any]) -> bool:

@@ -57,6 +57,7 @@ class Backend:
     ending: str  # of its files
     packages: tuple[str, ...]  # that writing needs
     extra = 'export'  # of mmcare, which installs them
+    systems = ''  # that have the packages, if not all do
     input_kind = 'tensor'  # what files take by default; or 'image'
     # The default first, each with the largest deviation from PyTorch, as a share of an output's
     # largest magnitude. None: the signal-to-noise ratio is compared.
@@ -69,7 +70,7 @@ class Backend:
     def require(self) -> None:
         """Raise an ImportError if a package is missing that writing needs."""
         for package in self.packages:
-            require(package, f'export with --format {self.name}', self.extra)
+            require(package, f'export with --format {self.name}{self.systems}', self.extra)
 
     def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
         """Write a file, or a folder, that holds a description as JSON, called ``mmcare``."""

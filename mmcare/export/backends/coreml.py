@@ -25,7 +25,9 @@ class CoreML(Backend):
 
     name = 'coreml'
     ending = '.mlpackage'
-    packages = ('coremltools', 'sklearn')  # the latter compresses
+    # The second is its native code, the third compresses.
+    packages = ('coremltools', 'coremltools.libmilstoragepython', 'sklearn')
+    systems = ' (macOS, and Linux on x86_64)'
     input_kind = 'image'
     precisions: ClassVar = {'float16': 1e-2, **Backend.precisions}
     says_type = True

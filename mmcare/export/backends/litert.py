@@ -25,8 +25,9 @@ class LiteRT(Backend):
 
     name = 'litert'
     ending = '.tflite'
-    packages = ('litert_torch', 'ai_edge_litert', 'ai_edge_quantizer')
+    packages = ('ai_edge_litert', 'ai_edge_quantizer', 'litert_torch')  # which imports the others
     extra = 'litert'
+    systems = ' (macOS, and Linux on x86_64)'
     precisions: ClassVar = {**Backend.precisions, 'float16': 5e-3, 'int8': None}
     runtime = 'LiteRT'
     layout = 'NHWC'

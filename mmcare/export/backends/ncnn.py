@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Mapping
+from contextlib import chdir
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,7 +44,8 @@ class Ncnn(Backend):
         _, channels, height, width = spec.input_shape
         path.mkdir()
         network = separate_convolutions(spec.network)
-        torch.jit.trace(network, spec.images['random'].tensor).save(path / 'model.pt')
+        traced = torch.jit.trace(network, spec.images['random'].tensor)
+        (path / 'model.pt').write_bytes(traced.save_to_buffer())  # save: ASCII only on Windows
         # Not pnnx.export: it imports the Python file that pnnx writes, which can be invalid.
         size = f'inputshape=[1,{channels},{height},{width}]'
         half = f'fp16={int(description["precision"] == "float16")}'
@@ -73,8 +75,9 @@ class Ncnn(Backend):
         for name in ('packed', 'storage', 'arithmetic'):  # results are compared with float32
             setattr(net.opt, f'use_fp16_{name}', False)
         param = path / 'model.ncnn.param'
-        if net.load_param(str(param)) or net.load_model(str(param.with_suffix('.bin'))):
-            raise ValueError('ncnn cannot read it')
+        with chdir(path):  # on Windows ncnn reads only what ASCII can name
+            if net.load_param(param.name) or net.load_model(param.with_suffix('.bin').name):
+                raise ValueError('ncnn cannot read it')
         (line,) = (line for line in param.read_text().splitlines() if line.split()[0] == 'Input')
         sizes = dict(field.split('=') for field in line.split()[5:])
         names = sorted(net.output_names(), key=lambda name: int(name.removeprefix('out')))

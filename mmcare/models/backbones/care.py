@@ -451,10 +451,14 @@ class CARE(BaseModule):
 
     def _build_mixer(self, index: int) -> Mixer:
         group, head = self.arch['widths'][index] // 3, self.arch['head_channels'][index]
-        learners = self._build_global_learner(index, group, head), LocalLearner(group)
+        learners = self.build_global_learner(index, group, head), LocalLearner(group)
         return Mixer((group, group, group), *learners)
 
-    def _build_global_learner(self, index: int, channels: int, head_channels: int) -> nn.Module:
+    def build_global_learner(self, index: int, channels: int, head_channels: int) -> nn.Module:
+        """Build what maps (B, channels, H, W) to the same shape in a block of stage ``index``.
+
+        For subclasses with another mixer; ``index`` is 0 to 3, ``channels`` is d / 3.
+        """
         strips = index < NUM_STRIP_STAGES
         return StripConv(channels) if strips else LinearAttention(channels, head_channels)
 

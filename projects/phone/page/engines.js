@@ -1,8 +1,9 @@
 // The runtimes behind one interface: LiteRT.js for .tflite files, onnxruntime-web for .onnx files.
-// A backend is what computes: 'wasm', 'threads' or 'webgpu'.
+// A backend is what computes: 'wasm', 'threads', 'webgpu' or 'webgpu-float16'.
 
 const threads = globalThis.navigator?.hardwareConcurrency ?? 1;
 const suspends = 'Suspending' in WebAssembly; // lets a network run partly on the GPU
+const onGpu = (backend) => backend.startsWith('webgpu');
 const here = (path) => new URL(path, import.meta.url).href;
 // A runtime keeps its first settings, so each backend has its own.
 const importLiteRt = (backend) => import(`${here('@litertjs/core/dist/index.js')}?${backend}`);
@@ -25,20 +26,20 @@ const RUNTIMES = {
       const library = await importLiteRt(backend);
       await library.loadLiteRt(here('@litertjs/core/wasm/'), {
         threads: backend === 'threads',
-        jspi: suspends && backend === 'webgpu',
+        jspi: suspends && onGpu(backend),
       });
       return library;
     },
     async open(library, bytes, backend, names) {
       const model = await library.loadAndCompile(bytes, {
-        accelerator: backend === 'webgpu' ? 'webgpu' : 'wasm',
-        gpuOptions: { precision: 'fp32' },
+        accelerator: onGpu(backend) ? 'webgpu' : 'wasm',
+        gpuOptions: { precision: backend === 'webgpu' ? 'fp32' : 'fp16' },
       });
-      if (backend === 'webgpu' && model.options.accelerator === 'wasm') {
+      if (onGpu(backend) && model.options.accelerator === 'wasm') {
         model.delete();
         throw new Error(`WebGPU does not take all of it, and this browser cannot split it`);
       }
-      const partly = backend === 'webgpu' && !model.isFullyAccelerated;
+      const partly = onGpu(backend) && !model.isFullyAccelerated;
       const complaints = heard.filter((line) => /not supported|unsupported/i.test(line));
       const order = ordered(model.getOutputDetails().map(({ name }) => name), names, /\d+$/);
       const relaxed = await library.supportsFeature('relaxedSimd');
@@ -59,6 +60,7 @@ const RUNTIMES = {
   },
   onnxruntime: {
     async start(backend) {
+      if (backend === 'webgpu-float16') throw new Error('float16 is for LiteRT.js');
       const build = backend !== 'webgpu' ? 'wasm' : suspends ? 'jspi' : 'webgpu';
       const file = here(`onnxruntime-web/dist/ort.${build}.min.mjs`);
       const library = await import(`${file}?${backend}`);
@@ -125,10 +127,13 @@ export async function findBackends(runtimes) {
   const able = relaxed ? '' : 'LiteRT.js needs relaxed SIMD for them';
   const adapter = await navigator.gpu?.requestAdapter().catch(() => null);
   const absent = adapter ? '' : insecure || 'not in this browser';
+  const half = litert ? 'the browser does not have it for this GPU' : 'for .tflite files';
+  const able16 = litert && adapter?.features.has('shader-f16');
   return [
     { name: 'wasm', label: 'WebAssembly, 1 thread', missing: '' },
     { name: 'threads', label: `WebAssembly, ${threads} threads`, missing: alone || able },
     { name: 'webgpu', label: 'WebGPU', missing: absent },
+    { name: 'webgpu-float16', label: 'WebGPU, float16', missing: absent || (able16 ? '' : half) },
   ];
 }
 

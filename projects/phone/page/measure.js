@@ -32,6 +32,9 @@ export function deviation(found, expected) {
   return Math.max(...shares);
 }
 
+/** Give the largest deviation that is good: more roundings are ordinary in float16. */
+export const largestDeviation = (engine) => (engine.includes('float16') ? 1e-2 : 1e-3);
+
 /**
  * Interleave runs (A, B, C, A, B, C, ...) so that noise affects all equally: milliseconds of each,
  * round by round, and none of those that fail. onTurn gets the share that is done; false ends them.

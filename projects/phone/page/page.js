@@ -3,10 +3,9 @@
 import { channelsFirst } from './decode.js';
 import { make, show } from './draw.js';
 import { findBackends, load, open } from './engines.js';
-import { deviation, measureInTurn, quantile, summarize, toRecording } from './measure.js';
+import { deviation, largestDeviation, measureInTurn, quantile, summarize, toRecording } from './measure.js';
 import { fit, readPhoto, readPixels, toTensor } from './prepare.js';
 
-const LARGEST_DEVIATION = 1e-3;
 const COLUMNS = {
   file: (row) => row.file,
   engine: (row) => [row.engine, row.build, row.note].filter(Boolean).join('; '),
@@ -166,7 +165,7 @@ function showResults(rows, rounds) {
   $('results').tBodies[0].replaceChildren(...rows.map((row, index) => line('td', cells[index], {
     'data-name': row.file, 'data-engine': row.engine,
     'data-median': row.ms ?? '', 'data-deviation': row.deviation ?? '',
-    class: row.ms && row.deviation <= LARGEST_DEVIATION ? '' : 'wrong',
+    class: row.ms && row.deviation <= largestDeviation(row.engine) ? '' : 'wrong',
   })));
   $('results').hidden = $('copy').hidden = false;
   $('copy').onclick = async () => {

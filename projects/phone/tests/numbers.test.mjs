@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs';
 import test from 'node:test';
 import { labelMap, suppress } from '../page/decode.js';
 import { nodesOnCpu, ordered } from '../page/engines.js';
-import { deviation, measureInTurn, summarize } from '../page/measure.js';
+import { deviation, largestDeviation, measureInTurn, summarize } from '../page/measure.js';
 import { fit } from '../page/prepare.js';
 
 const expected = JSON.parse(readFileSync(process.env.EXPECTED));
@@ -14,6 +14,7 @@ test('statistics', () => {
   const { q1, ms, q3 } = summarize(expected.values[0], expected.values[1]);
   [q1, ms, q3].forEach((value, index) => close(value, expected.quantiles[index]));
   close(deviation([...expected.values].reverse(), expected.values), expected.deviation);
+  assert.deepEqual(['wasm', 'webgpu-float16'].map(largestDeviation), [1e-3, 1e-2]);
   assert.ok(Number.isNaN(deviation([[1, NaN]], [[1, 2]])));
   assert.ok(!(deviation([[1]], [[1, 2]]) < 1) && !(deviation([[1, 2, 3]], [[1, 2]]) < 1));
 });
