@@ -15,7 +15,6 @@ sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
 import accuracy
 import latency
 import operators
-import sweep
 import training
 
 from mmcare.export import export_model
@@ -130,21 +129,6 @@ def test_ratios_and_pareto_line():
     assert 'had 0.50 of a core' in text and '| 30.0 (2.00)' in text and '**9.0** (0.90)' in text
 
 
-def test_recordings_of_phones(tmp_path):
-    """Other files are tabled; only those of the peers have an accuracy to draw."""
-    times = dict(s0=[10.0, 12.0], resnet18=[20.0, 21.0], mine=[5.0, 6.0])
-    recording = planted() | dict(settings=dict(shape=[64, 64], runs=2, threads='threads as named'))
-    recording |= dict(milliseconds={'litert-wasm': times, 'litert-webgpu': dict(mine=[1.0, 2.0])})
-    del recording['processor_share']
-    latency.write(recording, tmp_path)
-    rows = pd.read_csv(tmp_path / 'latency.csv')
-    assert list(rows['label']) == ['CARE-S0', 'ResNet18', 'mine', 'mine']
-    assert list(rows['x_care'][:2]) == [1, 1.875]
-    table = latency.latency_table(recording, 'litert-wasm')  # a file without an accuracy is first
-    assert list(table.index[table['pareto']]) == ['s0']
-    assert [path.name for path in tmp_path.glob('*.png')] == ['accuracy_litert-wasm.png']
-
-
 def test_the_page_shows_the_recording():
     """docs/latency.md itself draws its pictures again."""
     page = (ROOT / 'docs/latency.md').read_text()
@@ -189,19 +173,6 @@ def test_operators_outside_delegates(tmp_path):
     assert report['delegates'] == 2 and report['outside'] == {'aten_cumsum_default': 1}
     kinds = list(operators.read_executorch(path, torch.zeros(1, 3, 8, 8), 2)['kind'])
     assert 'native_call_cumsum.out' in kinds and 'OPERATOR_CALL' not in kinds
-
-
-def test_time_per_megapixel(tmp_path, monkeypatch):
-    for side, ms in ((512, 8.0), (256, 1.0)):
-        recording = planted(s0=[ms] * 3, resnet18=[2 * ms] * 3)
-        recording['settings']['shape'] = [side, side]
-        (tmp_path / f'{side}.json').write_text(json.dumps(recording))
-    call(sweep, monkeypatch, *sorted(tmp_path.glob('*.json')), '--out-dir', tmp_path)
-    assert (tmp_path / 'sweep.png').stat().st_size > 10_000
-    table, _ = sweep.read(sorted(tmp_path.glob('*.json')), 'xnnpack')
-    expected = {256: 1 / 0.256**2, 512: 8 / 0.512**2}
-    assert table['CARE-S0'].to_dict() == pytest.approx(expected)
-    assert table['ResNet18'].to_dict() == pytest.approx({k: 2 * v for k, v in expected.items()})
 
 
 def test_bytes_that_are_kept_are_counted_once():

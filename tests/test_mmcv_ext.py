@@ -6,7 +6,6 @@ from importlib.machinery import ModuleSpec
 import pytest
 import torch
 from helpers import assert_equal
-from mmengine.runner import Runner
 
 from mmcare import mmcv_ext
 
@@ -96,25 +95,6 @@ def test_focal_loss_as_by_mmdet(use_ours):
             assert_close(found, expected, equal_nan=True)
             grads = [torch.autograd.grad(loss, logits)[0] for loss in (found, expected)]
             assert_close(*grads, equal_nan=True)
-
-
-@compiled
-@pytest.mark.parametrize('task', ['detection', 'retinanet'])
-def test_detectors_train_as_on_the_compiled_ones(use_ours, tmp_path, task):
-    """To the last bit: weights after two epochs, and what they score."""
-    toy_configs = pytest.importorskip('toy_configs')
-    toy_configs.make_data(task, tmp_path / 'data')
-
-    def train(name):
-        config = toy_configs.toy_config(task, tmp_path / 'data', tmp_path / name)
-        runner = Runner.from_cfg(config)
-        runner.train()
-        return runner.model.state_dict(), runner.test()
-
-    (state, scores), _ = train('compiled'), use_ours()
-    found_state, found_scores = train('ours')
-    assert_equal(found_state, state)
-    assert found_scores == scores and 'coco/bbox_mAP' in scores
 
 
 def test_a_missing_operator_is_named(use_ours):

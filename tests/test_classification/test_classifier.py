@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import DATA, ROOT, THIN, assert_equal, published_weights, randomise, reference_image
-from mmengine.config import Config
+from helpers import DATA, THIN, assert_equal, published_weights, randomise, reference_image
 from mmengine.model import ExponentialMovingAverage
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import init_default_scope
@@ -216,17 +215,6 @@ def test_teacher_is_no_part_of_the_student(teacher_file, form):
     assert not any(parameter.requires_grad for parameter in model.teacher.parameters())
     averaged = ExponentialMovingAverage(model)
     assert copy.deepcopy(model).teacher is averaged.module.teacher is model.teacher
-
-
-def test_ablations_learn_from_a_teacher_by_one_line(tmp_path):
-    base = ROOT / 'configs/ablation/care_s0_no_memory_in1k.py'
-    (tmp_path / 'config.py').write_text(f'_base_ = {str(base)!r}\nmodel = _base_.distillation')
-    config = Config.fromfile(tmp_path / 'config.py')
-    teacher = dict(teacher=Fixed([[0.0] * 1000] * 4), teacher_checkpoint=None)
-    model = MODELS.build({**config.model, **teacher})
-    model.init_weights()
-    losses = model.train_step(batch(), build_optim_wrapper(model, config.optim_wrapper))
-    assert losses['loss_distill'] > 0 and not model.backbone.arch['memory_widths'][0]
 
 
 def test_the_teacher_moves_once(monkeypatch):
