@@ -87,12 +87,18 @@ def roi_align_forward(
 def roi_align_backward(
     grad_output: Tensor, rois: Tensor, y: Tensor, x: Tensor, grad_input: Tensor, **how: Any
 ) -> None:
-    """Fill grad_input (N, C, H, W) with the gradients of the inputs."""
-    with torch.enable_grad():
-        input = torch.zeros_like(grad_input, requires_grad=True)  # RoIAlign is linear in it
-        output = torch.empty_like(grad_output)
-        roi_align_forward(input, rois, output, **how)
-    (gradient,) = torch.autograd.grad(output, input, grad_output)
+    """Fill grad_input (N, C, H, W)."""
+    size = grad_output.shape[2:]
+    scale, ratio, aligned = how['spatial_scale'], how['sampling_ratio'], how['aligned']
+    if torch.are_deterministic_algorithms_enabled():  # on GPUs torchvision then has another way
+        with torch.enable_grad():
+            input = torch.zeros_like(grad_input, requires_grad=True)  # RoIAlign is linear in it
+            output = roi_align(input, rois, size, scale, ratio, aligned)
+        (gradient,) = torch.autograd.grad(output, input, grad_output)
+    else:
+        gradient = torch.ops.torchvision._roi_align_backward(
+            grad_output, rois, scale, *size, *grad_input.shape, ratio, aligned
+        )
     grad_input.copy_(gradient)
 
 
@@ -133,12 +139,14 @@ def main() -> None:
     if path.exists() and path.read_text(encoding='utf-8') != CONTENTS:
         parser.exit(2, f'error: {path} is not a file of mmcare\n')
     try:
-        if remove:
-            path.unlink(missing_ok=True)
-            print(f'{path} deleted')
-        else:
+        if not remove:
             path.write_text(CONTENTS, encoding='utf-8')
             print(f'{path} written: MMCV calls torchvision for nms, roi_align and the focal loss')
+        elif path.exists():
+            path.unlink()
+            print(f'{path} deleted')
+        else:
+            print(f'{path} does not exist')
     except OSError as error:
         parser.exit(2, f'error: {error}\n')
 
