@@ -46,6 +46,12 @@ def check_export() -> None:
         raise ImportError(f'{needed}, found Python {python} and torch {pytorch}')
 
 
+def check_compile() -> None:
+    """Raise an ImportError where modules cannot be compiled in place."""
+    if not _suits(torch.__version__, '>=2.2'):
+        raise ImportError(f'CompileHook needs torch>=2.2, found {torch.__version__}')
+
+
 def require(name: str, purpose: str, extra: str = 'export') -> ModuleType:
     """Import an optional package, or raise an ImportError: what needs it, which extra has it."""
     clone = f'in a clone: pip install -e ".[{extra}]"'
