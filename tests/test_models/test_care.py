@@ -128,7 +128,7 @@ def test_initialisation():
         elif 'norm' in name:
             assert (parameter == 1).all(), name
     blocks = [block for stage in model.stages for block in stage.blocks]
-    rates = [block.drop_path.drop_prob for block in blocks[:-1]]
+    rates = [block.drop_path_rate for block in blocks[:-1]]
     assert rates == pytest.approx([0.5 * index / 17 for index in range(17)])
     assert [block.gamma is None for block in blocks] == [False] * 17 + [True]
 
