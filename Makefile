@@ -2,13 +2,22 @@
 PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
+INSTALL = $(PIP) install -c requirements/constraints.txt
+# Three equals signs: two may take a CPU build of PyTorch, which torchvision from elsewhere does not fit
+# (`operator torchvision::nms does not exist`). CPU builds, 192 MB in place of 3 GB, come as a pair from the
+# index that pytorch.org names: make TORCH='--extra-index-url URL torch==2.13.0+cpu torchvision==0.28.0+cpu'
+TORCH ?= torch===2.13.0 torchvision===0.28.0
 # Written last: an installation that was interrupted is taken up again by the next `make`.
 READY := .venv/.ready
+# MMCV's own operators, compiled, in place of torchvision's.
+MMCV_READY := .venv-mmcv/.ready
 # The maintained forks of the MM family, next to the originals.
 ONEDL_READY := .venv-onedl/.ready
 # What most users of the MM family have, and the oldest versions that the core runs with.
 OLD_READY := .venv-torch2.1/.ready
 OLDEST_READY := .venv-torch2.0/.ready
+# The core alone, on any Python.
+CORE_READY := .venv-core/.ready
 # mim and mmengine import pkg_resources, which later versions of setuptools no longer have.
 SETUPTOOLS := setuptools>=77,<81
 
@@ -24,53 +33,67 @@ define make_environment
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: .venv .venv-onedl bench demo demo-seg dist docs help install lint phone test test-onedl \
-	test-phone test-reach test-slow test-torch2.0 test-torch2.1 typecheck
+.PHONY: .venv .venv-mmcv .venv-onedl bench demo demo-seg dist docs help install lint phone test test-arm test-core \
+	test-mmcv test-onedl test-phone test-third-party test-slow test-torch2.0 test-torch2.1 typecheck
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
+	@test -e $(READY) || echo 'The first target that needs .venv downloads 3.5 GB, mostly PyTorch for CUDA.'
 
 .venv: $(READY) ## set up the environment in .venv, if it is missing or older than what it is made of
 
 install: $(READY) ## the same
 
-.venv-onedl: $(ONEDL_READY) ## the same with the maintained forks of the MM family
+.venv-mmcv: $(MMCV_READY) ## the same with MMCV compiled: gcc, and on a machine with a GPU nvcc
 
-$(READY): requirements/stack.txt
-$(READY): STACK := requirements/stack.txt
-$(READY): MMCV := mmcv==2.1.0
+.venv-onedl: $(ONEDL_READY) ## the same with the maintained forks of the MM family, compiled
+
+$(READY) $(MMCV_READY): requirements/stack.txt
+$(READY) $(MMCV_READY): STACK := requirements/stack.txt
+$(READY): MMCV := mmcv-lite==2.1.0
+$(MMCV_READY): MMCV := mmcv==2.1.0
+$(MMCV_READY) test-mmcv: BIN := .venv-mmcv/bin
 $(ONEDL_READY): requirements/stack-onedl.txt
 $(ONEDL_READY): STACK := requirements/stack-onedl.txt
 $(ONEDL_READY): MMCV := onedl-mmcv==2.3.6
 $(ONEDL_READY) test-onedl: BIN := .venv-onedl/bin
+# Without debugging information, which halves the time.
+COMPILE := MMCV_WITH_OPS=1 CFLAGS=-g0
+define check_compilers
+	@$(BIN)/python -c 'import torch; from torch.utils.cpp_extension import CUDA_HOME; \
+		raise SystemExit(torch.cuda.is_available() and CUDA_HOME is None)' || { \
+		echo 'MMCV would not compile: PyTorch sees a GPU, but there is no CUDA toolkit (nvcc). Install it,' \
+		'or compile for the CPU alone: CUDA_VISIBLE_DEVICES=-1 make $(@D)' >&2; exit 1; }
+	@echo '      Compiling takes 4 to 15 minutes, in which pip prints "still running"; it keeps the wheel'
+endef
 
-$(READY) $(ONEDL_READY): Makefile pyproject.toml requirements/bench.txt requirements/export.txt \
-		requirements/lint.txt requirements/litert.txt requirements/litert-nodeps.txt requirements/ncnn.txt \
-		requirements/phone.txt requirements/runtime.txt requirements/tests.txt requirements/timm.txt setup.py
-	@echo 'Downloads 3.5 GB, most of it PyTorch with the libraries of CUDA, and compiles MMCV.'
-	@echo 'On two cores this took 10 minutes in all on a newer CPU, and 30 on an older one.'
+$(READY) $(MMCV_READY) $(ONEDL_READY): Makefile pyproject.toml setup.py projects/phone/requirements.txt \
+		$(addprefix requirements/,$(addsuffix .txt,bench constraints export lint litert litert-nodeps ncnn runtime \
+		tests timm))
+	@echo 'Downloads 3.5 GB, most of it PyTorch with the libraries of CUDA.'
 	@echo '[1/5] an empty environment in $(@D)'
-	$(call make_environment,3.11 3.12)
+	$(call make_environment,3.11 3.12 3.13)
 	$(PIP) install --upgrade pip '$(SETUPTOOLS)' ninja psutil wheel
 	@echo "[1/5] done at $$(date +%T)"
 	@echo '[2/5] PyTorch: the largest download, about 3 GB'
-	$(PIP) install torch===2.13.0 torchvision==0.28.0 'numpy<2.4'
+	$(INSTALL) $(TORCH) numpy
 	@echo "[2/5] done at $$(date +%T)"
-	@echo '[3/5] MMCV with its operators: compiling takes 7 to 25 minutes, in which pip prints "still running".'
-	@echo '      pip keeps the wheel, so the next environment has it within seconds'
-	MMCV_WITH_OPS=1 $(PIP) install --no-build-isolation $(MMCV)
+	@echo '[3/5] MMCV: $(MMCV)'
+	$(if $(findstring lite,$(MMCV)),,$(check_compilers))
+	$(COMPILE) $(INSTALL) --no-build-isolation $(MMCV)
 	@echo "[3/5] done at $$(date +%T)"
 	@echo '[4/5] the MM toolboxes, and what exports, benchmarks, tests and linting need'
-	$(PIP) install -r $(STACK) -r requirements/tests.txt -r requirements/phone.txt -r requirements/lint.txt
+	$(INSTALL) -r $(STACK) -r requirements/tests.txt -r requirements/lint.txt -r projects/phone/requirements.txt
 	@echo '      setuptools again, since openmim pulls in 60.2 (the remark about openxlab is harmless)'
 	$(PIP) install '$(SETUPTOOLS)'
 	@echo '      in a call of their own, or pip would take another torch: timm and the converter to ncnn'
-	$(PIP) install -r requirements/timm.txt -r requirements/ncnn.txt
+	$(INSTALL) -r requirements/timm.txt -r requirements/ncnn.txt
 	@echo '      LiteRT, without transformers 5, which mmpretrain cannot be imported together with'
 	$(PIP) install --no-deps -r requirements/litert-nodeps.txt
 	@echo "[4/5] done at $$(date +%T)"
 	@echo '[5/5] mmcare itself, editable'
 	$(PIP) install --no-build-isolation --editable .
+	$(if $(findstring lite,$(MMCV)),$(BIN)/python -m mmcare.mmcv_ext)
 	@$(BIN)/python -c 'import mmcv.ops' || { \
 		echo 'pip had kept an mmcv without ops, or one compiled against another torch. Type' >&2; \
 		echo '$(BIN)/pip cache remove $(firstword $(subst ==, ,$(MMCV)));' \
@@ -84,9 +107,9 @@ $(OLD_READY): requirements/stack-torch2.1.txt requirements/tests.txt Makefile se
 	$(PIP) install --upgrade pip '$(SETUPTOOLS)' ninja psutil wheel
 	$(PIP) install torch==2.1.2 torchvision==0.16.2 numpy==1.26.4
 	$(PIP) install openmim==0.3.9 && $(PIP) install '$(SETUPTOOLS)'
-	@echo "OpenMMLab's wheel of mmcv where it can be reached; otherwise compiling takes 7 to 12 minutes."
+	@echo "OpenMMLab's wheel of mmcv where it can be reached; otherwise compiling takes 4 to 12 minutes."
 	@echo 'No cache: pip would install a wheel that it compiled against another torch'
-	$(BIN)/mim install mmcv==2.1.0 --only-binary mmcv || MMCV_WITH_OPS=1 $(PIP) install \
+	$(BIN)/mim install mmcv==2.1.0 --only-binary mmcv || $(COMPILE) $(PIP) install \
 		--no-cache-dir --no-binary mmcv --no-build-isolation mmcv==2.1.0
 	$(PIP) install -r requirements/stack-torch2.1.txt -r requirements/tests.txt
 	$(PIP) install '$(SETUPTOOLS)'
@@ -102,6 +125,14 @@ $(OLDEST_READY): requirements/stack-torch2.0.txt requirements/tests.txt Makefile
 	$(PIP) install --no-build-isolation --editable .
 	@touch $@
 
+$(CORE_READY) test-core: BIN := .venv-core/bin
+$(CORE_READY): requirements/tests.txt Makefile setup.py
+	$(call make_environment,3.11 3.12 3.13 3.10 3.9)
+	$(PIP) install --upgrade pip '$(SETUPTOOLS)' wheel
+	$(PIP) install $(TORCH) 'mmengine<1' 'mmcv-lite<2.2' -r requirements/tests.txt
+	$(PIP) install --no-build-isolation --editable .
+	@touch $@
+
 demo: $(READY) ## train Mask R-CNN CARE-S0 on generated scenes, into work_dirs/demo
 	$(BIN)/python tools/demo.py coco
 
@@ -112,11 +143,12 @@ bench: $(READY) ## measure latency next to the peers, into work_dirs/latency
 	$(BIN)/python benchmarks/latency.py
 
 # On the CPU anywhere, so that the outcome does not depend on the machine.
-test test-onedl test-phone test-reach test-slow test-torch2.0 test-torch2.1: \
+test test-core test-mmcv test-onedl test-phone test-third-party test-slow test-torch2.0 test-torch2.1: \
 	export CUDA_VISIBLE_DEVICES := -1
 # One thread for each of the processes, which share no fixtures but those of a file.
-test test-onedl test-phone test-torch2.0 test-torch2.1: export OMP_NUM_THREADS := 1
-PYTEST_FAST = $(BIN)/python -m pytest tests README.md docs -m 'not slow' --numprocesses auto --dist loadfile
+test test-core test-mmcv test-onedl test-phone test-torch2.0 test-torch2.1: export OMP_NUM_THREADS := 1
+PARALLEL := -m 'not slow' --numprocesses auto --dist loadfile
+PYTEST_FAST = $(BIN)/python -m pytest $(PARALLEL)
 
 test: $(READY) ## run the tests without the slow ones, and the code blocks of the pages
 	$(PYTEST_FAST)
@@ -124,29 +156,58 @@ test: $(READY) ## run the tests without the slow ones, and the code blocks of th
 test-onedl: $(ONEDL_READY) ## the same on the maintained forks of the MM family, in .venv-onedl
 	$(PYTEST_FAST)
 
-test-torch2.1: $(OLD_READY) ## all tests but those of exports, with PyTorch 2.1 and Python 3.10
-	$(BIN)/python -m pytest tests -m 'not slow' --numprocesses auto --dist loadfile
+test-mmcv: $(MMCV_READY) ## compare MMCV's operators with torchvision's, and test detectors on them
+	$(BIN)/python -m pytest tests/test_mmcv_ext.py tests/test_configs.py tests/test_mm_hooks.py \
+		tests/test_engine/test_bfloat16_ops.py tests/test_models/test_sizes.py $(PARALLEL)
 
+test-torch2.1: $(OLD_READY) ## all tests but those of exports, with PyTorch 2.1 and Python 3.10
+	$(BIN)/python -m pytest tests $(PARALLEL)
+
+CORE_TESTS := $(addprefix tests/,test_models test_weights test_engine test_torch_tooling.py test_mm_hooks.py)
 test-torch2.0: $(OLDEST_READY) ## the tests of models, weights and hooks with PyTorch 2.0 and Python 3.8
-	$(BIN)/python -m pytest tests/test_models tests/test_weights tests/test_engine tests/test_flows.py \
-		tests/test_mm_flows.py -m 'not slow' --numprocesses auto --dist loadfile
+test-core: $(CORE_READY) ## the same with today's PyTorch, any Python, and nothing of the toolboxes
+test-core test-torch2.0:
+	$(BIN)/python -m pytest $(CORE_TESTS) $(PARALLEL)
 
 # The browsers' runtimes, in the versions of the lock file; npm runs none of their scripts.
-RUNTIMES := mmcare/phone/node_modules
+RUNTIMES := projects/phone/node_modules
 
 phone: $(RUNTIMES)/.ready ## what the page for phones needs, through npm
 
-$(RUNTIMES)/.ready: mmcare/phone/package-lock.json
-	npm ci --ignore-scripts --no-audit --no-fund --prefix mmcare/phone
+$(RUNTIMES)/.ready: projects/phone/package-lock.json
+	npm ci --ignore-scripts --no-audit --no-fund --prefix projects/phone
 	@touch $@
 
 test-phone: $(READY) $(RUNTIMES)/.ready ## test the page for phones, in Chromium
-	$(BIN)/python -m pytest tests/test_phone
+	$(BIN)/python -m pytest projects/phone
+
+# Python for ARM and its libraries from Debian, the runtimes from PyPI, and what emulates the processor.
+# All of it is unpacked below ARM; nothing is installed, so nobody has to be root.
+ARM := .venv/arm
+ARM_LIBRARIES := libc6 libexpat1 libffi8 libgcc-s1 libgomp1 libstdc++6 zlib1g
+ARM_PYTHON := python3.11-minimal libpython3.11-minimal libpython3.11-stdlib $(ARM_LIBRARIES)
+ARM_APT = apt-get -q -o APT::Architecture=arm64 -o APT::Architectures::=arm64 -o Dir::State=$(abspath $(ARM)) \
+	-o Dir::State::status=/dev/null -o Dir::Cache=$(abspath $(ARM))
+ARM_RUNTIMES := ai-edge-litert|ml_dtypes|ncnn|numpy|onnxruntime
+
+test-arm: $(READY) $(ARM)/.ready ## run exported files on ARM's instructions, emulated (on Debian)
+	$(BIN)/python -m pytest tests/test_export/test_arm.py
+
+$(ARM)/.ready: $(READY)
+	rm -rf $(ARM)
+	mkdir -p $(ARM)/lists/partial $(ARM)/archives/partial
+	$(ARM_APT) update
+	cd $(ARM) && $(ARM_APT) download $(ARM_PYTHON) && apt-get -q download qemu-user-static
+	for package in $(ARM)/*.deb; do dpkg -x $$package $(ARM); done
+	$(PIP) freeze | grep -E '^($(ARM_RUNTIMES))==' > $(ARM)/runtimes.txt
+	$(PIP) install --target $(ARM)/site --no-deps --only-binary :all: --python-version 3.11 \
+		$(foreach glibc,17 24 27 28,--platform manylinux_2_$(glibc)_aarch64) -r $(ARM)/runtimes.txt
+	@touch $@
 
 test-slow: $(READY) ## run the slow tests
 	$(BIN)/python -m pytest tests -m slow
 
-# What runs with Python 3.8; exports, analysis and the server for phones need more.
+# What runs with Python 3.8; exports and analysis need more.
 CORE := mmcare/*.py $(addprefix mmcare/,classification engine models sample_data weights) setup.py \
 	$(patsubst %,tools/%.py,convert_checkpoint make_sample_data reparameterize_model)
 
@@ -164,10 +225,10 @@ SPHINX := .venv/sphinx
 RELEASE := .venv/release
 # Without dependencies, which the stack has: pip would install another torch next to them. mmpretrain 1.2
 # cannot be imported together with transformers 5.
-REACH := .venv/reach
+THIRD_PARTY := .venv/third-party
 
-test-reach: $(READY) $(REACH)/.ready ## test CARE in other projects that build on timm
-	PYTHONPATH=$(REACH) $(BIN)/python -m pytest tests/test_reach.py docs/which_way_in.md -k 'not toolboxes'
+test-third-party: $(READY) $(THIRD_PARTY)/.ready ## test CARE in other projects that build on timm
+	PYTHONPATH=$(THIRD_PARTY) $(BIN)/python -m pytest tests/test_third_party.py docs/interfaces.md -k 'not toolboxes'
 
 docs: $(READY) $(SPHINX)/.ready ## build the documentation, into docs/_build/html
 	PYTHONPATH=$(SPHINX) $(BIN)/python -m sphinx --fail-on-warning --keep-going docs docs/_build/html
@@ -182,9 +243,9 @@ $(RELEASE)/.ready: $(READY)
 	$(PIP) install --target $(RELEASE) build twine
 	@touch $@
 
-$(REACH)/.ready: $(READY) requirements/reach.txt
-	rm -rf $(REACH)
-	$(PIP) install --no-deps --target $(REACH) -r requirements/reach.txt
+$(THIRD_PARTY)/.ready: $(READY) requirements/third-party.txt
+	rm -rf $(THIRD_PARTY)
+	$(PIP) install --no-deps --target $(THIRD_PARTY) -r requirements/third-party.txt
 	@touch $@
 
 $(SPHINX)/.ready: $(READY) requirements/docs.txt

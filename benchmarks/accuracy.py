@@ -1,9 +1,9 @@
 """Measure the accuracy of backbones that are trained from scratch on three public data sets.
 
-Given a set, it trains a backbone in the shipped config, resuming from its last checkpoint, tests it
-once, and notes the log's scalars in benchmarks/results/accuracy. Without arguments it draws the
-curves of all these files and writes their tables into docs/results.md. Latencies are read from
-recordings of latency.py.
+With the name of a data set, train a backbone in the shipped config (resuming from its last
+checkpoint), test it once, and write the log's scalars to benchmarks/results/accuracy. Without
+arguments, draw the curves of all these files and write their tables into docs/results.md. Latencies
+come from recordings of latency.py.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import Runner
-from timing import save
+from recording import save
 
 from mmcare.analysis.counting import count_macs
 from mmcare.compatibility import fused_on_cpu, require
@@ -34,7 +34,7 @@ RESULTS = ROOT / 'benchmarks/results/accuracy'
 PAGE, CURVES = ROOT / 'docs/results.md', ROOT / 'docs/images/learning_curves.png'
 MASKS = {'coco/segm_mAP': 'mask AP', 'coco/segm_mAP_50': 'mask AP50', 'coco/bbox_mAP': 'box AP'}
 BOXES = {'coco/bbox_mAP': 'box AP', 'pascal_voc/AP50': 'AP50 (VOC)'}
-# Config, height and width for GMACs and latency, what makes a metric per cent, metrics.
+# Config, height and width for GMACs and latency, factor that makes metrics per cent, metrics.
 SETS = {
     'nuclei': ('mask_rcnn/care_s0_nuclei', (256, 256), 100, MASKS),
     'cells': ('retinanet/care_s0_cells', (256, 320), 100, BOXES),
@@ -56,7 +56,7 @@ def read_config(name: str, key: str) -> Config:
 
 
 def train(name: str, key: str, seed: int) -> None:
-    """Train, test, and note the scalars."""
+    """Train and test a backbone, and write the scalars."""
     config, folder = read_config(name, key), Path(f'work_dirs/accuracy/{name}_{key}_{seed}')
     config.merge_from_dict({'randomness.seed': seed, 'resume': True, 'work_dir': str(folder)})
     config.optim_wrapper.optimizer.fused = fused_on_cpu()

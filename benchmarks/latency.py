@@ -1,11 +1,11 @@
 """Measure the latency of CARE and its peers: from an image to four maps, in turn in one process.
 
 Engines are ONNX Runtime, XNNPACK (of ExecuTorch) and LiteRT, the last two also with convolutions in
-int8, all on one thread of the CPU. Networks have random weights and are folded as far as each can
-be; peers are timm's. All take the same way from torch.export. Written are recording.json (all
-times, and the instruction sets of the machine), latency.csv (every median and quartile), latency.md
-(the table of docs/latency.md), and for each engine a picture, accuracy_<engine>.png: published
-accuracy over latency, with the Pareto line.
+int8, all on one thread of the CPU. Peers are timm's. Networks have random weights, are fused as far
+as possible, and are exported by the same function. The output is recording.json (all times, and the
+instruction sets of the machine), latency.csv (every median and quartile), latency.md (the table of
+docs/latency.md), and for each engine a figure, accuracy_<engine>.png: published accuracy over
+latency, with the Pareto line.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,27 +26,28 @@ from adjustText import adjust_text
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from mmengine.utils import track_iter_progress
-from timing import describe_machine, save
+from recording import describe_machine, save
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.optimization import fuse
 from torchvision.models.feature_extraction import NodePathTracer
 
+from mmcare.analysis.timing import measure_in_turn
 from mmcare.compatibility import require
-from mmcare.export.export import write_file
-from mmcare.export.formats import FORMATS
-from mmcare.export.formats.base import Job
-from mmcare.export.load import IMAGENET
-from mmcare.export.runtime import measure_in_turn, open_exported
-from mmcare.export.verify import trial_images
+from mmcare.export import export_model
+from mmcare.export.backends import BACKENDS, open_exported
+from mmcare.export.calibration import HELD_OUT
+from mmcare.export.source import IMAGENET, Network, Source
+from mmcare.export.spec import draw_images
 from mmcare.files import check_writable
 from mmcare.models import CARE
-from mmcare.models.averaged_attention import average_attention
+from mmcare.models.deployment import BackboneInfo
 from mmcare.version import __version__
 
 PURPOSE = 'the latency benchmark'
 STRIDES = [4, 8, 16, 32]
-# Format and precision of the file.
+OUTPUT_NAMES = tuple(f'stride{stride}' for stride in STRIDES)
+# Format and precision of the files.
 ENGINES = {
     'onnxruntime': ('onnx', 'float32'),
     'xnnpack': ('executorch', 'float32'),
@@ -57,6 +58,7 @@ ENGINES = {
 RUNTIMES = dict(onnx='onnxruntime', executorch='executorch', litert='ai-edge-litert')
 BUSY = 0.9  # of a core: below it, something else was running
 Run = Callable[[], object]
+Prepared = tuple[Run, dict[str, Any]]  # and the report
 Recording = dict[str, Any]
 
 PEERS = pd.read_csv(Path(__file__).with_name('peers.csv'), index_col='key').fillna('')
@@ -77,71 +79,72 @@ class FourMaps(nn.Module):
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """Map images (B, 3, H, W) to four maps (B, C, H / stride, W / stride)."""
         maps = self.features(image)[-4:]
-        return tuple(one.permute(0, 3, 1, 2) if self.channels_last else one for one in maps)
+        return tuple(x.permute(0, 3, 1, 2) if self.channels_last else x for x in maps)
 
 
-def build(key: str, shape: tuple[int, int]) -> nn.Module:
-    """Build a network in evaluation mode, folded, with random weights from one seed.
+def build(key: str, shape: tuple[int, int]) -> Network:
+    """Build a network with random weights from one seed.
 
-    CARE folds itself, MobileOne, FastViT and RepViT do by timm's ``reparameterize_model``.
+    Exports fuse CARE. MobileOne, FastViT and RepViT are fused by timm's ``reparameterize_model``.
     """
     torch.manual_seed(0)
     name = PEERS['timm_model'][key]
     if not name:
-        backbone = CARE(key)
-        backbone.switch_to_deploy()
-        average_attention(backbone)
-        return backbone
+        return Network(CARE(key))
     timm = require('timm', PURPOSE, 'bench')
     for_a_size = name.startswith(('efficientformerv2', 'swin_'))  # their attention is
     options: dict[str, Any] = dict(img_size=shape) if for_a_size else {}
     features = timm.create_model(name, features_only=True, **options).eval()
-    return fold_norms(FourMaps(timm.utils.reparameterize_model(features)).eval())
+    network = fuse_norms(FourMaps(timm.utils.reparameterize_model(features)).eval())
+    return Network(network, info=BackboneInfo(name, output_names=OUTPUT_NAMES))
 
 
-def fold_norms(network: nn.Module) -> nn.Module:
-    """Fold each batch norm that alone takes the output of a convolution, on a copy."""
-    kind = require('timm.layers', PURPOSE, 'bench').BatchNormAct2d
+def fuse_norms(network: nn.Module) -> nn.Module:
+    """Fuse each batch norm with the convolution whose output it alone takes, on a copy."""
+    with_act = require('timm.layers', PURPOSE, 'bench').BatchNormAct2d
     attention = require('timm.models', PURPOSE, 'bench').cpubone.ConvAttention
-    for name, both in list(network.named_modules()):
-        if isinstance(both, kind):  # with an activation, which is to stay
-            norm = nn.BatchNorm2d(both.num_features, both.eps).eval()
-            norm.load_state_dict(both.state_dict())
-            network.set_submodule(name, nn.Sequential(norm, both.act))
-        elif isinstance(both, attention):  # asks for sizes, which fx cannot record
-            both.conv_proj = fuse(both.conv_proj)
+    for name, module in list(network.named_modules()):
+        if isinstance(module, with_act):  # its activation is to stay
+            norm = nn.BatchNorm2d(module.num_features, module.eps).eval()
+            norm.load_state_dict(module.state_dict())
+            network.set_submodule(name, nn.Sequential(norm, module.act))
+        elif isinstance(module, attention):  # asks for sizes, which fx cannot record
+            module.conv_proj = fuse(module.conv_proj)
     graph = NodePathTracer(leaf_modules=[attention]).trace(network)
     return fuse(GraphModule(network, graph), no_trace=True)
 
 
-def prepare(network: nn.Module, image: Tensor, engine: str, path: Path) -> tuple[Run, int]:
-    """Export a network, compare the file with PyTorch, and return a run and its delegates.
+def find_report(key: str, shape: Sequence[int], engine: str, directory: Path) -> dict[str, Any]:
+    """Find the report of a file that an earlier run of this version has left; empty if none has."""
+    name, precision = ENGINES[engine]
+    wanted = dict(key=key, format=name, precision=precision, shape=[*shape])
+    wanted['mmcare_version'] = __version__
+    for path in directory.glob(f'{key}_*.json'):  # written last
+        report = json.loads(path.read_text(encoding='utf-8'))
+        if wanted.items() <= report.items():
+            return report
+    return {}
 
-    A file that an earlier run of this version has left there is taken as it is.
-    """
-    images = trial_images(3, (image.shape[2], image.shape[3]))
-    names = [f'stride{stride}' for stride in STRIDES]
-    kind, precision = ENGINES[engine]
-    form: Any = type(FORMATS[kind])()
-    form.precisions = {**form.precisions, 'float32': 1e-3}  # random weights enlarge roundings
-    form.open_float16 = lambda path: None  # not what is timed
-    key, path = path.name, path.with_name(f'{path.name}_{engine}{form.ending}')
-    about = dict(key=key, part='backbone', mmcare_version=__version__, shape=[*image.shape[2:]])
-    about['parameters'] = sum(parameter.numel() for parameter in network.parameters())
-    described = Path(f'{path}.json')  # written last
-    report = json.loads(described.read_text(encoding='utf-8')) if described.exists() else {}
-    if not about.items() <= report.items():
-        known = dict(precision=precision, normalization=IMAGENET, about=about)
-        job = Job(network, network, names, images, [images['smooth']], **known)  # no pictures here
+
+def prepare(key: str, network: Network, image: Tensor, engine: str, directory: Path) -> Prepared:
+    """Export a network, unless an earlier run has, and return a run and the report."""
+    name, precision = ENGINES[engine]
+    shape = image.shape[2], image.shape[3]
+    report = find_report(key, shape, engine, directory)
+    if not report:
+        source = Source(key, 'random', network, IMAGENET, metadata=dict(key=key))
+        options: dict[str, Any] = dict(formats=(name,), precision=precision)
+        options['tolerance'] = 1e-3  # random weights enlarge roundings
+        if precision == 'int8':  # no pictures here
+            options['images'] = [draw_images(3, shape)['smooth'].tensor] * (1 + HELD_OUT)
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # several delegates are noted in the recording
-            report = write_file(form, job, path)
-        save(described, json.dumps(report))
-    if form.layout == 'NHWC':  # as apps have it: not to be converted in each run
+            report = export_model(source, directory, shape, **options)[name]
+    if BACKENDS[name].layout == 'NHWC':  # as apps have it: not to be converted in each run
         image = image.to(memory_format=torch.channels_last)
-    run = partial(open_exported(path).run, image)
+    run = partial(open_exported(directory / report['file']).run, image)
     run()
-    return run, report.get('delegates', 0)
+    return run, report
 
 
 def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
@@ -161,29 +164,29 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
         network = None
         for engine in arguments.engine:
             try:
-                network = network or build(key, arguments.shape).requires_grad_(False)
-                run, number = prepare(network, image, engine, directory / key)
+                network = network or build(key, arguments.shape)
+                run, report = prepare(key, network, image, engine, directory)
             except Exception as error:  # whatever a network or a converter of others raises
                 reason = f'{type(error).__name__}: {error}'.splitlines()[0]
                 left_out[f'{PEERS["label"][key]}, {engine}'] = reason
             else:
                 runs[engine, key] = run
-                parameters[key] = sum(parameter.numel() for parameter in network.parameters())
-                if number:
-                    delegates.setdefault(engine, {})[key] = number
+                parameters[key] = report['parameters']
+                if 'delegates' in report:
+                    delegates.setdefault(engine, {})[key] = report['delegates']
     if not runs:
         sys.exit(f'error: nothing can be measured: {left_out or "name archs or peers"}')
     print('\nMeasure rounds', file=sys.stderr)
     start = time.perf_counter(), time.process_time()
-    times = measure_in_turn(runs, arguments.runs).round(3)
+    times = measure_in_turn(runs, arguments.rounds).round(3)
     times.columns = pd.MultiIndex.from_tuples(runs)
     share = (time.process_time() - start[1]) / (time.perf_counter() - start[0])
+    packages = {RUNTIMES[ENGINES[engine][0]] for engine in arguments.engine}
+    if arguments.peers:
+        packages.add('timm')
     return dict(
-        settings=dict(shape=arguments.shape, runs=arguments.runs),
-        versions=describe_machine(
-            *sorted({RUNTIMES[ENGINES[engine][0]] for engine in arguments.engine}),
-            *['timm'] * bool(arguments.peers),
-        ),
+        settings=dict(shape=arguments.shape, runs=arguments.rounds),
+        versions=describe_machine(*sorted(packages)),
         processor_share=round(share, 3),
         parameters=parameters,
         delegates=delegates,
@@ -250,13 +253,13 @@ def markdown(recording: Recording) -> str:
     columns['top-1, %'] = networks['top1'].map('{:.1f}'.format, na_action='ignore')
     for engine, table in tables.items():
         star = table['pareto'].map({True: '**', False: ''})
-        ratios = ['' if pd.isna(one) else f' ({one:.2f})' for one in table['x_care']]
+        ratios = ['' if pd.isna(ratio) else f' ({ratio:.2f})' for ratio in table['x_care']]
         columns[engine] = star + table['ms'].map('{:.1f}'.format) + star + ratios
         if 'x_float32' in table:
             columns[f'{engine}, x float32'] = table['x_float32'].map('{:.2f}'.format)
     shown = pd.DataFrame(columns, index=networks.index).replace('nan', None)
     shown = shown.dropna(axis='columns', how='all').fillna('')  # phones measure others also
-    maps = 'Four maps of an image, ' * ('threads' not in recording['settings'])
+    maps = '' if 'threads' in recording['settings'] else 'Four maps of an image, '
     explained = 'Milliseconds, and in brackets x CARE. Bold: on the Pareto line.'
     parts = [f'{maps}{conditions(recording)}. {explained}']
     parts.append(shown.to_markdown(index=False, disable_numparse=True))
@@ -321,7 +324,7 @@ def parse_args() -> argparse.Namespace:
     add('--peers', nargs='*', choices=peers, default=peers, help='none, if no name follows')
     add('--shape', type=int, nargs=2, default=(512, 512), metavar=('H', 'W'))
     add('--engine', nargs='+', choices=ENGINES, default=ENGINES, help='default: all')
-    add('--runs', type=int, default=9, help='rounds; default: %(default)s')
+    add('--rounds', type=int, default=9, help='default: %(default)s')
     add('--out-dir', type=Path, default=Path('work_dirs/latency'), metavar='DIR')
     add('--keep', type=Path, metavar='DIR', help='leave exported files there, and go on with them')
     add('--from-recording', type=Path, metavar='JSON', help='measure nothing, read this')
@@ -340,7 +343,7 @@ def main() -> None:
         recording = json.loads(arguments.from_recording.read_text(encoding='utf-8'))
     else:
         for engine in arguments.engine:
-            FORMATS[ENGINES[engine][0]].require()
+            BACKENDS[ENGINES[engine][0]].require()
         with TemporaryDirectory() as directory:
             recording = measure(arguments, arguments.keep or Path(directory))
         text = json.dumps(recording, indent=1)

@@ -1,9 +1,9 @@
 """Measure shares of operators and of stages in the time of exported files, on one thread.
 
-Times of operators are those that the engines record: ExecuTorch (ETDump, read by its Inspector) and
-ONNX Runtime (its profile), medians over the runs. Stages are found by counting convolutions, with
-the report FILE.json that tools/export_backbone.py writes. Written are operators.csv (a row for
-each stage and kind of operator), operators.md (shares), and a picture, operators.png.
+The engines record the times of operators: ExecuTorch in an ETDump, ONNX Runtime in its profile.
+Medians over the rounds are used. Stages are found by counting convolutions, with the report
+FILE.json that tools/export_backbone.py writes. The results are operators.csv (a row for each stage
+and kind of operator), operators.md (shares) and operators.png.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from typing import Any
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from timing import describe_machine, save
+from recording import describe_machine, save
 from torch import Tensor
 
-from mmcare.export.runtime import open_exported
+from mmcare.export.backends import open_exported
 from mmcare.files import check_writable
 
 CONVOLUTION = re.compile(r'(Fused)?Conv(olution)?\b|Fully Connected')
@@ -30,7 +30,7 @@ GELU = 'Invalid Unary Op'  # how XNNPACK records it in int8
 LEAST_SHARE = 0.02  # of the largest file's time; rarer kinds are drawn as one
 
 
-def read_executorch(path: Path, image: Tensor, runs: int) -> pd.DataFrame:
+def read_executorch(path: Path, image: Tensor, rounds: int) -> pd.DataFrame:
     """Return kind and median milliseconds of each operator of a ``.pte`` file, in order."""
     from executorch.devtools import Inspector
     from executorch.extension.pybindings import portable_lib
@@ -39,7 +39,7 @@ def read_executorch(path: Path, image: Tensor, runs: int) -> pd.DataFrame:
     with TemporaryDirectory() as directory, warnings.catch_warnings():
         warnings.simplefilter('ignore')  # outputs are not recorded
         module = portable_lib._load_for_executorch(str(path), enable_etdump=True)
-        for _ in range(runs):
+        for _ in range(rounds):
             module.forward([image])
         dump = Path(directory, 'dump')
         module.write_etdump_result_to_file(str(dump))
@@ -53,7 +53,7 @@ def read_executorch(path: Path, image: Tensor, runs: int) -> pd.DataFrame:
     )
 
 
-def read_onnx(path: Path, image: Tensor, runs: int) -> pd.DataFrame:
+def read_onnx(path: Path, image: Tensor, rounds: int) -> pd.DataFrame:
     """Return kind and median milliseconds of each operator of an ``.onnx`` file, in order."""
     import onnxruntime
 
@@ -63,7 +63,7 @@ def read_onnx(path: Path, image: Tensor, runs: int) -> pd.DataFrame:
         options.enable_profiling = True
         options.profile_file_prefix = f'{directory}/profile'
         session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
-        for _ in range(runs):
+        for _ in range(rounds):
             session.run(None, {session.get_inputs()[0].name: image.numpy()})
         events = json.loads(Path(session.end_profiling()).read_text())
     rows = [
@@ -75,7 +75,7 @@ def read_onnx(path: Path, image: Tensor, runs: int) -> pd.DataFrame:
 
 
 def find_stages(events: pd.DataFrame, convolutions: list[list[Any]]) -> list[str]:
-    """Return the stage of each operator: that of the last convolution before it.
+    """Return the stage of each operator, which is the stage of the last convolution before it.
 
     Args:
         events: By order of time.
@@ -91,14 +91,16 @@ def find_stages(events: pd.DataFrame, convolutions: list[list[Any]]) -> list[str
     return [stages[max(ordinal - 1, 0)] for ordinal in ordinals]
 
 
-def profile(path: Path, runs: int) -> pd.DataFrame:
+def profile(path: Path, rounds: int) -> pd.DataFrame:
     """Return stage, kind, number and milliseconds of the operators of a file."""
     shape = open_exported(path).input_shape
     if not all(isinstance(side, int) for side in shape):
         raise ValueError(f'{path} has a free size: export it without --dynamic')
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     readers = {'.pte': read_executorch, '.onnx': read_onnx}
-    events = readers[path.suffix](path, image, runs)
+    if path.suffix not in readers:
+        raise ValueError(f'{path} is neither .pte nor .onnx')
+    events = readers[path.suffix](path, image, rounds)
     report = json.loads(Path(f'{path}.json').read_text())
     events['stage'] = find_stages(events, report['convolutions'])
     groups = events.groupby(['stage', 'kind'], sort=False)['ms']
@@ -139,17 +141,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add('files', type=Path, nargs='+', metavar='FILE', help='.pte or .onnx, next to its report')
-    add('--runs', type=int, default=20, help='default: %(default)s')
+    add('--rounds', type=int, default=20, help='default: %(default)s')
     add('--out-dir', type=Path, default=Path('work_dirs/operators'), metavar='DIR')
     arguments = parser.parse_args()
     try:
         check_writable(arguments.out_dir)
-        tables = [profile(path, arguments.runs) for path in arguments.files]
-    except (ImportError, KeyError, OSError, ValueError) as error:
+        tables = [profile(path, arguments.rounds) for path in arguments.files]
+    except (ImportError, OSError, ValueError) as error:
         sys.exit(f'error: {error}')
     table = pd.concat(tables)
     versions = ', '.join(describe_machine('executorch', 'onnxruntime'))
-    text = markdown(table, f'One thread, medians of {arguments.runs} runs; {versions}')
+    text = markdown(table, f'One thread, medians of {arguments.rounds} rounds; {versions}')
     for kind, content in dict(csv=table, md=text, png=draw(table)).items():
         save(arguments.out_dir / f'operators.{kind}', content)
     print(f'{text}\nWritten to {arguments.out_dir}')

@@ -1,7 +1,7 @@
 """Draw time per megapixel over the side of images, from recordings of latency.py at several sizes.
 
-What costs time in proportion to the pixels, as convolutions and linear attention do, is a level
-line. Written are sweep.md (a table) and sweep.png.
+A flat line means linear cost in the number of pixels. The results are sweep.md (a table) and
+sweep.png.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 from latency import PEERS
 from matplotlib.figure import Figure
-from timing import save
+from recording import save
 
 from mmcare.files import check_writable
 
@@ -23,7 +23,7 @@ def read(paths: list[Path], engine: str) -> tuple[pd.DataFrame, list[str]]:
         recording = json.loads(path.read_text(encoding='utf-8'))
         (height, width), times = recording['settings']['shape'], recording['milliseconds'][engine]
         if height != width or height in rows:
-            raise ValueError(f'{path}, {height}x{width}, is not the one of squares of its size')
+            raise ValueError(f'{path} is of {height}x{width}: give one recording for each square')
         rows[height] = pd.DataFrame(times).median() / (height * width / 1e6)
         versions.add(', '.join(recording['versions']))
     table = pd.DataFrame(rows).T.sort_index().rename_axis('side of the image, pixels')

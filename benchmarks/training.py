@@ -1,9 +1,9 @@
 """Measure time and memory of a training step of backbones, with options that save either.
 
-A step is a forward and a backward pass. All options run in turn in one process. On a CPU, memory is
-what the forward pass keeps for the backward pass: the bytes of all saved tensors, each storage
-once, parameters not counted. On a GPU it is the peak of the allocator during a step, over what
-was allocated before it. Necks, heads and the optimizer are not in it.
+A step is a forward and a backward pass, without neck, head and optimizer. Options are measured in
+interleaved rounds. Memory on a CPU is the bytes of all tensors that the forward pass saves for the
+backward pass, without parameters. On a GPU it is the peak of the allocator during a step, minus
+what was allocated before.
 """
 
 import argparse
@@ -14,11 +14,11 @@ from typing import Any
 
 import pandas as pd
 import torch
-from timing import describe_machine, save
+from recording import describe_machine, save
 from torch import Tensor, nn
 
+from mmcare.analysis.timing import measure_in_turn
 from mmcare.compatibility import require
-from mmcare.export.runtime import measure_in_turn
 from mmcare.files import check_writable
 from mmcare.models import CARE
 
@@ -103,7 +103,7 @@ def forward(network: nn.Module, images: Tensor, precision: str) -> Tensor:
     dtype = PRECISIONS[precision]
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
         maps = network(images)
-    return torch.stack([one.float().mean() for one in maps]).sum()
+    return torch.stack([output.float().mean() for output in maps]).sum()
 
 
 def step(network: nn.Module, images: Tensor, precision: str) -> None:

@@ -76,7 +76,7 @@ def global_learner(block: CAREBlock) -> str:
 
 def kernels(module: nn.Module, separator: str) -> str:
     """List the kernel sizes of a module's convolutions."""
-    convs = (one for one in module.modules() if isinstance(one, nn.Conv2d))
+    convs = (layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
     return separator.join('{}x{}'.format(*conv.kernel_size) for conv in convs)
 
 
@@ -124,8 +124,8 @@ class Canvas:
 def draw_stages(canvas: Canvas, backbone: CARE, layers: list[Layer]) -> None:
     """Draw the image and a card for each stage."""
     canvas.box(2, 72, 11, 8, 'image\n{} x {} x {}'.format(*IMAGE))
-    entrances = [one for one in layers if getattr(one.module, 'stride', (1, 1)) > (1, 1)]
-    stages = [one for one in layers if isinstance(one.module, Stage)]
+    entrances = [layer for layer in layers if getattr(layer.module, 'stride', (1, 1)) > (1, 1)]
+    stages = [layer for layer in layers if isinstance(layer.module, Stage)]
     for index, (entrance, stage) in enumerate(zip(entrances, stages, strict=True)):
         left = 23.5 + 35 * index
         canvas.arrow((left - (9 if index else 10.5), 76), (left - 0.3, 76))
@@ -171,7 +171,7 @@ def draw_block(canvas: Canvas, backbone: CARE, layers: list[Layer]) -> None:
     path = 'stages.2.blocks.0'
     block = backbone.get_submodule(path)
     parts = {
-        part: [one for one in layers if one.name.startswith(f'{path}.{part}.')]
+        part: [layer for layer in layers if layer.name.startswith(f'{path}.{part}.')]
         for part in ('mixer.global_learner', 'mixer.local_learner', 'inter1', 'inter2')
     }
     canvas.box(1, 1.5, WIDTH - 2, 51, facecolor='#fdfdfd', edgecolor=FAINT, zorder=0.1)

@@ -8,17 +8,17 @@ from pathlib import Path
 import pandas as pd
 from mmengine.utils import track_iter_progress
 
-from mmcare.export import export_backbone, load_source
-from mmcare.export.export import FORMATS
+from mmcare.export import export_model, load_source
+from mmcare.export.backends import BACKENDS
 
 CONFIGS = Path(__file__).resolve().parents[1] / 'configs'
 PARTS = {
     'backbone': ('s0', 'backbone'),
     'Mask R-CNN, backbone and neck': ('mask_rcnn/care_s0_coco.py', 'neck'),
-    'RetinaNet': ('retinanet/retinanet_care_s0_coco.py', 'model'),
-    'RTMDet': ('rtmdet/rtmdet_care_s0_coco.py', 'model'),
+    'RetinaNet': ('retinanet/care_s0_retinanet_coco.py', 'model'),
+    'RTMDet': ('rtmdet/care_s0_rtmdet_coco.py', 'model'),
     'Semantic FPN': ('fpn/care_s0_ade20k.py', 'model'),
-    'UperNet': ('upernet/upernet_care_s0_ade20k.py', 'model'),
+    'UperNet': ('upernet/care_s0_upernet_ade20k.py', 'model'),
     'classifier': ('imagenet/care_s0_in1k.py', 'model'),
 }
 NAMES = dict(coreml='Core ML', onnx='ONNX', executorch='ExecuTorch', ncnn='ncnn', litert='LiteRT')
@@ -30,7 +30,7 @@ def describe(source: str, part: str, kind: str) -> str:
     with tempfile.TemporaryDirectory() as directory:
         try:
             network = load_source(config, part=part)
-            report = export_backbone(network, directory, formats=(kind,))[kind]
+            report = export_model(network, directory, formats=(kind,))[kind]
         except Exception as error:  # whatever a converter raises
             return f'not converted: {type(error).__name__}: {error}'.splitlines()[0]
     deviation = max(report['deviations'][name] for name in ('random', 'smooth'))
@@ -40,8 +40,8 @@ def describe(source: str, part: str, kind: str) -> str:
 def main() -> None:
     """Print the table."""
     warnings.simplefilter('ignore')
-    cells = [(name, kind) for name in PARTS for kind in FORMATS]
-    table = pd.DataFrame(index=list(PARTS), columns=list(FORMATS))
+    cells = [(name, kind) for name in PARTS for kind in BACKENDS]
+    table = pd.DataFrame(index=list(PARTS), columns=list(BACKENDS))
     for name, kind in track_iter_progress(cells, file=sys.stderr):
         table.loc[name, kind] = describe(*PARTS[name], kind)
     print(table.rename(columns=NAMES).to_markdown())

@@ -1,7 +1,7 @@
-"""What depends on versions of Python, PyTorch and the MM family, each with its last version.
+"""Everything that depends on versions of Python, PyTorch and the MM family.
 
-The package does not require PyTorch and the MM family, since pip would then replace a PyTorch or an
-MMCV that was chosen or compiled with care.
+The package's metadata does not require PyTorch or the MM family: pip would replace a PyTorch or an
+MMCV that was chosen or compiled on purpose.
 """
 
 from __future__ import annotations
@@ -12,25 +12,23 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, ContextManager
 
-import torch
 from packaging.specifiers import SpecifierSet
-from torch import Tensor
 
-# Name of the module: versions that work, what installs one of them.
+# By module: the versions that work, and a command that installs one of them.
 PACKAGES = {
     'torch': ('>=2.0,<3', 'pip install "torch>=2.0"'),
     'mmengine': ('>=0.8,<1', 'pip install "mmengine>=0.8,<1"'),
     'mmcv': (
         '>=2.0,<3',
-        'pip install "mmcv-lite>=2.0,<2.2" (backbone and export), or with the compiled ops that '
-        'detectors need: mim install mmcv==2.1.0',
+        'pip install "mmcv-lite>=2.0,<2.2"; detectors then need python -m mmcare.mmcv_ext, or MMCV '
+        'with its compiled operators: mim install mmcv==2.1.0',
     ),
     'mmpretrain': ('>=1.2,<2', 'pip install "mmpretrain>=1.2.0,<2"'),
 }
 
 
 def check_versions(*names: str) -> None:
-    """Import packages of ``PACKAGES``, and raise an ImportError for a missing or unsuited one."""
+    """Raise an ImportError if one of ``PACKAGES`` is missing or has an unsupported version."""
     for name in names:
         versions, command = PACKAGES[name]
         found = _import(name, f'mmcare needs {name}{versions}: {command}').__version__
@@ -38,8 +36,35 @@ def check_versions(*names: str) -> None:
             raise ImportError(f'mmcare needs {name}{versions}, found {found}: {command}')
 
 
+def require(name: str, purpose: str, extra: str = 'export') -> ModuleType:
+    """Import an optional package, or raise an ImportError that names the extra to install."""
+    clone = f'in a clone: pip install -e ".[{extra}]"'
+    return _import(name, f'{purpose} needs {name}, of the extra mmcare[{extra}]; {clone}')
+
+
+def _import(name: str, advice: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name not in (name, name.split('.')[0]):
+            raise
+        raise ImportError(f'{name} is not installed. {advice}') from error
+
+
+def _suits(version: str, specifier: str) -> bool:
+    return SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+# Before they are imported, here and by mmcare, so that an error says what to install.
+check_versions('torch', 'mmengine', 'mmcv')
+
+import mmengine  # noqa: E402
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+
 def check_export() -> None:
-    """Raise an ImportError where Python or PyTorch are too old for exports."""
+    """Raise an ImportError if Python or PyTorch is too old for exports."""
     python, pytorch = sys.version.split()[0], torch.__version__
     if sys.version_info < (3, 11) or not _suits(pytorch, '>=2.6'):
         needed = 'exports need Python>=3.11 and torch>=2.6'
@@ -52,33 +77,14 @@ def check_compile() -> None:
         raise ImportError(f'CompileHook needs torch>=2.2, found {torch.__version__}')
 
 
-def require(name: str, purpose: str, extra: str = 'export') -> ModuleType:
-    """Import an optional package, or raise an ImportError: what needs it, which extra has it."""
-    clone = f'in a clone: pip install -e ".[{extra}]"'
-    return _import(name, f'{purpose} needs {name}, of the extra mmcare[{extra}]; {clone}')
-
-
-def _import(name: str, advice: str) -> ModuleType:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name.split('.')[0]:
-            raise
-        raise ImportError(f'{name} is not installed. {advice}') from error
-
-
-def _suits(version: str, specifier: str) -> bool:
-    return SpecifierSet(specifier).contains(version, prereleases=True)
-
-
 def autocast_off(x: Tensor) -> ContextManager[Any]:
-    """Suspend autocast where it is on; elsewhere leave the graph alone (some devices have none).
+    """Suspend autocast on the device of ``x``, if it is on.
 
-    From PyTorch 2.4 on, ``torch.is_autocast_enabled`` takes a device. Before, each had its own
-    function, and other devices than CUDA's and the CPU have it in their own module.
+    If it is off, nothing is done: some devices have no autocast, and traced graphs stay simple.
+    Before PyTorch 2.4, each device has its own function; those of plugins are in their modules.
     """
     device = x.device.type
-    if hasattr(torch.amp, 'is_autocast_available'):
+    if hasattr(torch.amp, 'is_autocast_available'):  # from PyTorch 2.4 on
         on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     elif device == 'cpu':
         on = torch.is_autocast_cpu_enabled()
@@ -97,8 +103,8 @@ def fused_on_cpu() -> bool:
 
 
 def skips_batches() -> bool:
-    """Whether resumed loops over iterations load earlier batches again: from MMEngine 0.10.3 on."""
-    return _suits(import_module('mmengine').__version__, '>=0.10.3')
+    """Whether resumed iteration-based loops skip earlier batches: from MMEngine 0.10.3 on."""
+    return _suits(mmengine.__version__, '>=0.10.3')
 
 
 def is_compiling() -> bool:

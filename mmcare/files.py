@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory, mkdtemp
 
 
 def check_writable(directory: Path) -> None:
-    """Raise an OSError if nothing can be written to a directory, which need not exist yet."""
+    """Raise an OSError if a directory, which need not exist yet, cannot be written to."""
     parents = [directory.absolute(), *directory.absolute().parents]
     existing = next(parent for parent in parents if parent.exists())
-    # For root, os.access allows every path, even in /proc, so try.
+    # A trial, since os.access allows root every path, even in /proc.
     TemporaryDirectory(prefix='.', dir=existing).cleanup()
 
 
@@ -31,9 +31,9 @@ def moved_into_place(path: Path) -> Iterator[Path]:
     """Yield a temporary path with the same name, and rename it to ``path`` if the block succeeds.
 
     A file replaces a file, a directory a directory. Files are synced before they are renamed, and
-    the rename before the block ends, so that neither a kill nor a power cut leaves half a file. A
-    killed process can leave a directory ``.<name>.<random>.tmp`` next to ``path``, in which a
-    replaced directory may be found.
+    the rename is synced as well, so that neither a kill nor a power cut leaves half a file. A
+    killed process can leave a directory ``.<name>.<random>.tmp`` next to ``path``; if a directory
+    was being replaced, the old one may be in there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     directory = mkdtemp(prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent)
@@ -56,7 +56,7 @@ def size_of(path: Path) -> int:
 
 
 def _sync(path: Path) -> None:
-    """Bring a file, or the names in a directory, to the disk, where the system can do that."""
+    """Write a file, or the names in a directory, to the disk, if the system supports it."""
     if path.is_dir() and not hasattr(os, 'O_DIRECTORY'):
         return
     descriptor = os.open(path, os.O_RDONLY)

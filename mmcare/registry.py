@@ -8,5 +8,5 @@ from mmengine import registry as root
 MODELS = root.Registry('model', parent=root.MODELS, scope='mmcare', locations=['mmcare.models'])
 HOOKS = root.Registry('hook', parent=root.HOOKS, scope='mmcare', locations=['mmcare.engine'])
 TRANSFORMS = root.Registry(
-    'transform', parent=root.TRANSFORMS, scope='mmcare', locations=['mmcare.export.evaluate']
+    'transform', parent=root.TRANSFORMS, scope='mmcare', locations=['mmcare.export.preprocessing']
 )

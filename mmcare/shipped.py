@@ -1,6 +1,6 @@
 """Find the configs that are installed with mmcare.
 
-``mim train mmdet`` looks names up among mmdet's own configs only, so give it a path::
+``mim train mmdet`` finds only mmdet's own configs by name, so give it a path::
 
     mim train mmdet "$(python -m mmcare.shipped mask_rcnn/care_s1_coco)"
 

@@ -19,8 +19,8 @@ from mmcare.compatibility import require
 from mmcare.models import CARE
 from mmcare.models.arguments import check
 from mmcare.models.heads import TwoHeads, pool
-from mmcare.weights.names import ADDRESSES, is_published, whole_classifier
-from mmcare.weights.whole import check_whole
+from mmcare.models.loading import ADDRESSES, check_state_dict
+from mmcare.weights.names import is_published, to_classifier_keys
 
 timm: Any = require('timm', 'mmcare.timm', 'timm')
 feature_take_indices = timm.models._features.feature_take_indices
@@ -58,7 +58,7 @@ class CAREClassifier(nn.Module):
         elif not self.backbone.stem.conv.weight.is_meta:  # takes seconds there
             initialize(self.backbone, self.backbone.init_cfg)
         self.backbone.to(dtype)
-        # What timm's feature extractors hook: stages have the padding in their outputs.
+        # Feature extractors of timm hook these, since the outputs of stages include padding.
         self.maps = nn.ModuleList(nn.Identity() for _ in self.backbone.out_channels)
         self.feature_info = [
             dict(num_chs=channels, reduction=4 * 2**index, module=f'maps.{index}')
@@ -68,7 +68,7 @@ class CAREClassifier(nn.Module):
         self.reset_classifier(num_classes)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the heads, or remove them if there are 0 classes; then the pool may be ``''``."""
+        """Replace the heads; with 0 classes remove them, and ``global_pool`` may be ``''``."""
         given = self.global_pool if global_pool is None else global_pool
         good = given == 'avg' or (given == '' and num_classes == 0)
         check('global_pool', given, "'avg', or '' with num_classes=0", good)
@@ -84,7 +84,7 @@ class CAREClassifier(nn.Module):
         return tuple(module for module in self.head.modules() if isinstance(module, nn.Linear))
 
     def set_distilled_training(self, enable: bool = True) -> None:
-        """Let training mode return the logits of both heads, as ``timm.task`` wants them."""
+        """Return the logits of both heads in training mode, as ``timm.task`` expects."""
         self.distilled_training = enable
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -93,7 +93,7 @@ class CAREClassifier(nn.Module):
             stage.recompute = enable  # type: ignore[assignment]
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return timm's patterns of layers: the stem, then stages or blocks."""
+        """Return the patterns by which timm groups parameters: stem, then stages or blocks."""
         stage = r'^backbone\.stages\.(\d+)'
         blocks = [(rf'{stage}\.downsample', (0,)), (rf'{stage}\.blocks\.(\d+)', None)]
         return dict(stem=r'^backbone\.stem', blocks=stage if coarse else blocks)
@@ -101,7 +101,8 @@ class CAREClassifier(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         """Map images (B, in_chans, H, W) to the last map (B, C, H / 32, W / 32), rounded up."""
         maps = self.backbone(x)
-        return [each(maps[index]) for index, each in enumerate(self.maps)][-1]
+        # Indices, since torch.fx cannot iterate over the maps.
+        return [identity(maps[index]) for index, identity in enumerate(self.maps)][-1]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Any:
         """Map (B, C, H, W) to logits (B, K), the mean of both heads, or to their input (B, C)."""
@@ -123,7 +124,7 @@ class CAREClassifier(nn.Module):
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
     ) -> Any:
-        """Return the last map and a list of those of ``indices``, or the list alone, as in timm."""
+        """Return the last map and a list of the maps of ``indices``, or only the list."""
         assert output_fmt == 'NCHW', 'maps are (B, C, H, W)'
         taken, last = feature_take_indices(len(self.backbone.stages), indices)
         maps = (_first_stages(self.backbone, last + 1) if stop_early else self.backbone)(x)
@@ -142,27 +143,27 @@ class CAREClassifier(nn.Module):
         return taken
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load a state dict as PyTorch does; one with published names is renamed before."""
+        """Load a state dict as PyTorch does; published names are converted first."""
         if is_published(state_dict):
-            state_dict = whole_classifier(state_dict)
+            state_dict = to_classifier_keys(state_dict)
         return super().load_state_dict(state_dict, *args, **kwargs)
 
 
 def _first_stages(backbone: CARE, number: int) -> CARE:
-    """Return a backbone that ends after some stages and shares them with the given one."""
+    """Return a backbone that shares the first stages of another one, and ends after them."""
     part = copy(backbone)
     part._modules = {**backbone._modules, 'stages': backbone.stages[:number]}
     part.out_indices = backbone.out_indices[:number]
     return part
 
 
-def _whole(state: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """Return the weights of a file that timm is about to load without ``strict``."""
-    state, stem = whole_classifier(state), 'backbone.stem.conv.weight'
+def _filter_checkpoint(state: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """Convert and check the weights that timm is about to load, which it does not do strictly."""
+    state, stem = to_classifier_keys(state), 'backbone.stem.conv.weight'
     checked = dict(state)
     if stem in state:  # as timm does next
         checked[stem] = timm.models.adapt_input_conv(model.in_chans, state[stem])
-    check_whole(model.backbone, checked, 'backbone.', model.pretrained_cfg.get('file'))
+    check_state_dict(model.backbone, checked, 'backbone.', model.pretrained_cfg.get('file'))
     return state
 
 
@@ -177,7 +178,7 @@ def _entrypoint(arch: str) -> Callable[..., nn.Module]:
                 f'No hub has weights of CARE. {ADDRESSES} Give a file as checkpoint_path=FILE; for '
                 'features_only, other classes or channels: pretrained_cfg_overlay=dict(file=FILE).'
             )
-        kwargs.update(arch=arch, pretrained_filter_fn=_whole)
+        kwargs.update(arch=arch, pretrained_filter_fn=_filter_checkpoint)
         kwargs['feature_cfg'] = dict(out_indices=(0, 1, 2, 3), feature_cls='getter')
         return timm.models.build_model_with_cfg(CAREClassifier, name, pretrained, **kwargs)
 

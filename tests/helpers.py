@@ -18,11 +18,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mmengine.model import BaseModel
+from mmengine.registry import DefaultScope
 
 from mmcare.models import CARE
 from mmcare.models.backbones.care import LinearAttention
-from mmcare.weights.names import from_published
+from mmcare.weights.names import from_published, to_published
 
+os.environ['CUDA_VISIBLE_DEVICES'] = '-1'
 IS_NEW = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 6)  # as exports need it
 newer = pytest.mark.skipif(not IS_NEW, reason='for PyTorch 2.6 and later')
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,6 +44,14 @@ THIN = dict(
     expansions=((2, 2), (2, 3), (3, 2), (2, 4)),
     head_channels=(4, 4, 8, 8),
 )
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Start every test from the same generator state, and leave no toolbox selected."""
+    torch.manual_seed(0)
+    yield
+    DefaultScope._instance_dict.clear()
 
 
 def thin_backbone(kind=CARE, **arguments):
@@ -94,9 +104,21 @@ def randomise(model):
     return model
 
 
+def random_backbone(kind=CARE, **arguments):
+    """A thin CARE with random values in place of initial ones."""
+    return randomise(kind(**{'arch': THIN, **arguments}))
+
+
+def published_state(backbone):
+    """The backbone's weights, and two heads, under the published names."""
+    shapes = {'norm.weight': 128, 'norm.bias': 128, 'fc.weight': (10, 128), 'fc.bias': 10}
+    heads = {f'{h}.{n}': torch.rand(s) for h in ('head', 'dist_head') for n, s in shapes.items()}
+    return {**to_published(backbone.state_dict()), **heads}
+
+
 def deviation(expected, found):
     """Largest difference of outputs, as a share of each one's largest magnitude."""
-    assert [(one.shape, one.dtype) for one in expected] == [(o.shape, o.dtype) for o in found]
+    assert [(a.shape, a.dtype) for a in expected] == [(o.shape, o.dtype) for o in found]
     shares = [(a - b).abs().max() / a.abs().max() for a, b in zip(expected, found)]
     return torch.stack(shares).max().item()
 
@@ -160,7 +182,7 @@ def _draw(key, shape):
     return drawn.astype(np.float32)
 
 
-def published_forward(weights, variant, image, identity_kernel=False):
+def published_forward(weights, variant, image):
     """Compute the four stage outputs of an image whose sides are multiples of 32.
 
     All in the dtype of the image and in the released order: phi(k)^T v is summed over all
@@ -195,12 +217,9 @@ def published_forward(weights, variant, image, identity_kernel=False):
             for part in (query, key, x)
         )
         number = height * width
-        if identity_kernel:
-            out = query @ (key.transpose(2, 3) @ value / number)
-        else:
-            query, key = F.elu(query) + 1, F.elu(key) + 1
-            scale = query @ key.mean(2, keepdim=True).transpose(2, 3) + 1e-6
-            out = query @ (key.transpose(2, 3) @ value / number) / scale
+        query, key = F.elu(query) + 1, F.elu(key) + 1
+        scale = query @ key.mean(2, keepdim=True).transpose(2, 3) + 1e-6
+        out = query @ (key.transpose(2, 3) @ value / number) / scale
         return out.transpose(2, 3).reshape(x.shape)
 
     def inter(name, x, closing=True):

@@ -1,4 +1,4 @@
-"""The benchmarks: what is folded, run, counted and written. No time is asserted."""
+"""The benchmarks: what is fused, run, counted and written. No time is asserted."""
 
 import json
 import re
@@ -16,22 +16,19 @@ import accuracy
 import counts
 import latency
 import operators
-import sweep
 import training
 
-from mmcare.export import export_backbone, runtime
-from mmcare.export.export import write_file
-from mmcare.export.formats import FORMATS
-from mmcare.export.formats.base import Job
-from mmcare.export.load import IMAGENET, Network, Source
-from mmcare.export.verify import trial_images
-from mmcare.phone.files import describe
+from mmcare.export import export_model
+from mmcare.export.backends import BACKENDS, open_exported
+from mmcare.export.source import IMAGENET, Network, Source
+from mmcare.export.spec import ExportSpec, draw_images
+from mmcare.models.deployment import BackboneInfo
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Time each run once, on thin networks."""
-    monkeypatch.setattr(runtime, 'SECONDS', 1e-9)
+    monkeypatch.setattr('mmcare.analysis.timing.SECONDS', 1e-9)
     monkeypatch.setattr(latency, 'CARE', lambda arch: thin_backbone())
     monkeypatch.setattr(training, 'CARE', lambda arch, **options: thin_backbone(**options))
     yield
@@ -45,7 +42,7 @@ def call(script, monkeypatch, *arguments):
 
 @pytest.mark.parametrize('name', ['mobilenetv2_035', 'cpubone_nano'])
 @torch.no_grad()
-def test_peers_are_folded_and_compute_the_same(name):
+def test_fused_peers_compute_the_same(name):
     """With norms that have activations, shortcuts, and attention that fx cannot trace."""
     timm = pytest.importorskip('timm')
     network = latency.FourMaps(timm.create_model(name, features_only=True))
@@ -56,10 +53,10 @@ def test_peers_are_folded_and_compute_the_same(name):
             nn.init.normal_(module.bias, std=0.1)
     image = torch.randn(1, 3, 64, 96)
     expected = network.eval()(image)
-    folded = latency.fold_norms(network)
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
-    torch.testing.assert_close(folded(image), expected, rtol=1e-4, atol=1e-4)
-    assert [one.shape[2] for one in expected] == [64 // stride for stride in latency.STRIDES]
+    fused = latency.fuse_norms(network)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in fused.modules())
+    torch.testing.assert_close(fused(image), expected, rtol=1e-4, atol=1e-4)
+    assert [output.shape[2] for output in expected] == [64 // stride for stride in latency.STRIDES]
 
 
 class Tiny(nn.Module):
@@ -72,14 +69,12 @@ class Tiny(nn.Module):
     def forward(self, image):
         return tuple(conv(image) for conv in self.convs)
 
-    def switch_to_deploy(self):
-        pass
-
 
 def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
-    networks = dict(s0=Tiny())
-    monkeypatch.setattr(latency, 'CARE', networks.__getitem__)
-    arguments = '--archs', 's0', 's1', '--peers', '--shape', 64, 64, '--runs', 2
+    info = BackboneInfo('tiny', output_names=latency.OUTPUT_NAMES)
+    networks = dict(s0=Network(Tiny(), info=info))
+    monkeypatch.setattr(latency, 'build', lambda key, shape: networks[key])
+    arguments = '--archs', 's0', 's1', '--peers', '--shape', 64, 64, '--rounds', 2
     call(latency, monkeypatch, *arguments, '--out-dir', tmp_path / 'out', '--keep', tmp_path)
     recording = json.loads((tmp_path / 'out/recording.json').read_text())
     assert list(recording['milliseconds']) == list(latency.ENGINES)
@@ -87,15 +82,15 @@ def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
         assert list(times) == ['s0'] and len(times['s0']) == 2 and min(times['s0']) > 0
     reasons = {f'CARE-S1, {engine}': "KeyError: 's1'" for engine in latency.ENGINES}
     assert recording['left_out'] == reasons
-    assert recording['delegates'] == {one: dict(s0=1) for one in [*latency.ENGINES][1:]}
+    assert recording['delegates'] == {engine: dict(s0=1) for engine in [*latency.ENGINES][1:]}
     assert "Left out: CARE-S1, xnnpack: KeyError: 's1'." in capsys.readouterr().out
     assert recording['parameters'] == dict(s0=4 * (3 * 4 * 16 + 4))
-    for name in ('s0_litert.tflite', 's0_onnxruntime.onnx'):  # as a phone gets them
-        about, _ = describe(tmp_path / name, None)
+    for name in ('s0_64x64.tflite', 's0_64x64.onnx'):  # for projects/phone
+        about = open_exported(tmp_path / name).description
         assert (about['key'], about['parameters'], about['shape']) == ('s0', 784, [64, 64])
-        assert about['input']['mean'] == [*IMAGENET.mean] and len(about['outputs']) == 4
+        assert about['inputs'][0]['mean'] == [*IMAGENET.mean] and len(about['outputs']) == 4
     # An interrupted run goes on with the files that are there.
-    monkeypatch.setattr(latency, 'write_file', None)
+    monkeypatch.setattr(latency, 'export_model', None)
     call(latency, monkeypatch, *arguments, '--out-dir', tmp_path / 'on', '--keep', tmp_path)
     resumed = json.loads((tmp_path / 'on/recording.json').read_text())
     assert resumed['delegates'] == recording['delegates']
@@ -118,7 +113,7 @@ def planted(**times):
     )
 
 
-def test_ratios_and_the_pareto_line_of_planted_times():
+def test_ratios_and_pareto_line():
     """Ratios are those within a round: the slow second round changes none."""
     recording = planted(
         s0=[10.0, 100.0, 10.0], resnet18=[20.0, 200.0, 30.0], mobilenetv2=[5.0, 50.0, 5.0],
@@ -135,21 +130,6 @@ def test_ratios_and_the_pareto_line_of_planted_times():
     assert 'had 0.50 of a core' in text and '| 30.0 (2.00)' in text and '**9.0** (0.90)' in text
 
 
-def test_recordings_of_phones(tmp_path):
-    """Other files are tabled; only those of the peers have an accuracy to draw."""
-    times = dict(s0=[10.0, 12.0], resnet18=[20.0, 21.0], mine=[5.0, 6.0])
-    recording = planted() | dict(settings=dict(shape=[64, 64], runs=2, threads='threads as named'))
-    recording |= dict(milliseconds={'litert-wasm': times, 'litert-webgpu': dict(mine=[1.0, 2.0])})
-    del recording['processor_share']
-    latency.write(recording, tmp_path)
-    rows = pd.read_csv(tmp_path / 'latency.csv')
-    assert list(rows['label']) == ['CARE-S0', 'ResNet18', 'mine', 'mine']
-    assert list(rows['x_care'][:2]) == [1, 1.875]
-    table = latency.latency_table(recording, 'litert-wasm')  # a file without an accuracy is first
-    assert list(table.index[table['pareto']]) == ['s0']
-    assert [path.name for path in tmp_path.glob('*.png')] == ['accuracy_litert-wasm.png']
-
-
 def test_the_page_shows_the_recording():
     """docs/latency.md itself draws its pictures again."""
     page = (ROOT / 'docs/latency.md').read_text()
@@ -161,9 +141,9 @@ def test_the_page_shows_the_recording():
 
 def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
     source = Source('thin', 'random', Network(thin_backbone()), IMAGENET)
-    report = export_backbone(source, tmp_path, (64, 64), ('onnx', 'executorch'))
+    report = export_model(source, tmp_path, (64, 64), ('onnx', 'executorch'))
     files = tmp_path / 'thin_64x64.onnx', tmp_path / 'thin_64x64.pte'
-    call(operators, monkeypatch, *files, '--runs', 3, '--out-dir', tmp_path / 'out')
+    call(operators, monkeypatch, *files, '--rounds', 3, '--out-dir', tmp_path / 'out')
     table = pd.read_csv(tmp_path / 'out/operators.csv')
     assert table['ms'].sum() > 0 and len(list((tmp_path / 'out').iterdir())) == 3
     for file, engine in zip(files, ('onnx', 'executorch'), strict=True):
@@ -178,7 +158,7 @@ def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
         call(operators, monkeypatch, files[0], '--out-dir', tmp_path / 'other')
 
 
-def test_operators_outside_of_delegates_are_named_and_count_once(tmp_path):
+def test_operators_outside_delegates(tmp_path):
     """Here cumsum, which XNNPACK does not have, between two additions."""
 
     class Summed(nn.Module):
@@ -186,24 +166,14 @@ def test_operators_outside_of_delegates_are_named_and_count_once(tmp_path):
             sums = (image + image).cumsum(3)
             return (sums + sums,)
 
-    job, path = Job(Summed(), Summed(), ['sum'], trial_images(3, (8, 8))), tmp_path / 'summed.pte'
-    report = write_file(FORMATS['executorch'], job, path)
+    metadata = dict(name='summed', part='backbone', shape=(8, 8))
+    images = draw_images(3, (8, 8))
+    spec = ExportSpec(Summed(), Summed(), ['sum'], (1, 3, 8, 8), images, metadata=metadata)
+    report = BACKENDS['executorch'].export(spec, tmp_path)
+    path = tmp_path / report['file']
     assert report['delegates'] == 2 and report['outside'] == {'aten_cumsum_default': 1}
     kinds = list(operators.read_executorch(path, torch.zeros(1, 3, 8, 8), 2)['kind'])
     assert 'native_call_cumsum.out' in kinds and 'OPERATOR_CALL' not in kinds
-
-
-def test_time_per_megapixel(tmp_path, monkeypatch):
-    for side, ms in ((512, 8.0), (256, 1.0)):
-        recording = planted(s0=[ms] * 3, resnet18=[2 * ms] * 3)
-        recording['settings']['shape'] = [side, side]
-        (tmp_path / f'{side}.json').write_text(json.dumps(recording))
-    call(sweep, monkeypatch, *sorted(tmp_path.glob('*.json')), '--out-dir', tmp_path)
-    assert (tmp_path / 'sweep.png').stat().st_size > 10_000
-    table, _ = sweep.read(sorted(tmp_path.glob('*.json')), 'xnnpack')
-    expected = {256: 1 / 0.256**2, 512: 8 / 0.512**2}
-    assert table['CARE-S0'].to_dict() == pytest.approx(expected)
-    assert table['ResNet18'].to_dict() == pytest.approx({k: 2 * v for k, v in expected.items()})
 
 
 def test_bytes_that_are_kept_are_counted_once():

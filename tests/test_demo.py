@@ -12,8 +12,8 @@ from mmcare.sample_data import make_ade20k, make_coco
 from mmcare.shipped import shipped_config
 
 KINDS = dict(
-    coco=(make_coco, 'mask_rcnn_care_s0_scenes', 'mmdet', 'epoch_1.pth', 'coco/bbox_mAP_50'),
-    ade20k=(make_ade20k, 'fpn_care_s0_scenes', 'mmseg', 'iter_4.pth', 'mIoU'),
+    coco=(make_coco, 'care_s0_mask_rcnn_scenes', 'mmdet', 'epoch_1.pth', 'coco/bbox_mAP_50'),
+    ade20k=(make_ade20k, 'care_s0_fpn_scenes', 'mmseg', 'iter_4.pth', 'mIoU'),
 )
 SHORT = dict(
     coco=['train_cfg.max_epochs=1'], ade20k=['train_cfg.max_iters=4', 'train_cfg.val_interval=4']

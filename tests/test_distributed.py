@@ -40,7 +40,7 @@ def test_channels_last_gradients_fit_their_buckets(results):
 
 
 @pytest.mark.parametrize('loop', ['epochs', 'iterations'])
-def test_one_process_writes_and_all_resume_exactly(results, loop):
+def test_distributed_resume(results, loop):
     """The processes draw differently."""
     written = [result['resume'][loop]['written'] for result in results]
     assert len(written[0]) == 3 and written[1] == []

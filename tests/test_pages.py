@@ -8,7 +8,8 @@ import re
 import pytest
 from helpers import ROOT
 
-PAGES = sorted([*ROOT.glob('*.md'), *ROOT.glob('docs/*.md'), *ROOT.glob('configs/*/README.md')])
+PLACES = '*.md', 'docs/*.md', 'configs/*/README.md', 'projects/*/README.md'
+PAGES = sorted(page for place in PLACES for page in ROOT.glob(place))
 
 
 def anchors(page):

@@ -28,7 +28,7 @@ def test_names_and_paths(monkeypatch, capsys):
     assert "no shipped config is named 'no/such_config'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('tool', ['export_backbone', 'phone', 'test_exported'])
+@pytest.mark.parametrize('tool', ['export_backbone', 'eval_exported'])
 def test_exports_say_what_they_need(tool, monkeypatch, capsys):
     monkeypatch.setattr(torch, '__version__', '2.1.2')
     for name in [name for name in sys.modules if name.startswith('mmcare.export')]:
@@ -54,7 +54,7 @@ def test_where_nothing_can_be_written(tmp_path):
     assert not os.listdir(tmp_path)
 
 
-def test_a_failed_or_killed_write_leaves_the_old_file(tmp_path):
+def test_failed_writes_leave_the_old_file(tmp_path):
     for text in ('older', 'old'):
         with moved_into_place(tmp_path / 'file') as temporary:
             temporary.write_text(text)

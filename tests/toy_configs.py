@@ -13,11 +13,11 @@ MODES = ('train', 'val', 'test')
 CONFIGS = dict(
     detection='mask_rcnn/care_s0_coco',
     segmentation='fpn/care_s0_ade20k',
-    upernet='upernet/upernet_care_s0_ade20k',
+    upernet='upernet/care_s0_upernet_ade20k',
     classification='imagenet/care_s0_in1k',
     distillation='imagenet/care_s0_distill_in1k',
-    retinanet='retinanet/retinanet_care_s0_coco',
-    rtmdet='rtmdet/rtmdet_care_s0_coco',
+    retinanet='retinanet/care_s0_retinanet_coco',
+    rtmdet='rtmdet/care_s0_rtmdet_coco',
 )
 
 TEACHER = dict(

@@ -1,9 +1,7 @@
-"""A training of seconds, to be killed and resumed: ``python tests/toy_training.py FOLDER [KILLS]``.
+"""A training of seconds, to be killed and resumed: ``python tests/toy_training.py FOLDER``.
 
-The command kills runs at many moments, resumes them and prints what became of them as JSON. With a
-number of KILLS it kills that many runs after random times and prints a line for each; exit status 1
-if one did not end as the run that was not killed. All runs are forks of one process that has
-imported everything and computed nothing.
+The command kills runs at many moments, resumes them and prints what became of them as JSON. All
+runs are forks of one process that has imported everything and computed nothing.
 """
 
 import json
@@ -11,8 +9,6 @@ import os
 import random
 import signal
 import sys
-import threading
-import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -187,8 +183,8 @@ def watch(kill_at):
     sys.addaudithook(audit)
 
 
-def run(work_dir, kill_at=None, seconds=999, **arguments):
-    """Train in a fork, and kill it at an event or after a time; return what became of it."""
+def run(work_dir, kill_at=None, **arguments):
+    """Train in a fork, and kill it at an event; return what became of it."""
     work_dir.mkdir(parents=True, exist_ok=True)
     outcome = work_dir / 'outcome.json'
     process = os.fork()
@@ -196,7 +192,6 @@ def run(work_dir, kill_at=None, seconds=999, **arguments):
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             watch(kill_at)
-            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
             train(work_dir, **arguments)
             outcome.write_text(json.dumps(dict(saved(work_dir), events=watch.count)))
         except BaseException:
@@ -211,8 +206,7 @@ def run(work_dir, kill_at=None, seconds=999, **arguments):
 def kill_and_resume(work_dir, moment, **arguments):
     """Kill a run before an iteration or at an event; resume it."""
     hooks = [StopAt(moment['iteration'], kill=True)] if 'iteration' in moment else []
-    times = dict(kill_at=moment.get('event'), seconds=moment.get('seconds', 999))
-    killed = run(work_dir, hooks=hooks, **times, **arguments)
+    killed = run(work_dir, moment.get('event'), hooks=hooks, **arguments)
     left = names(work_dir)
     return dict(
         moment=moment, killed=killed, left=left, resumed=run(work_dir, resume=True, **arguments)
@@ -237,23 +231,5 @@ def main(folder):
     print(json.dumps(report))
 
 
-def kill_at_random(folder, kills):
-    torch.set_num_threads(1)
-    start = time.monotonic()
-    whole = run(folder / 'whole')
-    length = time.monotonic() - start
-    different, killed, index = 0, 0, 0
-    while killed < kills:
-        moment, index = dict(seconds=random.uniform(0, length)), index + 1
-        report = kill_and_resume(folder / str(index), moment)
-        same = all(report['resumed'].get(key) == whole[key] for key in ('files', 'last', 'values'))
-        different += not same
-        killed += report['killed'] == dict(signal=signal.SIGKILL)
-        print(moment, report['killed'].get('signal'), report['left'], same, flush=True)
-    sys.exit(different > 0)
-
-
 if __name__ == '__main__':
-    if sys.argv[2:]:
-        kill_at_random(Path(sys.argv[1]), int(sys.argv[2]))
     main(Path(sys.argv[1]))

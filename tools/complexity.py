@@ -1,8 +1,8 @@
 """Count parameters and multiply-adds of CARE networks, by stage and by part.
 
-Counted by mmengine.analysis for one image, in evaluation mode: a multiply-add of a convolution, a
-linear layer or a matrix product is one, batch norm 2 an element, layer norm 5. Tables are printed,
-and written as CSV.
+mmengine.analysis counts for one image in evaluation mode: each multiply-add of convolutions, linear
+layers and matrix products is 1, each element of a batch norm 2 and of a layer norm 5. Tables are
+printed, and written as CSV.
 """
 
 import argparse
@@ -24,9 +24,8 @@ def parse_args() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         'model',
         metavar='MODEL',
         nargs='?',
-        help=f'an arch ({", ".join(CARE.arch_zoo)}), with the two heads of its classifier; or a '
-        'config (.py) with a CARE backbone, with neck and head if it is of mmpretrain; of '
-        'detectors and segmentors only the backbone is counted',
+        help=f'an arch ({", ".join(CARE.arch_zoo)}), with the two heads of its classifier, or '
+        'a config (.py) with a CARE backbone; neck and head are counted for classifiers only',
     )
     parser.add_argument(
         '--shape',

@@ -1,16 +1,16 @@
 """Convert CARE weights between the published files and those of MM toolboxes, either way.
 
-A published file (CARETrans_S0.pth.tar, a timm training checkpoint) becomes the checkpoint of an
-MM classifier: `backbone.*` and `head.*`. Any checkpoint with an S0, S1 or S2 in it (of a
-classifier, a detector, a segmentor, or the backbone alone) becomes a published one: the backbone,
-and the two ImageNet heads if they are there. EMA weights are taken if a published file has them.
+A published file (CARETrans_S0.pth.tar, a timm training checkpoint) becomes the checkpoint of an MM
+classifier, with the keys `backbone.*` and `head.*`. A checkpoint of an S0, S1 or S2, or of a model
+with one as its backbone, becomes a published file with the backbone and, if there are any, the two
+ImageNet heads. If a published file has EMA weights, these are taken.
 """
 
 import argparse
 import sys
 
-from mmcare.weights.convert import convert_checkpoint
-from mmcare.weights.whole import CheckpointError
+from mmcare.convert import convert_checkpoint
+from mmcare.weights.reading import CheckpointError
 
 
 def parse_args() -> argparse.Namespace:

@@ -18,6 +18,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 from mmengine.config import Config, DictAction
+from mmengine.device import utils as device
 from mmengine.runner import Runner
 
 from mmcare.compatibility import fused_on_cpu
@@ -29,8 +30,8 @@ BOXES = {'coco/bbox_mAP_50': 'box AP50', 'coco/segm_mAP_50': 'mask AP50'}
 PIXELS = {'mIoU': 'mIoU', 'aAcc': 'pixel accuracy'}
 # Data, config, metrics, what these are divided by (mmseg gives per cent), goal of the first metric.
 DEMOS = {
-    'coco': (make_coco, 'demo/mask_rcnn_care_s0_scenes', BOXES, 1, 0.5),
-    'ade20k': (make_ade20k, 'demo/fpn_care_s0_scenes', PIXELS, 100, 0.5),
+    'coco': (make_coco, 'demo/care_s0_mask_rcnn_scenes', BOXES, 1, 0.5),
+    'ade20k': (make_ade20k, 'demo/care_s0_fpn_scenes', PIXELS, 100, 0.5),
 }
 
 
@@ -99,8 +100,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('kind', choices=DEMOS, help="the layout of the data; the config's task")
     parser.add_argument('--work-dir', type=Path, help="where results go; default: the config's")
+    parser.add_argument('--device', help="default: MMEngine's choice, but cpu in place of mps")
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='changes of the config')
     arguments = parser.parse_args()
+    device.DEVICE = arguments.device or device.DEVICE.replace('mps', 'cpu')
     make_data, name, metrics, unit, goal = DEMOS[arguments.kind]
     config = Config.fromfile(shipped_config(name))
     config.merge_from_dict(arguments.cfg_options or {})

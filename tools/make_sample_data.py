@@ -21,16 +21,16 @@ def main() -> None:
     kinds = parser.add_subparsers(dest='kind', required=True, metavar='KIND')
     for kind, make in KINDS.items():
         summary, details = inspect.getdoc(make).split('\n\n')[:2]
-        one = kinds.add_parser(
+        command = kinds.add_parser(
             kind,
             help=summary,
             description=f'{summary} {details}',
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
-        one.add_argument('directory', metavar='DIR', type=Path, help='a new or empty directory')
+        command.add_argument('directory', metavar='DIR', type=Path, help='a new or empty directory')
         for name, text in FLAGS.items():
             default = inspect.signature(make).parameters[name].default
-            one.add_argument(f'--{name}', type=int, default=default, help=text)
+            command.add_argument(f'--{name}', type=int, default=default, help=text)
     arguments = vars(parser.parse_args())
     try:
         KINDS[arguments.pop('kind')](**arguments)

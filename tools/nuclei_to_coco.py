@@ -9,7 +9,7 @@ import json
 import zlib
 from pathlib import Path
 
-import cv2
+import mmcv
 from mmengine.utils import track_iter_progress
 
 from mmcare.files import check_writable, moved_into_place
@@ -44,13 +44,13 @@ def main() -> None:
     for number, folder in enumerate(track_iter_progress(folders), 1):
         images, annotations, _ = contents[split_of(folder.name)].values()
         file_name = f'{folder.name}/images/{folder.name}.png'
-        height, width = cv2.imread(str(root / 'stage1_train' / file_name)).shape[:2]
+        height, width = mmcv.imread(root / 'stage1_train' / file_name).shape[:2]
         images.append(dict(id=number, file_name=file_name, height=height, width=width))
         for path in sorted(folder.glob('masks/*.png')):
-            nucleus = describe_mask(cv2.imread(str(path), cv2.IMREAD_GRAYSCALE) > 0)
+            nucleus = describe_mask(mmcv.imread(path, 'grayscale') > 0)
             if nucleus['area']:
-                one = dict(id=len(annotations) + 1, image_id=number, category_id=1)
-                annotations.append(one | nucleus)
+                annotation = dict(id=len(annotations) + 1, image_id=number, category_id=1)
+                annotations.append(annotation | nucleus)
     for split, content in contents.items():
         with moved_into_place(root / 'annotations' / f'{split}.json') as path:
             path.write_text(json.dumps(content))

@@ -1,14 +1,14 @@
-"""Fold the checkpoint of a model: the same outputs in evaluation mode, from fewer operators.
+"""Fuse the checkpoint of a model: the same outputs in evaluation mode, from fewer operators.
 
-Batch norms of a CARE backbone go into its convolutions, the two classification heads become one. A
-config takes the result with `deploy=True` for backbone and head, as is printed; the folded model
-cannot be trained. The model's toolbox must be installed.
+Batch norms of a CARE backbone are fused into its convolutions, and the two classification heads
+into one. To load the result, set `deploy=True` for backbone and head, as the tool prints. A fused
+model cannot be trained. The model's toolbox must be installed.
 """
 
 import argparse
 import sys
 
-from mmcare.weights.convert import fold_checkpoint
+from mmcare.convert import fuse_checkpoint
 
 
 def parse_args() -> argparse.Namespace:
@@ -16,7 +16,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('config', metavar='CONFIG', help='config of the model, not folded')
+    parser.add_argument('config', metavar='CONFIG', help='config of the model, not fused')
     parser.add_argument(
         'checkpoint', metavar='CHECKPOINT', help='its weights, which must fill the whole model'
     )
@@ -29,10 +29,10 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Fold, and say what was folded."""
+    """Fuse, and say what was fused."""
     arguments = parse_args()
     try:
-        print(fold_checkpoint(arguments.config, arguments.checkpoint, arguments.destination))
+        print(fuse_checkpoint(arguments.config, arguments.checkpoint, arguments.destination))
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         print(f'error: {error}', file=sys.stderr)
         sys.exit(2)

@@ -1,5 +1,5 @@
 # RetinaNet CARE-S0 on BCCD's blood cells, 640x480 halved, from scratch. README.md says more.
-_base_ = ['./retinanet_care_s0_coco.py', '../_base_/from_scratch.py']
+_base_ = ['./care_s0_retinanet_coco.py', '../_base_/from_scratch.py']
 
 data_root = 'data/cells/BCCD/'
 size = (320, 240)
@@ -78,5 +78,5 @@ param_scheduler = [
 auto_scale_lr = dict(base_batch_size=4)
 default_hooks = dict(
     logger=dict(interval=25, log_metric_by_epoch=False),
-    channels_last=dict(type='mmcare.ChannelsLastHook'),  # shortens steps: see docs/scale.md
+    channels_last=dict(type='mmcare.ChannelsLastHook'),  # shortens steps: see docs/multi_gpu.md
 )

@@ -1,4 +1,4 @@
-"""Cost of the networks, as mmengine.analysis counts it, and in the paper."""
+"""Cost of networks: counted as by mmengine.analysis, in the paper, and timed."""
 
 from mmcare.analysis.counting import build_network, compare_with_paper, count_complexity
 

@@ -1,7 +1,8 @@
-"""Count parameters and multiply-adds by stage and part, by mmengine.analysis and in the paper.
+"""Count parameters and multiply-adds by stage and part, and compare them with the paper.
 
-As in fvcore, a multiply-add of a convolution, a linear layer or a matrix product is one, batch norm
-2 an element, layer norm 5. Activations, shortcuts and layer scale are not counted.
+mmengine.analysis counts as fvcore does: each multiply-add of convolutions, linear layers and matrix
+products is 1, each element of a batch norm 2 and of a layer norm 5. Activations, shortcuts and
+layer scale are not counted.
 """
 
 import re
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from mmcare.models import CARE
 from mmcare.shipped import shipped_config
 
-# Parts by the first of these names in the path of a module or parameter.
+# Parts by the first of these words in the name of a module or parameter.
 PARTS = {
     'stem': 'stem',
     'downsample': 'downsampling',
@@ -34,40 +35,16 @@ PARTS = {
     'head': 'head',
 }
 
-# Table, shipped config, side of the image; the paper's GMACs and millions of parameters as printed.
-PAPER_ROWS = (
-    (2, 'imagenet/care_s0_in1k', 512, '3.8', ''),
-    (2, 'imagenet/care_s1_in1k', 512, '5.4', ''),
-    (2, 'imagenet/care_s2_in1k', 512, '10.1', ''),
-    (3, 'ablation/care_s2_symmetric_in1k', 224, '2.0', '19.7'),
-    (3, 'ablation/care_s2_stacked_in1k', 224, '2.1', '20.9'),
-    (3, 'ablation/care_s2_global_only_in1k', 224, '2.0', '20.7'),
-    (3, 'imagenet/care_s2_in1k', 224, '1.9', '19.5'),
-    (4, 'ablation/care_s0_no_inter1_in1k', 224, '0.5', '5.5'),
-    (4, 'ablation/care_s0_no_inter2_in1k', 224, '0.3', '2.7'),
-    (4, 'ablation/care_s0_no_memory_in1k', 224, '0.5', '5.4'),
-    (4, 'imagenet/care_s0_in1k', 224, '0.7', '7.3'),
-    (5, 'imagenet/care_s0_in1k', 224, '0.72', '7.34'),
-    (5, 'ablation/care_s0_no_early_conv_in1k', 224, '0.72', '7.34'),
-    (5, 'ablation/care_s0_no_multi_scale_in1k', 224, '0.71', '7.32'),
-    (5, 'imagenet/care_s1_in1k', 224, '1.03', '9.60'),
-    (5, 'ablation/care_s1_no_early_conv_in1k', 224, '1.03', '9.60'),
-    (5, 'ablation/care_s1_no_multi_scale_in1k', 224, '1.02', '9.57'),
-    (5, 'imagenet/care_s2_in1k', 224, '1.93', '19.48'),
-    (5, 'ablation/care_s2_no_early_conv_in1k', 224, '1.93', '19.48'),
-    (5, 'ablation/care_s2_no_multi_scale_in1k', 224, '1.92', '19.43'),
-)
-
 
 def build_network(source: str | Path, head: bool = True) -> nn.Module:
-    """Build the backbone of a config, with random weights; of classifiers also neck and head.
+    """Build the backbone of a config with random weights; for classifiers also neck and head.
 
     Args:
-        source: Path of a config, or an arch: its config in ``configs/imagenet``.
+        source: Path of a config, or an arch, which stands for its config in ``configs/imagenet``.
         head: Whether to add neck and head, which need mmpretrain.
 
     Returns:
-        A module that takes images (B, C, H, W), with the part ``backbone``.
+        A module that takes images (B, C, H, W) and has the submodule ``backbone``.
 
     Raises:
         ValueError: If the config's backbone is not a CARE.
@@ -102,18 +79,18 @@ def count_complexity(network: nn.Module, shape: Sequence[int] = (224, 224)) -> p
     for path, module in network.named_modules():
         inside = (macs[f'{path}.{name}'.lstrip('.')] for name, _ in module.named_children())
         rows.append((*_place(path), 0, macs[path] - sum(inside)))
-    rows += [(*_place(path), one.numel(), 0) for path, one in network.named_parameters()]
+    rows += [(*_place(path), p.numel(), 0) for path, p in network.named_parameters()]
     table = pd.DataFrame(rows, columns=['stage', 'part', 'parameters', 'macs'])
     table = table.groupby(['stage', 'part'], sort=False).sum()
     return table[table.any(axis=1)]
 
 
 def count_macs(module: nn.Module, *inputs: Tensor) -> Counter[str]:
-    """Count multiply-adds in evaluation mode by the names of modules; ``''`` has all of them."""
+    """Count multiply-adds in evaluation mode by submodule; ``''`` is the module itself."""
     module = deepcopy(module)
-    module.eval()  # which returns nothing in some backbones of the toolboxes
+    module.eval()  # not chained: in some backbones of the toolboxes it returns None
     analyzer = FlopAnalyzer(module, inputs)
-    # mmengine counts this mean and no other. A handle of None would keep mmengine's own.
+    # mmengine counts this mean but no other; None would keep its handle.
     analyzer.set_op_handle('aten::adaptive_avg_pool2d', lambda inputs, outputs: 0)
     analyzer.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     analyzer.tracer_warnings('none')
@@ -125,17 +102,18 @@ def compare_with_paper() -> pd.DataFrame:
     """Count the networks of the paper's Tables 2 to 5, both heads included.
 
     Returns:
-        A row each: ``table``, ``config``, ``size``, the paper's ``GMACs`` and ``M``, what is
-        counted (``macs``, ``parameters``), and ``agree``: whether that rounds to the paper's.
+        A row for each network: ``table``, ``config``, ``size``, the paper's ``GMACs`` and ``M``
+        (million parameters), the counted ``macs`` and ``parameters``, and ``agree``: whether these
+        round to the paper's figures.
     """
+    printed = dict(GMACs=str, M=str)  # with their number of digits
+    table = pd.read_csv(Path(__file__).with_name('paper.csv'), dtype=printed, na_filter=False)
     rows = []
-    for row in PAPER_ROWS:
-        _, config, side, gmacs, millions = row
+    for _, config, side, gmacs, millions in table.itertuples(index=False):
         found = count_complexity(build_network(shipped_config(config)), (side, side)).sum()
         agree = _rounds_to(found.macs / 1e9, gmacs) and _rounds_to(found.parameters / 1e6, millions)
-        rows.append((*row, found.macs, found.parameters, agree))
-    columns = ['table', 'config', 'size', 'GMACs', 'M', 'macs', 'parameters', 'agree']
-    return pd.DataFrame(rows, columns=columns)
+        rows.append((found.macs, found.parameters, agree))
+    return table.join(pd.DataFrame(rows, columns=['macs', 'parameters', 'agree']))
 
 
 def _rounds_to(value: float, printed: str) -> bool:

@@ -1,6 +1,6 @@
 """Classification with mmpretrain: the heads of the published networks, and distillation.
 
-The only part of mmcare that needs mmpretrain. Configs import it with
+This is the only part of mmcare that needs mmpretrain. Configs import it with
 ``custom_imports=dict(imports=['mmcare.classification'])``.
 """
 

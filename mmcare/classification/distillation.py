@@ -1,4 +1,4 @@
-"""Train with a teacher, as the released script and DeiT do it.
+"""Train with a teacher, as the released script and DeiT do.
 
 Touvron et al., "Training data-efficient image transformers & distillation through attention",
 ICML 2021, https://arxiv.org/abs/2012.12877.
@@ -24,7 +24,7 @@ from mmcare.weights.reading import load_weights
 
 
 class _Shared(list):
-    """Hold a module that is not a child of its owner, and that copies of the owner share."""
+    """Hold a module that is no submodule of its owner, and that copies of the owner share."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
         return self
@@ -102,7 +102,7 @@ class DistillationClassifier(ImageClassifier):
 
     @property
     def teacher(self) -> nn.Module:
-        """The teacher with its weights; built when first asked for."""
+        """The teacher with its weights; it is built on first use."""
         if not self._teacher:
             teacher = MMPRETRAIN_MODELS.build(deepcopy(self.teacher_cfg))
             if self.teacher_checkpoint is None:
@@ -114,7 +114,7 @@ class DistillationClassifier(ImageClassifier):
         return self._teacher[0]
 
     def init_weights(self) -> None:
-        """Initialise the student, and build the teacher so that a missing file is noticed now."""
+        """Initialise the student; also build the teacher, so that a missing file is found early."""
         self.teacher  # noqa: B018
         super().init_weights()
 

@@ -23,7 +23,7 @@ class CAREClsHead(TwoHeads, ClsHead):
     Args:
         num_classes: Number of classes, K.
         in_channels: Channels of the last feature map, C: 1024 for S0 and S1, 1536 for S2.
-        deploy: Build the folded head, see :meth:`switch_to_deploy`.
+        deploy: Build the fused head, see :meth:`switch_to_deploy`.
         **kwargs: Arguments of mmpretrain's ``ClsHead``. ``loss`` is that of each head; for mixed
             labels it must accept soft labels, as ``LabelSmoothLoss`` does. ``cal_acc`` logs the
             accuracy of the mean logits.
@@ -38,7 +38,7 @@ class CAREClsHead(TwoHeads, ClsHead):
             self.switch_to_deploy()
 
     def pre_logits(self, feats: tuple[Tensor, ...]) -> Tensor:
-        """Pool and activate the last of ``feats``, (B, C, H, W) or pooled (B, C), to (B, C)."""
+        """Pool and activate the last map, (B, C, H, W) or already pooled (B, C), to (B, C)."""
         return pool(feats[-1])
 
     def head_logits(self, feats: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,9 @@
 """Let MMEngine read checkpoints safely: importing this module changes its loaders.
 
-For programs without a Runner, such as inferencers and ``init_detector``, and for FlexibleRunner:
-``import mmcare.engine.safe_loading``. Local files and downloads are then read without running code
-from them, and damage is found; published CARE files load into MM models. MMEngine warns of missing
-weights. Configs stay in checkpoints, except ``meta.config``, which MMEngine would run as a program
-on resume. Configs of runs use :class:`mmcare.engine.SafeLoadingHook` instead.
+Import it for inferencers, ``init_detector`` and other programs without a Runner, and for
+FlexibleRunner. MMEngine then reads local files and downloads by
+:func:`mmcare.weights.reading.load_from_mmcare`; for missing weights it only warns. Runs with a
+Runner use :class:`mmcare.engine.SafeLoadingHook` instead.
 """
 
 from mmengine.runner import CheckpointLoader

@@ -1,4 +1,4 @@
-"""Checks of arguments that would otherwise give a silent wrong result."""
+"""Check arguments whose wrong values would silently give wrong results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ARCH_KEYS = ('depths', 'widths', 'memory_widths', 'expansions', 'head_channels')
 
 
 def check(name: str, value: Any, allowed: str, good: bool) -> None:
-    """Raise a ValueError that says what is allowed, unless the value is good."""
+    """Raise a ValueError that names the allowed values, unless ``good``."""
     if not good:
         raise ValueError(f'{name} must be {allowed}, got {value!r}')
 
@@ -18,7 +18,7 @@ def check(name: str, value: Any, allowed: str, good: bool) -> None:
 def resolve_arch(
     arch: str | Mapping[str, Sequence], arch_zoo: Mapping[str, Mapping[str, Sequence]]
 ) -> dict[str, tuple]:
-    """Return the arch of a CARE as a dict of tuples, or raise a ValueError if it is malformed."""
+    """Return the arch of a CARE as a dict of tuples; raise a ValueError if it is malformed."""
     if isinstance(arch, str):
         check('arch', arch, f'one of {sorted(arch_zoo)} or a dict', arch in arch_zoo)
         arch = arch_zoo[arch]

@@ -1,12 +1,13 @@
 """The two classification heads of the published networks, for timm and mmpretrain."""
 
+from copy import deepcopy
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmcare.models.folding import check_foldable
+from mmcare.models.fusing import check_fusible
 
 NORM_EPS = 1e-6
 
@@ -27,7 +28,7 @@ class NormedLinear(nn.Module):
 
 
 class TwoHeads(nn.Module):
-    """Class head and distillation head; ``kwargs`` are arguments of the next base class."""
+    """Class head and distillation head; ``kwargs`` go to the next base class."""
 
     def __init__(self, in_channels: int, num_classes: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -36,7 +37,7 @@ class TwoHeads(nn.Module):
         self.deploy = False
 
     def forward(self, features: Tensor, separate: bool = False) -> Any:
-        """Map what :func:`pool` returns, (B, C), to the mean of both logits (B, K), or to both."""
+        """Map pooled features (B, C) to the mean of both heads' logits (B, K), or to both."""
         if self.deploy and not separate:
             return self.folded_head(features)
         logits, distilled = self.cls_head(features), self.distill_head(features)
@@ -44,7 +45,7 @@ class TwoHeads(nn.Module):
 
     @torch.no_grad()
     def switch_to_deploy(self) -> None:
-        """Fold both heads into one that computes the mean of their logits, for evaluation only.
+        """Fuse both heads into one that computes the mean of their logits, for evaluation only.
 
         They share the normalisation: W = mean(W_i diag(scale_i)), b = mean(W_i shift_i + b_i).
 
@@ -54,10 +55,11 @@ class TwoHeads(nn.Module):
         if self.deploy:
             return
         for name in ('cls_head.norm', 'cls_head.fc', 'distill_head.norm', 'distill_head.fc'):
-            check_foldable(name, self.get_submodule(name))
-        heads = [(head.fc, head.norm) for head in (self.cls_head, self.distill_head)]
-        weights = [fc.weight.double() * norm.weight for fc, norm in heads]
-        biases = [fc.weight.double() @ norm.bias.double() + fc.bias for fc, norm in heads]
+            check_fusible(name, self.get_submodule(name))
+        # Float64 is not on all devices.
+        heads = [deepcopy(head).cpu().double() for head in (self.cls_head, self.distill_head)]
+        weights = [head.fc.weight * head.norm.weight for head in heads]
+        biases = [head.fc.weight @ head.norm.bias + head.fc.bias for head in heads]
         self.folded_head = self.cls_head
         self.folded_head.norm = nn.LayerNorm(self.cls_head.fc.in_features, NORM_EPS, False)
         self.folded_head.fc.weight.copy_(torch.stack(weights).mean(0))

@@ -1,8 +1,7 @@
 """Seeded synthetic data sets in the folder layouts of COCO 2017, ADE20K and ImageNet.
 
-They let every shipped config be trained, tested and resumed without a download. An image depends
-on the seed, its split and its number only, so a larger data set begins with the images of a smaller
-one.
+Every shipped config trains, tests and resumes on them, without a download. An image depends only on
+the seed, its split and its number, so a larger data set begins with the images of a smaller one.
 """
 
 from .writers import make_ade20k, make_coco, make_imagenet

@@ -1,4 +1,4 @@
-"""Paint textured shapes on textured grounds; every choice comes from the generator it is given.
+"""Paint textured shapes on textured grounds, by random choices of a given generator.
 
 Lengths are in pixels, angles in radians, colours from 0 to 255. Points are (x, y), from the top
 left corner of the image. Pictures are float32 (H, W, 3).
@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 PATTERNS = ('stripes', 'checks', 'dots', 'grain', 'clouds')
-VISIBLE = 0.75  # least share of an object that is not hidden; otherwise it is placed elsewhere
+VISIBLE = 0.75  # least share of each object that stays visible
 RIM_CONTRAST = 90  # least distance of an object's colour from the ground around its rim
 
 
@@ -53,8 +53,7 @@ def draw_colours(
 ) -> np.ndarray:
     """Draw two colours, float32 (2, 3); ``contrast`` is the range of their distance.
 
-    ``chroma`` is how colourful they are around a middle grey, 0 for greys; None: from the whole
-    colour space.
+    ``chroma`` scales how far they are from grey: 0 gives greys. None: any colours.
     """
     middle, direction = rng.uniform(30, 225, size=3), rng.standard_normal(3)
     if chroma is not None:
@@ -65,7 +64,7 @@ def draw_colours(
 
 
 def colour(pattern: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """Mix two colours (2, 3) as a pattern (H, W) says."""
+    """Mix two colours (2, 3) by a pattern (H, W) from 0 to 1."""
     return colours[0] + pattern[..., None] * (colours[1] - colours[0])
 
 
@@ -81,7 +80,6 @@ def draw_outline(
     """Draw the outline of a shape with random proportions and rotation: corners (N, 2).
 
     Args:
-        rng: Source of both.
         shape: ``'disc'``, ``'kite'``, ``'cross'`` (a Latin one), ``'star'`` (with five points) or
             ``'blob'`` (a smooth curve).
         size: Longer side of the upright box around the rotated shape.
@@ -134,7 +132,7 @@ def paint_objects(
     areas: list[float] = []
     masks: list[np.ndarray] = []
     while len(masks) < len(shapes):
-        # Larger ones are more frequent, as many shapes cover little of their box.
+        # Larger objects are more frequent, since many shapes cover little of their box.
         size = rng.triangular(sizes[0], sizes[1], sizes[1])
         centre = rng.uniform(0.05, 0.95, size=2) * (width, height)
         outline = draw_outline(rng, shapes[len(masks)], size, centre, tilt)

@@ -36,7 +36,7 @@ IMAGENET_CLASSES = {
 
 @contextmanager
 def _new_directory(directory: str | Path, size: int) -> Iterator[Path]:
-    """Give an empty directory that becomes ``directory`` if the block succeeds."""
+    """Yield an empty directory that becomes ``directory`` if the block succeeds."""
     directory = Path(directory).absolute()
     check('size', size, 'at least 64', size >= 64)
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
@@ -48,13 +48,13 @@ def _new_directory(directory: str | Path, size: int) -> Iterator[Path]:
 
 def _write(path: Path, picture: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # As OpenCV encodes files that end in .jpg: cv2.imwrite only returns False on a full disk.
+    # Not by cv2.imwrite, which raises no error on a full disk.
     _, encoded = cv2.imencode(path.suffix, picture.round().astype(np.uint8))
     path.write_bytes(encoded.tobytes())
 
 
 def describe_mask(mask: np.ndarray) -> dict[str, Any]:
-    """Write a boolean mask (H, W) as COCO's run lengths, box (x, y, w, h) and area in pixels."""
+    """Describe a boolean mask (H, W) by COCO's run lengths, box (x, y, w, h) and area in pixels."""
     from pycocotools import mask as masks
 
     runs = masks.encode(np.asfortranarray(mask, np.uint8))
@@ -72,10 +72,10 @@ def make_coco(
     """Make a small data set in the layout of COCO 2017, for detection and instance segmentation.
 
     Each scene shows 2 to 6 objects of 12 to 80 pixels, at most half the image, on a textured
-    ground: airplanes (crosses), sports balls (discs) and kites. Only the shape tells the category:
+    ground: airplanes (crosses), sports balls (discs) and kites. Categories differ only in shape:
     colours and textures of objects and grounds come from one distribution. Masks, boxes and areas
     are those of the visible part, at least three quarters. The file lists all 80 categories, so
-    that configs for COCO work as they are. Needs mmdet.
+    that configs for COCO work as they are. This needs mmdet.
 
     Args:
         directory: The directory to make, with ``{train,val}2017/*.jpg`` and
@@ -124,10 +124,9 @@ def make_ade20k(
 ) -> None:
     """Make a small data set in the layout of ADE20K (ADEChallengeData2016), for segmentation.
 
-    Greyish regions of sky, floor, grass, curtain and rug are told by their texture; flowers,
-    airplanes and balls on them by their shape; colours do not tell them apart. Every image has
-    pixels of "other" (0), in the form of a blob. Every fourth validation image is not square, with
-    odd sides.
+    Greyish regions (sky, floor, grass, curtain, rug) differ only in texture, and the objects on
+    them (flowers, airplanes, balls) only in shape. Every image has a blob of "other" (0). Every
+    fourth validation image is not square and has odd sides.
 
     It makes ``images/{training,validation}/*.jpg`` and ``annotations/{training,validation}/*.png``.
     Arguments and errors are those of :func:`make_coco`.
@@ -158,7 +157,7 @@ def _draw_regions(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw two to four grounds with smooth borders, (H, W, 3), and their labels, (H, W).
 
-    Grounds are light and dark around one middle grey: nothing but texture tells them.
+    Grounds vary around one middle grey, so that they differ only in texture.
     """
     names = rng.permutation(list(ADE20K_GROUNDS))[: rng.integers(2, 4, endpoint=True)]
     fields = [
@@ -181,7 +180,7 @@ def make_imagenet(
     """Make a small data set in the layout of ImageNet-1K, with four of its classes.
 
     Each image shows one object on a textured ground: a kite, a starfish (a star), an airliner (a
-    cross) or a baseball (a disc). Only the shape tells the class. Classes take turns.
+    cross) or a baseball (a disc). Classes differ only in shape, and take turns.
 
     It makes ``{train,val}/<WordNet id>/*.JPEG``, with each image's label among the 1000 in
     ``meta/{train,val}.txt``. Arguments and errors are those of :func:`make_coco`; fewer than 4

@@ -1,1 +1,1 @@
-"""Weights: the published files, ours and those of MM toolboxes, read safely and loaded whole."""
+"""Read, write and name weights: published files, ours, and those of MM toolboxes."""

@@ -1,17 +1,14 @@
-"""Names of weights: those of the published files, and ours."""
+"""Names of weights: in published files, and in MM models."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-import torch
-
 Value = TypeVar('Value')
 
-# Parts of a key in the published files, and ours; a dot is put in front of keys.
+# Parts of keys in published files, and ours; keys are compared with a dot in front.
 NAMES = (
     ('.head.', '.head.cls_head.'),
     ('.dist_head.', '.head.distill_head.'),
@@ -27,29 +24,12 @@ NAMES = (
     *(
         (f'.inter_layer.inter{i}_{theirs}.', f'.inter{i}.{ours}.')
         for i in (1, 2)
-        for theirs, ours in (
-            ('norm', 'norm'),
-            ('fc1', 'expand'),
-            ('conv', 'depthwise'),
-            ('fc2', 'project'),
-        )
+        for theirs, ours in dict(norm='norm', fc1='expand', conv='depthwise', fc2='project').items()
     ),
 )
 HEADS = ('head.cls_head.', 'head.distill_head.')
 BACKBONE = 'backbone.'
-BLOCK = r'stages\.([0-3])\.blocks\.([0-9]+)\.'
 BACKBONE_PARTS = ('stem.', 'stages.', 'out_norms.', 'folded')  # first parts of a backbone's keys
-
-ADDRESSES = """\
-The ImageNet weights (CARETrans_S0.pth.tar, _S1, _S2; MIT licence) are linked from the authors'
-repository zhouyuan888888/CARE-Transformer on GitHub and from the model page
-YuanZ1995/CARE-Transformer."""
-WHERE_TO_GET_WEIGHTS = f"""\
-{ADDRESSES} Either convert one,
-    python tools/convert_checkpoint.py CARETrans_S1.pth.tar checkpoints/care_s1_in1k.pth
-(`mim run mmcare convert_checkpoint ...` where mmcare is installed without its repository), or name
-the downloaded file itself as the checkpoint, or train from scratch:
-    --cfg-options model.backbone.init_cfg=None model.backbone.norm_eval=False"""
 
 
 def is_published(keys: Iterable[str]) -> bool:
@@ -79,17 +59,13 @@ def _rename(state: Mapping[str, Value], names: Iterable[tuple[str, str]]) -> dic
     return renamed
 
 
-def as_classifier(state: Mapping[str, Value]) -> dict[str, Value]:
-    """Put the backbone's keys under ``backbone.``, as MM models name them."""
+def to_classifier_keys(state: Mapping[str, Value]) -> dict[str, Value]:
+    """Rename published weights, or those of a backbone alone, to ``backbone.*`` and ``head.*``."""
+    state = from_published(state) if is_published(state) else state
     return {
         (BACKBONE + key if key.startswith(BACKBONE_PARTS) else key): value
         for key, value in state.items()
     }
-
-
-def whole_classifier(state: Mapping[str, Value]) -> dict[str, Value]:
-    """Rename published weights, or those of a backbone alone, to ``backbone.*`` and ``head.*``."""
-    return as_classifier(from_published(state) if is_published(state) else state)
 
 
 def without_wrapper(state: Mapping[Any, Value]) -> dict[str, Value]:
@@ -98,9 +74,10 @@ def without_wrapper(state: Mapping[Any, Value]) -> dict[str, Value]:
 
 
 def of_backbone(state: Mapping[str, Value], prefix: str | None = None) -> dict[str, Value]:
-    """Return the weights of a backbone by its own names, which it may have already.
+    """Select the weights of a backbone, and remove its prefix from their names.
 
-    ``prefix`` is its name in the model. None: ``'backbone.'``, if it is not alone.
+    ``prefix`` is the backbone's name in the model. None: ``'backbone.'``, or empty if the weights
+    are those of a backbone alone.
     """
     if prefix is None and any(key.startswith(BACKBONE_PARTS) for key in state):
         return dict(state)
@@ -109,20 +86,7 @@ def of_backbone(state: Mapping[str, Value], prefix: str | None = None) -> dict[s
 
 
 def find_published(checkpoint: Mapping[Any, Any]) -> dict[str, Any] | None:
-    """Find published weights in a timm training checkpoint or a state dict; None without any."""
+    """Find published weights in a checkpoint of timm or in a state dict; None if it has none."""
     state = checkpoint.get('state_dict', checkpoint)
     state = without_wrapper(state) if isinstance(state, Mapping) else {}
     return state if is_published(state) else None
-
-
-def name_arch(state: Mapping[str, Any], archs: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Name the arch with the blocks and channels of a backbone's weights, in each stage."""
-    firsts = ['stem.conv.weight', *(f'stages.{i}.downsample.conv.weight' for i in (1, 2, 3))]
-    widths = [tuple(state[key].shape[:1]) for key in firsts if torch.is_tensor(state.get(key))]
-    blocks = {match.groups() for key in state if (match := re.match(BLOCK, key))}
-    depths = Counter(int(stage) for stage, _ in blocks)
-    for name, arch in archs.items():
-        own = zip(arch['memory_widths'], arch['widths'])
-        if depths == dict(enumerate(arch['depths'])) and widths == [(sum(pair),) for pair in own]:
-            return name
-    return None

@@ -1,4 +1,4 @@
-"""Read and write checkpoint files: no code of theirs runs, and damage is found."""
+"""Read checkpoint files without running code from them, find damage, and write checkpoints."""
 
 from __future__ import annotations
 
@@ -25,33 +25,32 @@ from torch import Tensor, nn
 
 from mmcare.files import moved_into_place
 from mmcare.weights import unpickling
-from mmcare.weights.names import (
-    WHERE_TO_GET_WEIGHTS,
-    find_published,
-    of_backbone,
-    whole_classifier,
-    without_wrapper,
-)
-from mmcare.weights.whole import CheckpointError, check_whole
+from mmcare.weights.names import find_published, to_classifier_keys, without_wrapper
 
 ZIP_MAGIC = b'PK\x03\x04'
 CHECKSUM = 'mmcare_checksum'  # in the metadata of .safetensors
-PREFIXES = ('', 'http://', 'https://')  # of what MMEngine loads by load_from_mmcare
+PREFIXES = ('', 'http://', 'https://')  # of names that load_from_mmcare takes
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint file that is damaged, refused, or does not fit."""
 
 
 def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> Any:
     """Read a local checkpoint file without running code from it.
 
-    NumPy arrays, namespaces and log buffers are removed with their key; NumPy numbers become
-    Python's. EMA weights of timm replace the others. Checksums of the zip container, which
-    ``torch.load`` ignores, are verified; a file without checksums is named in a warning. Classes
-    that the program has allowed stay allowed, except those that are removed, and those for
-    distributed tensors (some open connections). The content of ``.safetensors`` becomes a dict with
-    ``state_dict`` and ``meta``.
+    - Checksums of the zip container, which ``torch.load`` ignores, are verified. A warning names a
+      file without checksums.
+    - NumPy arrays, namespaces and log buffers are removed with their keys. NumPy numbers become
+      Python's.
+    - Other classes are allowed if the program has added them to PyTorch's safe globals, except
+      classes for distributed tensors, some of which open connections.
+    - EMA weights of timm replace the others.
+    - A ``.safetensors`` file becomes a dict with ``state_dict`` and ``meta``.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        CheckpointError: If it is damaged, or holds something that is not allowed.
+        CheckpointError: If the file is damaged or contains something that is not allowed.
     """
     path = Path(filename)
     if not path.is_file():
@@ -61,7 +60,7 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
         checkpoint, verified = read(path, map_location)
     except Exception as error:  # damage can raise anything
         reason = str(error).strip().partition('\n')[0]
-        text = 'it is damaged, or contains more than tensors, plain values and training states'
+        text = 'it is damaged or contains more than tensors, plain values and training states'
         raise CheckpointError(
             f'{path} cannot be read as a checkpoint: {text} ({type(error).__name__}: {reason})'
         ) from error
@@ -76,12 +75,11 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
 def load_from_mmcare(filename: str | os.PathLike, map_location: Any = None) -> Any:
     """Read a local or downloaded checkpoint; MMEngine logs this loader as ``mmcare``.
 
-    A published CARE file gets the names of an MM classifier (``backbone.*``, ``head.*``).
-    Everything else is passed on as it is, except ``meta.config``, which MMEngine would run as a
-    program on resume.
+    The weights of a published CARE file get the names of an MM classifier (``backbone.*``,
+    ``head.*``). ``meta.config`` is removed, since MMEngine would run it as a program on resume.
 
     Raises:
-        OSError: If it cannot be downloaded; further errors as by :func:`read_checkpoint`.
+        OSError: If the file cannot be downloaded. For other errors see :func:`read_checkpoint`.
     """
     name = os.path.expanduser(os.fspath(filename))
     is_remote = name.startswith(PREFIXES[1:])
@@ -90,38 +88,24 @@ def load_from_mmcare(filename: str | os.PathLike, map_location: Any = None) -> A
         return checkpoint
     published = find_published(checkpoint)
     if published is not None:
-        checkpoint = dict(meta={}, state_dict=whole_classifier(published))
+        checkpoint = dict(meta={}, state_dict=to_classifier_keys(published))
     if isinstance(checkpoint.get('meta'), dict):
         checkpoint['meta'].pop('config', None)
     return checkpoint
 
 
 def load_weights(filename: str | os.PathLike) -> dict[str, Any]:
-    """Return the weights of :func:`load_from_mmcare`, on the CPU, without prefixes of wrappers."""
+    """Read the weights of a checkpoint onto the CPU, without the prefixes of wrappers."""
     checkpoint = load_from_mmcare(filename, 'cpu')
     state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else None
     if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
-        raise CheckpointError(f'{filename} does not contain the weights of a model by name')
+        raise CheckpointError(f'{filename} does not contain a state dict')
     return without_wrapper(state)
-
-
-def read_whole(
-    backbone: nn.Module, checkpoint: str | os.PathLike, prefix: str | None = None, **_: Any
-) -> dict[str, Any]:
-    """Return what a CARE takes of a file, see :func:`check_whole`; nothing is loaded.
-
-    ``prefix`` is the backbone's name in the file's model, by default ``'backbone.'`` or none.
-    """
-    try:
-        state = of_backbone(load_weights(checkpoint), prefix)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f'{error}\n{WHERE_TO_GET_WEIGHTS}') from error
-    return check_whole(backbone, state, '', checkpoint)
 
 
 @contextmanager
 def safe_loader() -> Iterator[None]:
-    """Let MMEngine read local files and downloads by :func:`load_from_mmcare`."""
+    """Make MMEngine read local files and downloads by :func:`load_from_mmcare`."""
     schemes = CheckpointLoader._schemes
     try:
         CheckpointLoader._schemes = dict(schemes)
@@ -135,7 +119,7 @@ def write_checkpoint(checkpoint: dict[str, Any], filename: str | os.PathLike) ->
     """Write a checkpoint under a temporary name and move it into place.
 
     Args:
-        checkpoint: With ``state_dict`` and ``meta`` (plain values).
+        checkpoint: A dict with ``state_dict`` and ``meta``, which has plain values.
         filename: ``.safetensors`` stores the tensors, a checksum, and text and numbers of
             ``meta``; any other ending is written by ``torch.save``.
     """
@@ -151,23 +135,26 @@ def write_checkpoint(checkpoint: dict[str, Any], filename: str | os.PathLike) ->
 
 
 def _download(address: str) -> Path:
-    """Download a file once a machine; all processes call this, and raise if one fails."""
+    """Download a file to PyTorch's cache, once on each machine, and return its path.
+
+    All processes of a distributed run must call this. If a download fails, all raise an OSError.
+    """
     file = Path(torch.hub.get_dir(), 'checkpoints', Path(urlparse(address).path).name)
     fault = ''
     if not file.is_file() and os.environ.get('LOCAL_RANK', '0') == '0':
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(address, str(file), progress=sys.stderr.isatty())
-        except Exception as error:  # of urllib, http and the disk; others wait for this one
+        except Exception as error:  # of urllib, http or the disk
             fault = f'{address} cannot be downloaded: {error}'
-    faults = [each for each in all_gather_object(fault) if each]  # the others wait here
+    faults = [text for text in all_gather_object(fault) if text]  # other processes wait here
     if faults:
         raise OSError(faults[0])
     return file
 
 
 def _read_archive(path: Path, map_location: Any) -> tuple[Any, bool]:
-    """Return the object in a file of ``torch.save``, and whether its checksums were verified."""
+    """Read a file of ``torch.save``; return its object, and whether checksums were verified."""
     verified, records = False, None
     with path.open('rb') as file:
         is_archive = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC  # as torch.load decides
@@ -187,7 +174,7 @@ def _read_archive(path: Path, map_location: Any) -> tuple[Any, bool]:
         raise CheckpointError('unset TORCH_FORCE_WEIGHTS_ONLY_LOAD: mmcare reads more strictly')
     reader = unpickling.pickle_module(records)
     content = torch.load(path, map_location, reader, weights_only=False)
-    allowed = {each for each in unpickling.allowed().values() if isinstance(each, type)}
+    allowed = {known for known in unpickling.allowed().values() if isinstance(known, type)}
     content = _without_foreign(content, {*_PLAIN, *allowed})
     if content is _REMOVED:
         raise CheckpointError('it contains no usable data')
@@ -195,7 +182,7 @@ def _read_archive(path: Path, map_location: Any) -> tuple[Any, bool]:
 
 
 def _read_safetensors(path: Path, map_location: Any) -> tuple[dict[str, Any], bool]:
-    """Return metadata and tensors, and whether their checksum was verified."""
+    """Read metadata and tensors; return them, and whether their checksum was verified."""
     device = str(map_location) if isinstance(map_location, (str, torch.device)) else 'cpu'
     with safe_open(path, framework='pt', device=device) as file:
         meta = dict(file.metadata() or {})
@@ -226,9 +213,10 @@ _REMOVED = object()
 
 
 def _without_foreign(value: Any, allowed: set[type]) -> Any:
-    """Copy dicts without entries of other types than those that are allowed.
+    """Copy a value without the dict entries whose types are not allowed.
 
-    Other types, and lists and tuples with one, become ``_REMOVED``. Tensors lose their hooks.
+    A value of another type becomes ``_REMOVED``, and so does a list or tuple that contains one.
+    Tensors lose their hooks.
     """
     if isinstance(value, dict):
         copy: dict = {}
@@ -242,7 +230,7 @@ def _without_foreign(value: Any, allowed: set[type]) -> Any:
         return copy
     if type(value) in (list, tuple):
         copies = [_without_foreign(entry, allowed) for entry in value]
-        return _REMOVED if any(one is _REMOVED for one in copies) else type(value)(copies)
+        return _REMOVED if any(copy is _REMOVED for copy in copies) else type(value)(copies)
     if isinstance(value, Tensor):
         value._backward_hooks = None
     return value if type(value) in allowed else _REMOVED

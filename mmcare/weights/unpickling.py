@@ -1,4 +1,4 @@
-"""Unpickling for ``torch.load`` that knows only the names of checkpoints.
+"""Unpickle for ``torch.load``, with a list of the classes and functions that are allowed.
 
 ``torch.load(weights_only=True)`` can be misled before PyTorch 2.6 (CVE-2025-32434), and refuses
 training files of MM and timm, which also hold NumPy values, namespaces and log buffers.
@@ -19,7 +19,7 @@ from torch import _utils
 
 
 class Foreign:
-    """Take the place of a class or function that a file names, and do nothing."""
+    """Stand in for a class or function that a file names; do nothing."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -29,14 +29,14 @@ class Foreign:
 
 
 def _scalar(dtype: Any, data: bytes) -> Any:
-    """Take the place of NumPy's ``scalar``: numbers become Python's."""
+    """Stand in for NumPy's ``scalar``, and return a number of Python."""
     code = dtype.args[0]
     if not re.fullmatch('[biufc][1-9][0-9]?', code):
         return Foreign()
     return np.frombuffer(data, np.dtype(code).newbyteorder(dtype.state[1]), 1)[0].item()
 
 
-# Also in place of classes of the same name that the program has allowed.
+# These win over classes of the same name that the program has allowed.
 STAND_INS: dict[str, Any] = {
     'builtins.getattr': Foreign,
     'argparse.Namespace': Foreign,
@@ -58,7 +58,7 @@ KNOWN: dict[str, Any] = {
     'torch.device': torch.device,
     'torch.serialization._get_layout': torch.serialization._get_layout,
     **{f'torch._utils._rebuild_{kind}': getattr(_utils, f'_rebuild_{kind}') for kind in REBUILT},
-    # Without the attributes of tensors, which could hide their methods.
+    # Attributes of tensors are dropped: they could hide methods.
     'torch._utils._rebuild_parameter_with_state': lambda *of: _utils._rebuild_parameter(*of[:3]),
     'torch._tensor._rebuild_from_type_v2': lambda function, kind, args, state: function(*args),
     **dict.fromkeys(('torch.Tensor', 'torch.nn.parameter.Parameter'), Foreign),  # as `kind`
@@ -66,16 +66,16 @@ KNOWN: dict[str, Any] = {
 CONSTANTS = torch.dtype, torch.layout, torch.memory_format, torch.qscheme
 
 
-Base: Any = pickle._Unpickler  # the one in Python
+Base: Any = pickle._Unpickler  # the implementation in Python, which can be extended
 
 
 class Unpickler(Base):
-    """Resolve the names above, and those of classes that the program has allowed."""
+    """Resolve the names above, and the classes that the program has allowed."""
 
     records: Any = None  # PyTorch's reader of the archive
 
     def load_binpersid(self) -> None:
-        """Compare a storage with its record: PyTorch before 2.10 reads as much as a file says."""
+        """Compare the size of a storage with its record, as PyTorch does from 2.10 on."""
         if self.records is not None:
             _, kind, key, _, numel = self.stack[-1]
             if len(self.records.get_record(f'data/{key}')) != numel * _utils._element_size(
@@ -85,7 +85,7 @@ class Unpickler(Base):
         super().load_binpersid()
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what takes the place of a class or function; raise for unknown names."""
+        """Return a class or function, or its stand-in; raise an error for unknown names."""
         full = f'{IMPORT_MAPPING.get(module, module)}.{name}'  # torch.save writes Python 2's names
         for known in (STAND_INS, allowed(), KNOWN):
             if full in known:
@@ -95,13 +95,13 @@ class Unpickler(Base):
         raise pickle.UnpicklingError(f'{full} is not allowed')
 
     def load_build(self) -> None:
-        """Set the state of an object, if its type is one of a few."""
+        """Set the state of an object of a few types; raise an error for others."""
         state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, Foreign):
             target.state = state
-        elif type(target) is OrderedDict:  # other attributes could hide its methods
+        elif type(target) is OrderedDict:  # attributes other than _metadata could hide methods
             metadata = state.get('_metadata')
-            if isinstance(metadata, dict):  # other entries could change how PyTorch loads
+            if isinstance(metadata, dict):  # entries other than version could change loading
                 vars(target)['_metadata'] = OrderedDict(
                     (part, dict(version=values['version']))
                     for part, values in metadata.items()
@@ -118,7 +118,7 @@ class Unpickler(Base):
 
 
 def pickle_module(records: Any) -> Any:
-    """Return what ``torch.load`` takes in place of ``pickle``.
+    """Build the ``pickle_module`` of ``torch.load``.
 
     Args:
         records: ``torch._C.PyTorchFileReader`` of the file; None for a file of the old format.
@@ -129,10 +129,12 @@ def pickle_module(records: Any) -> Any:
 
 
 def allowed() -> dict[str, Any]:
-    """Return what the program has allowed, by name, without what opens connections."""
+    """Return PyTorch's safe globals by name, without those of ``torch.distributed``."""
     given: Any = getattr(torch.serialization, 'get_safe_globals', list)()  # from PyTorch 2.4 on
     pairs = (
-        each[::-1] if isinstance(each, tuple) else (f'{each.__module__}.{each.__qualname__}', each)
-        for each in given
+        (known[1], known[0])
+        if isinstance(known, tuple)
+        else (f'{known.__module__}.{known.__qualname__}', known)
+        for known in given
     )
-    return {name: each for name, each in pairs if not name.startswith('torch.distributed.')}
+    return {name: known for name, known in pairs if not name.startswith('torch.distributed.')}

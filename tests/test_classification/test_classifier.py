@@ -1,4 +1,4 @@
-"""Both heads and distillation: logits, losses, folding, and loading files whole or not at all."""
+"""Both heads and distillation: logits, losses, fusing, and loading files whole or not at all."""
 
 import copy
 import itertools
@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import DATA, ROOT, THIN, assert_equal, published_weights, randomise, reference_image
-from mmengine.config import Config
+from helpers import DATA, THIN, assert_equal, published_weights, randomise, reference_image
 from mmengine.model import ExponentialMovingAverage
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import init_default_scope
@@ -21,8 +20,8 @@ from mmpretrain.registry import MODELS
 from mmpretrain.structures import DataSample
 
 from mmcare.classification import CAREClsHead
-from mmcare.weights.reading import load_weights
-from mmcare.weights.whole import CheckpointError, check_whole
+from mmcare.models.loading import check_state_dict
+from mmcare.weights.reading import CheckpointError, load_weights
 
 CHANNELS, CLASSES = 128, 3  # 128 is the width of THIN's last map
 TEACHER = dict(LARGE_TEACHER, head=dict(LARGE_TEACHER['head'], num_classes=CLASSES))
@@ -70,7 +69,7 @@ def test_logits_of_the_released_network(tmp_path):
         torch.testing.assert_close(of_maps, both)
         logits.update(zip(('cls_logits', 'dist_logits'), both, strict=True))
         model.head.switch_to_deploy()
-        logits_folded = model(image)
+        logits_fused = model(image)
         loaded = CAREClsHead(1000, 1024, deploy=True)
         loaded.load_state_dict(model.head.state_dict())
     expected = np.load(DATA / 'reference_s0_224x224.npz')
@@ -78,7 +77,7 @@ def test_logits_of_the_released_network(tmp_path):
         reference = torch.from_numpy(expected[name])
         assert value.shape == reference.shape == (1, 1000)
         assert (value - reference).abs().max() < 1e-4 * reference.abs().max(), name
-    assert (logits_folded - logits['logits']).abs().max() < 1e-5 * logits_folded.abs().max()
+    assert (logits_fused - logits['logits']).abs().max() < 1e-5 * logits_fused.abs().max()
     assert list(loaded.state_dict()) == ['folded_head.fc.weight', 'folded_head.fc.bias']
 
 
@@ -123,13 +122,13 @@ def test_files_that_do_not_fit_the_heads(source, change, words):
     state = source.state_dict()
     change(state)
     with pytest.raises(CheckpointError, match=words):
-        check_whole(classifier().head, state, 'head.', 'file.pth')
+        check_state_dict(classifier().head, state, 'head.', 'file.pth')
 
 
 def test_file_with_another_number_of_classes(source, capsys):
     """As in mmpretrain: classifiers are skipped with a warning, everything else is loaded."""
     model, state = classifier(classes=7), source.state_dict()
-    check_whole(model.head, state, 'head.', 'file.pth')
+    check_state_dict(model.head, state, 'head.', 'file.pth')
     load_state_dict(model, state, strict=False)
     given = {key: value for key, value in model.state_dict().items() if '.fc.' not in key}
     assert_equal(given, {key: state[key] for key in given})
@@ -216,17 +215,6 @@ def test_teacher_is_no_part_of_the_student(teacher_file, form):
     assert not any(parameter.requires_grad for parameter in model.teacher.parameters())
     averaged = ExponentialMovingAverage(model)
     assert copy.deepcopy(model).teacher is averaged.module.teacher is model.teacher
-
-
-def test_ablations_learn_from_a_teacher_by_one_line(tmp_path):
-    base = ROOT / 'configs/ablation/care_s0_no_memory_in1k.py'
-    (tmp_path / 'config.py').write_text(f'_base_ = {str(base)!r}\nmodel = _base_.distillation')
-    config = Config.fromfile(tmp_path / 'config.py')
-    teacher = dict(teacher=Fixed([[0.0] * 1000] * 4), teacher_checkpoint=None)
-    model = MODELS.build({**config.model, **teacher})
-    model.init_weights()
-    losses = model.train_step(batch(), build_optim_wrapper(model, config.optim_wrapper))
-    assert losses['loss_distill'] > 0 and not model.backbone.arch['memory_widths'][0]
 
 
 def test_the_teacher_moves_once(monkeypatch):

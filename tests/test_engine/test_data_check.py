@@ -15,6 +15,7 @@ from torch import nn
 pytest.importorskip('mmdet')
 
 CLASSES = ('ant', 'bee', 'cat')
+IDS = (5, 9, 1203)
 SIZE = (8, 6)
 
 
@@ -36,14 +37,50 @@ def make_coco(folder):
         (folder / split).mkdir(parents=True)
         for index in range(2):
             Image.new('RGB', SIZE).save(folder / split / f'{index}.jpg')
-        annotation = dict(category_id=7, bbox=[1, 1, 4, 4], area=16)
+        # Numbers with gaps, an image without objects, and a category without objects.
+        annotation = dict(image_id=0, bbox=[1, 1, 4, 4], area=16)
         content = dict(
             images=[dict(id=i, file_name=f'{i}.jpg', width=8, height=6) for i in range(2)],
-            categories=[dict(id=number, name=name) for number, name in enumerate(CLASSES, 5)],
-            annotations=[dict(annotation, id=index, image_id=index) for index in range(2)],
+            categories=[dict(id=number, name=name) for number, name in zip(IDS, CLASSES)],
+            annotations=[dict(annotation, id=i, category_id=IDS[i]) for i in (0, 2)],
         )
         (folder / f'{split}.json').write_text(json.dumps(content))
     shutil.copy(folder / 'val.json', folder / 'other.json')
+    (folder / 'unlabelled.json').write_text(json.dumps(dict(content, annotations=[])))
+
+
+def make_panoptic(folder):
+    """Add a map to each image, with a thing (the first class) above stuff (the last)."""
+    make_coco(folder)
+    for split in ('train', 'val'):
+        content = json.loads((folder / f'{split}.json').read_text())
+        for category in content['categories']:
+            category['isthing'] = int(category['name'] != CLASSES[-1])
+        boxes = dict(enumerate(([0, 0, 8, 3], [0, 3, 8, 3]), 1))
+        segments = [
+            dict(id=i, category_id=IDS[2 * i - 2], bbox=box, area=24, iscrowd=0)
+            for i, box in boxes.items()
+        ]
+        content['annotations'] = [
+            dict(image_id=i, file_name=f'{i}.png', segments_info=segments) for i in range(2)
+        ]
+        (folder / f'{split}.json').write_text(json.dumps(content))
+        for index in range(2):
+            labels = np.array([1, 0, 0]) * np.arange(1, 3).repeat(24).reshape(6, 8, 1)
+            save_labels(folder / split / f'{index}.png', labels)
+
+
+def make_voc(folder):
+    for kind in ('JPEGImages', 'Annotations'):
+        (folder / kind).mkdir(parents=True)
+    for split in ('train', 'val'):
+        (folder / f'{split}.txt').write_text(split)
+        Image.new('RGB', SIZE).save(folder / f'JPEGImages/{split}.jpg')
+        box = '<xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax>'
+        (folder / f'Annotations/{split}.xml').write_text(
+            '<annotation><size><width>8</width><height>6</height></size>'
+            f'<object><name>ant</name><bndbox>{box}</bndbox></object></annotation>'
+        )
 
 
 def make_ade20k(folder):
@@ -84,6 +121,25 @@ def coco(folder, split):
     )
 
 
+def panoptic(folder, split):
+    return dict(
+        coco(folder, split),
+        type='mmdet.CocoPanopticDataset',
+        data_prefix=dict(img=split, seg=split),
+        metainfo=dict(classes=CLASSES, thing_classes=CLASSES[:2], stuff_classes=CLASSES[2:]),
+        pipeline=steps('mmdet.PackDetInputs'),  # panopticapi is not installed
+    )
+
+
+def voc(folder, split):
+    return dict(
+        coco(folder, split),
+        type='mmdet.VOCDataset',
+        ann_file=f'{split}.txt',
+        data_prefix=dict(sub_data_root=''),
+    )
+
+
 def ade20k(folder, split):
     return dict(
         type='mmseg.ADE20KDataset',
@@ -111,6 +167,8 @@ LAYOUTS = dict(
     ade20k=(make_ade20k, ade20k, 150),
     imagenet=(make_imagenet, imagenet, 3),
     listed=(make_imagenet, listed, 3),
+    panoptic=(make_panoptic, panoptic, 3),
+    voc=(make_voc, voc, 3),
 )
 
 
@@ -166,6 +224,19 @@ def wrap_twice(dataset):
     return dict(type='ConcatDataset', datasets=[repeated])
 
 
+def balance(dataset):
+    return dict(type='ClassBalancedDataset', oversample_thr=0.1, dataset=dataset)
+
+
+def mix(dataset):
+    return dict(type='mmdet.MultiImageMixDataset', dataset=dataset, pipeline=[])
+
+
+def semi_supervise(dataset):
+    unlabelled = dict(dataset, ann_file='unlabelled.json')
+    return dict(type='ConcatDataset', datasets=[unlabelled, dataset])
+
+
 def remove(path):
     return lambda data: shutil.rmtree(data / path) if '.' not in path else (data / path).unlink()
 
@@ -191,20 +262,42 @@ def flip(data):
     (data / 'labels/train/1.png').write_bytes(content)
 
 
+def no_objects(data):
+    shutil.copy(data / 'unlabelled.json', data / 'train.json')
+
+
+def named(*names):
+    return dict(classes=len(names), metainfo=dict(classes=names))
+
+
 def rename(data):
     (data / 'val/ant').rename(data / 'val/dog')
 
 
-def label(value=1, dtype=np.uint8, mode=None, size=SIZE, turned=False, **options):
+def label(
+    value=1, dtype=np.uint8, mode=None, size=SIZE, turned=False, values=(1, 2, 255), **options
+):
     """Replace the label maps of training, and turn their images by EXIF."""
 
     def change(data):
-        labels = Image.fromarray(np.full(size[::-1], value, dtype))
+        labels = np.full(size[::-1], value, dtype)
+        labels[0, :3] = values
+        labels = Image.fromarray(labels)
+        for name in ('0', '1'):
+            labels.convert(mode or labels.mode).save(data / f'labels/train/{name}.png', **options)
+        turn('images/train', turned)(data)
+
+    return change
+
+
+def turn(folder, turned=True):
+    """Replace images, and turn them by EXIF."""
+
+    def change(data):
         exif = Image.Exif()
         exif[ExifTags.Base.Orientation] = 6 if turned else 1
         for name in ('0', '1'):
-            labels.convert(mode or labels.mode).save(data / f'labels/train/{name}.png', **options)
-            Image.new('RGB', SIZE).save(data / f'images/train/{name}.jpg', exif=exif)
+            Image.new('RGB', SIZE).save(data / f'{folder}/{name}.jpg', exif=exif)
 
     return change
 
@@ -213,6 +306,9 @@ SUBSET = dict(classes=2, metainfo=dict(classes=('ant', 'cat')))
 REVERSED = dict(classes=2, metainfo=dict(classes=('cat', 'ant')))
 YES_NO = dict(classes=('no', 'yes'), palette=[0, 1])
 TWO = dict(type='mmseg.BaseSegDataset', classes=2, metainfo=YES_NO)
+STEPS = [dict(type='mmdet.LoadAnnotations'), dict(type='mmdet.PackDetInputs')]
+FROM_0 = dict(TWO, reduce_zero_label=True)
+AS_DRAWN = dict(type='LoadImageFromFile', color_type='color_ignore_orientation')
 NOT_AS_STORED = r'labels/train/1\.png.* one channel of 8 bits'
 # Layout, what is done to the data, arguments of build, and what the message says: None passes.
 CASES = {f'good_{layout}': (layout, str, {}, None) for layout in LAYOUTS}
@@ -220,6 +316,27 @@ CASES.update(
     # Datasets in a wrapper may be evaluated with one file for all.
     good_in_wrappers=('coco', str, dict(wrap=wrap_twice, evaluated='other'), None),
     good_labels_in_wrappers=('ade20k', str, dict(wrap=wrap_twice), None),
+    good_and_balanced=('coco', str, dict(wrap=balance), None),
+    good_and_mixed=('coco', str, dict(wrap=mix), None),
+    good_and_semi_supervised=('coco', str, dict(wrap=semi_supervise), None),
+    masks=('ade20k', label(0, values=(1, 0, 1)), TWO, None),
+    masks_with_ignored=('ade20k', label(0, values=(1, 0, 255)), TWO, None),
+    masks_of_255=('ade20k', label(0, values=(255, 0, 255)), TWO, r'as \[0, 255\], and \{255\} are'),
+    masks_of_1=('ade20k', label(1, values=(1, 1, 1)), TWO, r'one class \(values are read as \[1\]'),
+    masks_from_0=('ade20k', label(0, values=(1, 0, 1)), FROM_0, r'read as \[0, 255\]'),
+    misspelt=('coco', str, named('ant', 'dog'), r"\['dog'\] are not among .*to some of \('ant', '"),
+    misspelt_voc=('voc', str, named('Ant', 'dog'), r"\['Ant', 'dog'\], .* files call \['ant'\]"),
+    no_objects=('coco', no_objects, {}, r"classes \['ant', 'bee', 'cat'\]$"),
+    turned=('coco', turn('train'), {}, r"train/0\.jpg' are for \(8, 6\) .* loaded as \(6, 8\)"),
+    turned_as_drawn=('coco', turn('train'), dict(pipeline=[AS_DRAWN, *STEPS]), None),
+    folders_in_order=('imagenet', str, dict(metainfo=dict(classes=CLASSES)), None),
+    folders_of_other_names=('imagenet', str, dict(metainfo=dict(classes=('a', 'b', 'c'))), None),
+    folders_reversed=(
+        'imagenet',
+        str,
+        dict(metainfo=dict(classes=CLASSES[::-1])),
+        'not in the ord',
+    ),
     evaluator=('coco', str, dict(evaluated='other'), r"val_evaluator\.ann_file='.*other\.json' is"),
     image=('coco', remove('train/1.jpg'), {}, r"1 files of the train .*train/1\.jpg'"),
     image_folder=('coco', remove('val'), {}, r'2 files of the val .*val/0\.jpg'),
@@ -230,10 +347,10 @@ CASES.update(
     order_of_val=('coco', edit('val.json', 'reverse'), {}, r'val\.json.* set val_'),
     order_of_subset=('coco', str, REVERSED, r"classes to \('ant', 'cat'\)"),
     subset=('coco', str, SUBSET, None),
-    category=('coco', edit('train.json', 'pop', 0), {}, r"classes to \('bee', 'cat'\)"),
+    category=('coco', edit('train.json', 'pop', 0), {}, r"classes to some of \('bee', 'cat'\)"),
     last_category=('coco', edit('train.json', 'pop'), {}, None),
-    last_category_of_val=('coco', edit('val.json', 'pop'), {}, r"classes to \('ant', 'bee'\)"),
-    no_category=('coco', edit('train.json', 'clear'), {}, r'classes to \(\)'),
+    last_category_of_val=('coco', edit('val.json', 'pop'), {}, r"to some of \('ant', 'bee'\)"),
+    no_category=('coco', edit('train.json', 'clear'), {}, r'classes to some of \(\)'),
     classes=('coco', str, dict(classes=2), r'3 classes, but model\.head\.num_classes=2'),
     classes_of_labels=('ade20k', str, dict(classes=19), '150 classes, .*num_classes=19'),
     classes_of_folders=('imagenet', str, dict(classes=2), '3 classes, .*num_classes=2'),
@@ -247,8 +364,8 @@ CASES.update(
     label_4_bits=('ade20k', label(bits=4), {}, NOT_AS_STORED),
     label_palette=('ade20k', label(mode='P', bits=2), {}, None),
     label_rgb=('ade20k', label(mode='RGB'), {}, NOT_AS_STORED),
-    label_size=('ade20k', label(size=(8, 5)), {}, r'1\.png.* is \(8, 5\).* loaded as \(8, 6\)'),
-    label_turned=('ade20k', label(turned=True), {}, r'is \(8, 6\).* loaded as \(6, 8\)'),
+    label_size=('ade20k', label(size=(8, 5)), {}, r'png.* for \(8, 5\).* loaded as \(8, 6\)'),
+    label_turned=('ade20k', label(turned=True), {}, r'for \(8, 6\).* loaded as \(6, 8\)'),
     label_as_turned=('ade20k', label(size=SIZE[::-1], turned=True), {}, None),
     ignored_by_dataset=('ade20k', label(201), dict(ignore_index=200), None),
     ignored_by_head=('ade20k', label(201), dict(ignores=200), None),
@@ -278,12 +395,19 @@ def test_named_before_training_or_passed(data, case):
     unchecked.call_hook('before_run')
 
 
-def test_classes_of_a_prompt_are_a_warning(data, capfd):
-    """As mmdet's MM-Grounding-DINO has them, 256 for the 1203 of LVIS."""
+def test_what_may_be_meant_is_a_warning(data, capfd):
+    """Words of a prompt, as mmdet's MM-Grounding-DINO has them, 256 for the 1203 of LVIS."""
     runner = build('coco', data, classes=2)
     runner.model.language_model = nn.Identity()
+    runner.model.other = nn.Identity()
+    runner.model.other.num_classes = 80
+    gone = dict(runner._test_dataloader['dataset'], ann_file='gone.json')
+    runner._test_dataloader = dict(runner._test_dataloader, dataset=gone)
     runner.train()
-    assert runner.iter == 1 and 'model.head.num_classes=2' in ''.join(capfd.readouterr())
+    warned = ''.join(capfd.readouterr())
+    assert runner.iter == 1 and "is one of the classes ['bee']" in warned
+    assert 'model.head.num_classes=2' in warned and 'model.other.num_classes=80' in warned
+    assert f"the test split needs '{data}/gone.json'" in warned
 
 
 def test_what_is_tested_is_checked(data):

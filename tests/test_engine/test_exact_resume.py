@@ -7,14 +7,14 @@ import torch
 from mmengine.hooks import Hook
 from toy_training import EPOCHS, StopAt, build, saved, train
 
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError
 
 HOOK = 'mmcare.engine.hooks.exact_resume_hook'
 PLAIN_SGD = dict(state={}, param_groups=[dict(momentum=0)])
 EMPTY_ADAM = dict(state={}, param_groups=[dict(betas=1)])
 
 
-def test_resume_is_exact_with_workers_and_not_without_the_hook(tmp_path):
+def test_exact_resume_with_workers(tmp_path):
     """Runs in one process are those of test_atomic_checkpoint.py."""
     for exact in (True, False):
         options = dict(exact=exact, loader=dict(num_workers=2))
@@ -36,22 +36,11 @@ def test_workers_draw_other_numbers_in_each_epoch(tmp_path):
     assert not torch.equal(epochs[0], epochs[1])
 
 
-def test_iterations_and_seeds_draw_other_numbers(tmp_path):
-    """Iterations of runs with neighboring seeds do not share numbers either."""
-    runner = train(tmp_path, hooks=[StopAt(0)])
-    draws = []
-    for runner._seed in (3, 4):
-        for runner.train_loop._iter in (5, 6):
-            runner.call_hook('before_train_iter', batch_idx=0)
-            draws.append(torch.rand(()).item())
-    assert len(set(draws)) == 4
-
-
 @pytest.mark.parametrize(
     ('options', 'words'),
     [
-        (dict(by_epoch=False, loader=dict(num_workers=0)), 'set train_dataloader.num_workers'),
-        (dict(randomness=dict(seed=None)), 'set randomness.seed'),
+        (dict(by_epoch=False, loader=dict(num_workers=0)), 'Set train_dataloader.num_workers'),
+        (dict(randomness=dict(seed=None)), 'Set randomness.seed'),
         (dict(by_epoch=False, loader=dict(num_workers=1, persistent_workers=True)), None),
         (dict(), None),
     ],
@@ -85,11 +74,11 @@ def unwrap(checkpoint):
         (lambda checkpoint: checkpoint.pop('optimizer'), 'the state of the optimizer is missing'),
         (dict(optimizer=EMPTY_ADAM), 'the state of the optimizer is missing'),
         (dict(optimizer=dict(a=PLAIN_SGD, b=EMPTY_ADAM)), 'the state of the optimizer is missing'),
-        (dict(param_schedulers=[]), 'it holds 0 schedulers, and the run has 1'),
-        (dict(param_schedulers=[{}, {}]), 'it holds 2 schedulers, and the run has 1'),
+        (dict(param_schedulers=[]), 'it has 0 schedulers, the run has 1'),
+        (dict(param_schedulers=[{}, {}]), 'it has 2 schedulers, the run has 1'),
     ],
 )
-def test_what_mmengine_would_reinitialize_is_refused(tmp_path, change, words):
+def test_incomplete_resume_is_refused(tmp_path, change, words):
     """The error names the file."""
     train(tmp_path, hooks=[StopAt(5)])
     checkpoint = torch.load(tmp_path / 'epoch_1.pth', weights_only=True)
@@ -98,6 +87,16 @@ def test_what_mmengine_would_reinitialize_is_refused(tmp_path, change, words):
     refused = pytest.raises(CheckpointError, match=rf'epoch_1\.pth.*{words}.*load_from')
     with refused if words else nullcontext():
         train(tmp_path, resume=True, hooks=[StopAt(5)])
+
+
+def test_another_schedule_is_a_warning(tmp_path, monkeypatch):
+    """MMEngine keeps the checkpoint's, whose rate may have ended."""
+    found = []
+    monkeypatch.setattr(f'{HOOK}.print_log', lambda text, **_: found.append(text))
+    for t_max in (EPOCHS, 9):
+        schedule = dict(type='CosineAnnealingLR', T_max=t_max)
+        train(tmp_path, resume=t_max == 9, hooks=[StopAt(5)], param_scheduler=schedule)
+    assert len(found) == 1 and f'end at [{EPOCHS}], are kept' in found[0] and '[9]' in found[0]
 
 
 def test_optimizers_without_state_resume(tmp_path):

@@ -14,7 +14,7 @@ from mmengine.runner import CheckpointLoader, Runner
 from mmengine.runner.checkpoint import load_from_local
 from toy_configs import make_data, toy_config
 
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError
 
 pytest.importorskip('mmdet')
 LAST = dict(detection='epoch_2.pth', segmentation='iter_2.pth')
@@ -62,14 +62,14 @@ def test_train_resume_and_test(trained, tmp_path, task):
     )
     for kind in {'state_dict', 'ema_state_dict'} & whole.keys():
         torch.testing.assert_close(resumed[kind], whole[kind], rtol=0, atol=0)
-    changed = (each['state_dict']['backbone.stem.conv.weight'] for each in (before, whole))
-    assert not torch.equal(*changed)
+    stem = 'backbone.stem.conv.weight'
+    assert not torch.equal(before['state_dict'][stem], whole['state_dict'][stem])
     changes = {'model.teacher_checkpoint': 'nowhere.pth'} if task == 'distillation' else {}
     config = toy_config(task, data, tmp_path / 'test', load_from=str(last), **changes)
     assert Runner.from_cfg(config).test()
 
 
-def test_what_shipped_configs_write_works_in_a_fresh_process(trained):
+def test_shipped_checkpoints_in_a_fresh_process(trained):
     """Without the repository's configs, and without an import of mmcare by the caller."""
 
     def use(task):
@@ -84,7 +84,7 @@ def test_what_shipped_configs_write_works_in_a_fresh_process(trained):
         list(pool.map(use, FRESH))
 
 
-def test_the_hook_switches_the_loader_while_a_run_loads(trained, tmp_path, monkeypatch):
+def test_loader_is_switched_while_loading(trained, tmp_path, monkeypatch):
     """Also if loading fails; code of a file does not run."""
     monkeypatch.setattr(CheckpointLoader, '_schemes', {'': load_from_local})  # MMEngine's
     canary, data = tmp_path / 'canary', trained('segmentation') / 'data'

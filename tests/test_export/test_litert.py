@@ -5,15 +5,13 @@ import sys
 import numpy as np
 import pytest
 import torch
+from export_helpers import SHAPE, STAGES, Shared, export_int8, smooth, spec_of, thin_source
 from helpers import THIN
-from test_export import SHAPE, STAGES, job_of, thin_source
-from test_quantize import Shared, draw_pictures, smooth
 
-from mmcare.export import export_backbone
-from mmcare.export.export import write_file
-from mmcare.export.formats import FORMATS
-from mmcare.export.load import IMAGENET
-from mmcare.export.verify import ExportError, signal_to_noise
+from mmcare.export import export_model
+from mmcare.export.backends import BACKENDS
+from mmcare.export.source import IMAGENET
+from mmcare.export.verify import ExportError
 
 pytest.importorskip('litert_torch')
 from ai_edge_litert.interpreter import Interpreter
@@ -29,20 +27,19 @@ def described(path):
     details = {**runner.get_input_details(), **runner.get_output_details()}
     by_signature = [details[name] for name in ('image', *STAGES)]
     in_order = [*program.get_input_details(), *program.get_output_details()]
-    assert [one['name'] for one in by_signature] == [one['name'] for one in in_order]
-    return [(one['shape'].tolist(), one['dtype']) for one in in_order]
+    assert [x['name'] for x in by_signature] == [x['name'] for x in in_order]
+    return [(x['shape'].tolist(), x['dtype']) for x in in_order]
 
 
 @pytest.fixture(scope='module')
-def exported(tmp_path_factory):
+def exported(tmp_path_factory, pictures):
     """Export in float, then in int8 calibrated with a folder of four pictures."""
-    folder, out_dir = tmp_path_factory.mktemp('pictures'), tmp_path_factory.mktemp('litert')
-    draw_pictures(folder, '.png')
+    out_dir = tmp_path_factory.mktemp('litert')
     options = dict(shape=SHAPE, formats=('litert',))
     source = thin_source(arch=TWO_HEADS)
     reports = [
-        export_backbone(source, out_dir, **options),
-        export_backbone(source, out_dir, precision='int8', images=folder, **options),
+        export_model(source, out_dir, **options),
+        export_model(source, out_dir, precision='int8', images=pictures, **options),
     ]
     return out_dir, *reports
 
@@ -50,37 +47,22 @@ def exported(tmp_path_factory):
 def test_structure(exported):
     out_dir, *reports = exported
     maps = thin_source(arch=TWO_HEADS).network(torch.zeros(1, 3, *SHAPE))
-    shapes = [[1, *SHAPE, 3], *([*one.permute(0, 2, 3, 1).shape] for one in maps)]
+    shapes = [[1, *SHAPE, 3], *([*x.permute(0, 2, 3, 1).shape] for x in maps)]
     for report, end in zip(reports, ('', '_int8'), strict=True):
         entries = report['litert']
         assert entries['file'] == f'thin_64x96{end}.tflite'
         assert entries['delegates'] == 1 and entries['outside'] == {}
-        assert [one['shape'] for one in entries['inputs'] + entries['outputs']] == shapes
-        assert described(out_dir / entries['file']) == [(one, np.float32) for one in shapes]
+        assert [x['shape'] for x in entries['inputs'] + entries['outputs']] == shapes
+        assert described(out_dir / entries['file']) == [(shape, np.float32) for shape in shapes]
         (image,) = entries['inputs']
         assert (
             image['layout'] == 'NHWC' and image['kind'] == 'tensor' and image['channels'] == 'RGB'
         )
         assert (image['mean'], image['std']) == ([*IMAGENET.mean], [*IMAGENET.std])
         program = Interpreter(str(out_dir / entries['file']))
-        assert any(one['dtype'] == np.int8 for one in program.get_tensor_details()) == bool(end)
+        assert any(x['dtype'] == np.int8 for x in program.get_tensor_details()) == bool(end)
         kinds = {node['op_name'] for node in program._get_ops_details()}
         assert not {'BROADCAST_TO', 'ELU'} & kinds and {'CONV_2D', 'BATCH_MATMUL'} <= kinds
-
-
-@pytest.mark.parametrize('delegate', [True, False])
-def test_numbers(exported, delegate):
-    """As PyTorch's in float; in int8 not far, though pictures are few."""
-    out_dir, report, quantized = exported
-    image, network = smooth(5), thin_source(arch=TWO_HEADS).network
-    expected = network(image)
-    for entries in (report['litert'], quantized['litert']):
-        found = FORMATS['litert'].open(out_dir / entries['file'], delegate).run(image)
-        assert min(signal_to_noise([expected], [found])) > (
-            15 if 'quantization' in entries else 100
-        )
-    assert max(report['litert']['deviations'].values()) < 1e-5
-    assert min(quantized['litert']['quantization']['snr'].values()) > 20
 
 
 class Large(torch.nn.Module):
@@ -95,10 +77,10 @@ def test_float16(exported, tmp_path, monkeypatch):
     out_dir, report, quantized = exported
     assert 1e-5 < report['litert']['deviations_float16']['random'] < 5e-3
     assert min(quantized['litert']['quantization']['snr_float16'].values()) > 20
-    with pytest.raises(ExportError, match=r'^LiteRT in float16.*large.tflite'):
-        write_file(FORMATS['litert'], job_of(Large(), ['large'], SHAPE), tmp_path / 'large.tflite')
+    with pytest.raises(ExportError, match=r'^LiteRT in float16.*odd_64x96.tflite'):
+        BACKENDS['litert'].export(spec_of(Large(), ['large'], SHAPE), tmp_path)
     monkeypatch.setitem(sys.modules, 'ai_edge_litert.compiled_model', None)
-    assert FORMATS['litert'].open_float16(out_dir / report['litert']['file']) is None
+    assert BACKENDS['litert'].open_float16(out_dir / report['litert']['file']) is None
 
 
 class Gated(Shared):
@@ -110,12 +92,11 @@ class Gated(Shared):
 
 
 @pytest.mark.parametrize('kind', [Shared, Gated])
-def test_int8_keeps_ranges_and_the_order_of_outputs(tmp_path, kind):
+def test_int8_ranges_and_order_of_outputs(tmp_path, kind):
     """The brightest picture counts in full. With Shared, two levels share their weights."""
-    options = dict(precision='int8', calibration=[smooth(1) / 10, smooth(1)])
+    picture, calibration = smooth(0), [smooth(1) / 10, smooth(1)]
     torch.manual_seed(0)
-    job = job_of(kind().eval(), ['second', 'first'], SHAPE, None, **options)
-    job.images['picture1'] = smooth(0)
-    report = write_file(FORMATS['litert'], job, tmp_path / 'shared.tflite')
+    network = kind().eval()
+    report = export_int8(network, ['second', 'first'], picture, calibration, tmp_path, 'litert')
     snr = report['quantization']['snr']
     assert list(snr) == ['second', 'first'] and min(snr.values()) > 20

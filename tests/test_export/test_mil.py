@@ -6,14 +6,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from export_helpers import SHAPE, fused, spec_of, thin_source
 from helpers import deviation
 from PIL import Image
-from test_export import SHAPE, folded, job_of, thin_source
 from torch import nn
 
-from mmcare.export.formats.coreml import compress_coreml, convert_coreml
-from mmcare.export.formats.mil import OPERATORS, open_package
-from mmcare.export.runtime import open_exported
+from mmcare.export.backends import open_exported
+from mmcare.export.backends.coreml import compress_coreml, convert_coreml
+from mmcare.export.backends.mil import OPERATORS, open_package
 
 
 class Square(nn.Conv2d):
@@ -27,11 +27,11 @@ def package(tmp_path_factory):
     network = Square(3, 16, 1, bias=False).requires_grad_(False)
     network.weight.fill_(256)
     path = tmp_path_factory.mktemp('packages') / 'square.mlpackage'
-    convert_coreml(job_of(network, ['squares'], (32, 32))).save(str(path))
+    convert_coreml(spec_of(network, ['squares'], (32, 32))).save(str(path))
     return path
 
 
-def test_float16_overflows_and_failures_are_named(package, monkeypatch):
+def test_overflow_and_failures(package, monkeypatch):
     image = torch.full((1, 3, 32, 32), 0.25)
     assert (open_package(package).run(image)[0] == 192**2).all()
     assert np.isinf(open_package(package).run(2 * image)[0]).all()
@@ -62,17 +62,18 @@ def test_damaged_packages(package, tmp_path, name):
 def test_core_ml_computes_the_same(tmp_path, kind, pixels):
     import coremltools as ct
 
-    job = job_of(folded(thin_source(out_indices=(0, 3))), ['stage1', 'stage4'], SHAPE)
-    model = convert_coreml(job.of_pixels if pixels else job, kind[:7])
+    spec = spec_of(fused(thin_source(out_indices=(0, 3))), ['stage1', 'stage4'], SHAPE)
+    model = convert_coreml(spec.with_normalization() if pixels else spec, kind[:7])
     model = compress_coreml(model, 'int8') if 'int8' in kind else model
     path = tmp_path / 'thin.mlpackage'
     model.save(str(path))
-    image, given = job.images['smooth'], job.images['smooth'].numpy()
+    image = spec.images['smooth'].tensor
+    given = image.numpy()
     if pixels:
         image = torch.randint(0, 256, (1, 3, *SHAPE)).float()
         given = Image.fromarray(image[0].permute(1, 2, 0).byte().numpy())
     program = ct.models.MLModel(str(path), compute_units=ct.ComputeUnit.CPU_ONLY)
     outputs = program.predict({'image': given})
-    found = [torch.from_numpy(np.asarray(outputs[name], np.float32)) for name in job.names]
-    expected = [torch.from_numpy(one) for one in open_package(path).run(image)]
+    found = [torch.from_numpy(np.asarray(outputs[name], np.float32)) for name in spec.output_names]
+    expected = [torch.from_numpy(output) for output in open_package(path).run(image)]
     assert deviation(expected, found) < (1e-4 if kind == 'float32' else 2e-2)

@@ -1,4 +1,4 @@
-"""The paper's ablations: they train and fold. Their costs: test_analysis.py."""
+"""The paper's ablations: they train and fuse. Their costs: test_analysis.py."""
 
 from itertools import product
 

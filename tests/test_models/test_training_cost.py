@@ -21,11 +21,11 @@ def outputs_and_gradients(model, image, autocast=False):
 
 @pytest.mark.parametrize('options', OPTIONS, ids=str)
 @pytest.mark.parametrize('autocast', [False, True])
-def test_recomputation_keeps_gradients_and_statistics(options, autocast):
+def test_recomputation_gradients(options, autocast):
     """Drop path included; under autocast the same operations are rounded alike."""
     plain, model = (
-        thin_backbone(arch=ARCH, drop_path_rate=0.5, **each).train()
-        for each in (dict(norm_eval=options['norm_eval']), options)
+        thin_backbone(arch=ARCH, drop_path_rate=0.5, **kwargs).train()
+        for kwargs in (dict(norm_eval=options['norm_eval']), options)
     )
     image = torch.randn(4, 3, 96, 64)
     _, expected = outputs_and_gradients(plain, image, autocast)

@@ -1,18 +1,24 @@
-"""The two tools that rewrite checkpoints: conversion both ways, and folding whole models."""
+"""The two tools that rewrite checkpoints: conversion both ways, and fusing whole models."""
 
 import sys
 
 import pytest
 import torch
-from helpers import ROOT, THIN, assert_equal, run, thin_backbone
+from helpers import (
+    ROOT,
+    THIN,
+    assert_equal,
+    published_state,
+    random_backbone,
+    run,
+    thin_backbone,
+)
 from mmengine.registry import MODELS, init_default_scope
-from test_loading import published_state, random_backbone
 from toy_configs import toy_config
 
+from mmcare.convert import convert_checkpoint, fuse_checkpoint
 from mmcare.models import CARE
-from mmcare.weights.convert import convert_checkpoint, fold_checkpoint
-from mmcare.weights.reading import read_checkpoint
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError, read_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +55,8 @@ def test_tools_say_what_is_wrong_in_one_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_fold_a_whole_model(tmp_path, monkeypatch):
-    file, trained, folded = (tmp_path / name for name in ('config.py', 'trained.pth', 'folded.pth'))
+def test_fuse_a_whole_model(tmp_path, monkeypatch):
+    file, trained, fused = (tmp_path / name for name in ('config.py', 'trained.pth', 'fused.pth'))
     config = toy_config('segmentation', tmp_path, tmp_path / 'run')
     config.dump(file)
     pytest.importorskip('mmseg')
@@ -59,10 +65,10 @@ def test_fold_a_whole_model(tmp_path, monkeypatch):
     model.backbone.load_state_dict(thin_backbone().state_dict())
     state = model.state_dict()
     torch.save(dict(meta=dict(epoch=3), state_dict=state), trained)
-    said = fold_checkpoint(file, trained, folded)
+    said = fuse_checkpoint(file, trained, fused)
     assert '--cfg-options model.backbone.deploy=True' in said
-    written = read_checkpoint(folded)
-    assert written['meta']['epoch'] == 3 and written['meta']['folded_from'] == 'trained.pth'
+    written = read_checkpoint(fused)
+    assert written['meta']['epoch'] == 3 and written['meta']['fused_from'] == 'trained.pth'
     config.model.backbone.deploy = True
     other = MODELS.build(config.model).eval()
     other.load_state_dict(written['state_dict'])
@@ -73,9 +79,9 @@ def test_fold_a_whole_model(tmp_path, monkeypatch):
 
     monkeypatch.setattr(CARE, 'switch_to_deploy', lambda self: self.stem.norm.reset_parameters())
     with pytest.raises(RuntimeError, match='changes outputs of backbone'):
-        fold_checkpoint(file, trained, tmp_path / 'out.pth')
+        fuse_checkpoint(file, trained, tmp_path / 'out.pth')
     state['backbone.stem.norm.running_var'].fill_(float('nan'))
     torch.save(dict(state_dict=state), trained)
     with pytest.raises(CheckpointError, match='not finite'):
-        fold_checkpoint(file, trained, tmp_path / 'out.pth')
+        fuse_checkpoint(file, trained, tmp_path / 'out.pth')
     assert not (tmp_path / 'out.pth').exists()

@@ -21,8 +21,7 @@ from safetensors.torch import save_file
 
 from mmcare.models import CARE
 from mmcare.weights.names import to_published
-from mmcare.weights.reading import write_checkpoint
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError, write_checkpoint
 
 FORK = multiprocessing.get_context('fork')
 SLOW = [HealthCheck.too_slow]

@@ -21,11 +21,10 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader, load_checkpoint
 from torch import nn
 
+from mmcare.convert import convert_checkpoint
 from mmcare.models import CARE
 from mmcare.weights import reading, unpickling
-from mmcare.weights.convert import convert_checkpoint
-from mmcare.weights.reading import read_checkpoint, safe_loader, write_checkpoint
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError, read_checkpoint, safe_loader, write_checkpoint
 
 HAS_LIST = hasattr(torch.serialization, 'safe_globals')  # of allowed classes; from PyTorch 2.5 on
 has_list = pytest.mark.skipif(not HAS_LIST, reason='this PyTorch has no list of allowed classes')
@@ -87,7 +86,7 @@ def test_exploits_are_refused_or_removed(tmp_path, monkeypatch, name):
     assert not unpickling.allowed()
 
 
-def test_foreign_objects_are_removed_with_their_key(tmp_path):
+def test_foreign_objects_are_removed(tmp_path):
     """NumPy's numbers become Python's: mmseg keeps the best score as one."""
     saved = dict(
         runtime_info=dict(best_score=np.float32(0.5), epoch=np.int64(3), flag=np.bool_(True)),
@@ -157,7 +156,7 @@ def test_the_programs_list_stays_as_it_is(tmp_path):
         futures = [pool.submit(read_checkpoint, file) for _ in range(16)]
         add([Allowed])
         found = [future.result() for future in futures]
-        assert all(one == dict(place=Fraction(1, 3), value=1.0) for one in found)
+        assert all(value == dict(place=Fraction(1, 3), value=1.0) for value in found)
         assert set(torch.serialization.get_safe_globals()) == {Fraction, Namespace, Allowed}
     assert torch.serialization.get_safe_globals() == [Allowed]
     torch.serialization.clear_safe_globals()
@@ -239,7 +238,7 @@ def test_one_process_of_a_machine_downloads(tmp_path, monkeypatch):
         reading._download(address)
 
 
-def test_metadata_cannot_change_how_weights_are_loaded(tmp_path, state, safe_loading):
+def test_metadata_cannot_change_loading(tmp_path, state, safe_loading):
     """PyTorch would put the file's own tensor, of its type, in place of the parameter."""
     state['stem.conv.weight'] = state['stem.conv.weight'].double()
     metadata = {'stem.conv': {'assign_to_params_buffers': True, 'version': 1}}
@@ -290,7 +289,7 @@ def test_files_without_checksums_are_told(tmp_path, state, monkeypatch):
     assert messages and all('file.pth has no checksums' in text for text in messages)
 
 
-def test_metadata_of_safetensors_is_under_the_checksum(tmp_path, state):
+def test_safetensors_metadata_checksum(tmp_path, state):
     file = tmp_path / 'file.safetensors'
     write_checkpoint(dict(meta=dict(source='original'), state_dict=state), file)
     file.write_bytes(file.read_bytes().replace(b'"original"', b'"otherone"'))

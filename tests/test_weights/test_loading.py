@@ -12,8 +12,9 @@ from helpers import (
     THIN,
     Images,
     assert_equal,
+    published_state,
     published_weights,
-    randomise,
+    random_backbone,
     thin_backbone,
 )
 from mmengine.runner import Runner
@@ -21,20 +22,9 @@ from torch import nn
 
 from mmcare.engine import SafeLoadingHook
 from mmcare.models import CARE, CAREAblation
-from mmcare.weights.names import as_classifier, from_published, to_published
-from mmcare.weights.reading import load_weights, read_whole, write_checkpoint
-from mmcare.weights.whole import CheckpointError
-
-
-def random_backbone(kind=CARE, **arguments):
-    return randomise(kind(**{'arch': THIN, **arguments}))
-
-
-def published_state(backbone):
-    """The backbone's weights, and two heads, under the published names."""
-    shapes = {'norm.weight': 128, 'norm.bias': 128, 'fc.weight': (10, 128), 'fc.bias': 10}
-    heads = {f'{h}.{n}': torch.rand(s) for h in ('head', 'dist_head') for n, s in shapes.items()}
-    return {**to_published(backbone.state_dict()), **heads}
+from mmcare.models.loading import read_state_dict
+from mmcare.weights.names import from_published, to_classifier_keys, to_published
+from mmcare.weights.reading import CheckpointError, load_weights, write_checkpoint
 
 
 def load_in_a_run(model, file):
@@ -63,7 +53,7 @@ def files(source, tmp_path_factory):
     training = dict(epoch=299, arch='CARE_S0', args=args, metric=np.float64(78.4))
     ema = {key: value + 1 for key, value in published.items()}
     wrapped = {f'module.{key}': value for key, value in published.items()}
-    converted = as_classifier(from_published(published))
+    converted = to_classifier_keys(published)
     model = Images()
     model.backbone.load_state_dict(source.state_dict())
     save = {
@@ -168,7 +158,7 @@ def assert_refused(file, words, **arguments):
 def test_wrong_variant(given, wanted, words, tmp_path):
     """By each way, whatever ``strict`` says."""
     backbone = random_backbone(**given)
-    for state in (to_published(backbone.state_dict()), as_classifier(backbone.state_dict())):
+    for state in (to_published(backbone.state_dict()), to_classifier_keys(backbone.state_dict())):
         torch.save(dict(state_dict=state), tmp_path / 'wrong.pth')
         assert_refused(tmp_path / 'wrong.pth', words, **{'arch': THIN, **wanted})
 
@@ -178,30 +168,30 @@ def test_wrong_variant(given, wanted, words, tmp_path):
     [
         (torch.full((16, 3, 4, 4), float('nan')), 'not finite'),
         (torch.full((16, 3, 4, 4), 1e300, dtype=torch.float64), 'not finite'),  # once converted
-        (torch.ones(16, 3, 4, 4, dtype=torch.int64), 'not tensors of such numbers'),
-        (torch.ones(16, 3, 4, 4).to_sparse(), 'not tensors'),
-        (torch.ones(16, 3, 4, 4, device='meta'), 'not tensors'),
-        ([1.0], 'not tensors of such numbers: .*stem.conv.weight'),
+        (torch.ones(16, 3, 4, 4, dtype=torch.int64), 'of another data type'),
+        (torch.ones(16, 3, 4, 4).to_sparse(), 'not a dense tensor'),
+        (torch.ones(16, 3, 4, 4, device='meta'), 'not a dense tensor'),
+        ([1.0], 'not a dense tensor with values: .*stem.conv.weight'),
         (np.ones((16, 3, 4, 4)), 'missing'),
     ],
     ids=['nan', 'too large', 'integers', 'sparse', 'meta', 'list', 'numpy'],
 )
 def test_values_that_cannot_be_weights(source, value, words, tmp_path):
-    state = {**as_classifier(source.state_dict()), 'backbone.stem.conv.weight': value}
+    state = {**to_classifier_keys(source.state_dict()), 'backbone.stem.conv.weight': value}
     torch.save(state, tmp_path / 'file.pth')
     assert_refused(tmp_path / 'file.pth', words, arch=THIN)
 
 
-def test_folded_and_unfolded(tmp_path):
-    folded = thin_backbone()
-    torch.save(as_classifier(folded.state_dict()), tmp_path / 'plain.pth')
-    folded.switch_to_deploy()
-    torch.save(as_classifier(folded.state_dict()), tmp_path / 'folded.pth')
-    assert_refused(tmp_path / 'folded.pth', 'weights are folded .* with deploy=True', arch=THIN)
-    assert_refused(tmp_path / 'plain.pth', 'not: fold them first', arch=THIN, deploy=True)
+def test_fused_and_plain(tmp_path):
+    fused = thin_backbone()
+    torch.save(to_classifier_keys(fused.state_dict()), tmp_path / 'plain.pth')
+    fused.switch_to_deploy()
+    torch.save(to_classifier_keys(fused.state_dict()), tmp_path / 'fused.pth')
+    assert_refused(tmp_path / 'fused.pth', 'weights are fused .* with deploy=True', arch=THIN)
+    assert_refused(tmp_path / 'plain.pth', 'not: fuse them first', arch=THIN, deploy=True)
     backbone = CARE(THIN, deploy=True)
-    backbone.load_state_dict(read_whole(backbone, tmp_path / 'folded.pth'))
-    assert_equal(backbone.state_dict(), folded.state_dict())
+    backbone.load_state_dict(read_state_dict(backbone, tmp_path / 'fused.pth'))
+    assert_equal(backbone.state_dict(), fused.state_dict())
 
 
 def test_what_may_be_missing_or_left_over(source, tmp_path):
@@ -216,7 +206,7 @@ def test_what_may_be_missing_or_left_over(source, tmp_path):
         for read in ways_to_read(tmp_path / 'file.pth', arch=THIN, **arguments):
             read()
     torch.save(CARE(THIN, out_norm_cfg=dict(type='LN')).state_dict(), tmp_path / 'norms.pth')
-    CARE(THIN).load_state_dict(read_whole(CARE(THIN), tmp_path / 'norms.pth'))
+    CARE(THIN).load_state_dict(read_state_dict(CARE(THIN), tmp_path / 'norms.pth'))
 
 
 def test_missing_pretrained_file():

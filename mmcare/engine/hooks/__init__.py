@@ -11,8 +11,8 @@ class SwitchableHook(Hook):
     """A hook that a config can switch off.
 
     Args:
-        enabled: False (``--cfg-options default_hooks.NAME.enabled=False``) builds MMEngine's
-            ``Hook`` in its place, which does nothing.
+        enabled: With False (``--cfg-options default_hooks.NAME.enabled=False``), MMEngine's
+            ``Hook``, which does nothing, is built in its place.
     """
 
     def __new__(cls, enabled: bool = True, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Write checkpoints that survive a kill at any moment, and that ``torch.load`` reads anywhere."""
+"""Write checkpoints atomically, with tensors and plain values only."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
 from mmcare.files import moved_into_place
 from mmcare.registry import HOOKS
-from mmcare.weights.reading import read_checkpoint
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError, read_checkpoint
 
 ATOMIC = 'mmcare.atomic'  # name of the backend below
 KEPT, OUTDATED = 'keep_ckpt_ids', 'outdated_ckpts'  # of the message hub; the first is MMEngine's
@@ -32,24 +31,24 @@ class AtomicCheckpointHook(CheckpointHook):
     is written under another name, synced and renamed; only then are old ones deleted. Other
     backends and ``FlexibleRunner`` write, find and delete checkpoints as MMEngine does.
 
-    With ``resume=True`` and no ``load_from`` the run resumes from the checkpoint that MMEngine's
-    file ``last_checkpoint`` names or, with a warning, from the newest whole one if that one is
-    damaged or missing. A run that has not saved anything starts from its beginning. With
-    ``save_best`` a resumed run repeats the validation that a kill may have interrupted.
+    With ``resume=True`` and without ``load_from``, the run resumes from the checkpoint that
+    MMEngine's file ``last_checkpoint`` names. If it is damaged or missing, a warning is logged and
+    the newest undamaged checkpoint is used. A run without checkpoints starts from its beginning.
+    With ``save_best``, a resumed run repeats the validation that a kill may have interrupted.
 
-    Checkpoints contain tensors and plain values only: ``torch.load(file, weights_only=True)`` reads
-    them. Smoothed values of the log start again after a resume.
+    Checkpoints contain tensors and plain values only, so ``torch.load(file, weights_only=True)``
+    reads them. Smoothed values of the log start again after a resume.
 
     Raises:
-        CheckpointError: If a run has saved something to resume from, and none of it is whole.
+        CheckpointError: If a run resumes, and all of its checkpoints are damaged.
     """
 
-    priority = 'LOWEST'  # so that what other hooks put into a checkpoint becomes plain as well
+    priority = 'LOWEST'  # after hooks that add to a checkpoint, whose values become plain as well
     backend_args: Any  # CheckpointHook's
     _folder: Path | None = None  # of the checkpoints, if it is on a local disk
 
     def before_run(self, runner: Any) -> None:
-        """Choose the backend, and the checkpoint to resume from before the runner looks for it."""
+        """Choose the backend and, before the runner looks for it, the checkpoint to resume from."""
         backend = (self.backend_args or {}).get('backend', 'local')
         if backend != 'local' or self.file_client_args or '://' in str(self.out_dir):
             return
@@ -60,20 +59,20 @@ class AtomicCheckpointHook(CheckpointHook):
         self._folder = Path(runner.work_dir)
         if self.out_dir not in (None, runner.work_dir):
             self._folder = Path(self.out_dir, self._folder.name)  # as MMEngine does
-        # Not public in MMEngine's runner, and the only place that --resume goes to.
+        # Private attributes: MMEngine's runner keeps --resume nowhere else.
         if not runner._resume or runner._load_from is not None or runner._has_loaded:
             return
         pointer = Path(runner.work_dir, 'last_checkpoint')
-        found = [self._find_whole(self._folder, pointer) if is_main_process() else None]
+        found = [self._find_undamaged(self._folder, pointer) if is_main_process() else None]
         broadcast_object_list(found)
         runner._load_from = found[0]
         if found[0] is None:
             runner.logger.warning(f'Nothing to resume in {self._folder}: starting from scratch.')
 
     def before_train(self, runner: Any) -> None:
-        """Prepare as MMEngine does; finish what a killed run has left undone."""
+        """Prepare as MMEngine does, and remove what a killed run has left."""
         info = runner.message_hub.runtime_info
-        # MMEngine deletes files by these entries: a checkpoint must not name other files.
+        # MMEngine deletes files by these entries, and a checkpoint could name any file.
         info[KEPT] = [step for step in info.get(KEPT, []) if type(step) is int]
         for key in info if self._folder else ():
             if key.startswith(('best_ckpt', 'last_ckpt')):
@@ -86,7 +85,7 @@ class AtomicCheckpointHook(CheckpointHook):
                 Path(path).unlink()
             for left in self._folder.glob(f'.*{Path(self.filename_tmpl).suffix}.*.tmp'):
                 shutil.rmtree(left, ignore_errors=True)  # see moved_into_place
-        # The backend's own list, so that a checkpoint names the files to delete once it is written.
+        # The backend's list itself, so that a checkpoint names the files to delete after it.
         runner.message_hub.update_info(OUTDATED, self.backend_args['outdated'])
         if runner.iter == 0:  # not resumed
             return
@@ -97,7 +96,7 @@ class AtomicCheckpointHook(CheckpointHook):
             runner.val_loop.run()
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        """Leave tensors and plain values only."""
+        """Convert everything to tensors and plain values."""
         hub = checkpoint['message_hub']
         hub['log_scalars'] = {}  # buffers of MMEngine's own type
         hub['resumed_keys'] = dict.fromkeys(hub['runtime_info'], True)
@@ -110,15 +109,15 @@ class AtomicCheckpointHook(CheckpointHook):
         return '[0-9]+'.join(map(re.escape, re.split(r'\{[^}]*\}', self.filename_tmpl)))
 
     def _find(self, path: str | None) -> str | None:
-        """Find a checkpoint of this run, which may have been moved with its folder."""
+        """Find a checkpoint of this run by its file name, since its folder may have been moved."""
         file = Path(self._folder or '', Path(path or '').name)
         is_checkpoint = re.fullmatch(f'(best_.+_)?{self._pattern()}', file.name)
         return str(file) if is_checkpoint and file.is_file() else None
 
-    def _find_whole(self, folder: Path, pointer: Path) -> str | None:
-        """Find the checkpoint that a pointer names, or the newest whole one; None without any.
+    def _find_undamaged(self, folder: Path, pointer: Path) -> str | None:
+        """Find the checkpoint that a pointer names, or else the newest undamaged one.
 
-        Best checkpoints do not count: they do not hold the state of the optimizer.
+        None without checkpoints. Best checkpoints do not count: they lack the optimizer's state.
         """
         saved = [path for path in folder.glob('*') if re.fullmatch(self._pattern(), path.name)]
         # By time, not by number: an earlier, longer run may have left its files.
@@ -134,7 +133,7 @@ class AtomicCheckpointHook(CheckpointHook):
                 print_log(f'Not resuming from {path}: {error}', 'current', logging.WARNING)
         if saved:
             names = ', '.join(path.name for path in saved)
-            raise CheckpointError(f'none of {names} in {folder} is whole: train without resume')
+            raise CheckpointError(f'all of {names} in {folder} are damaged: train without resume')
         return None
 
     def _validates_now(self, loop: Any) -> bool:
@@ -147,7 +146,7 @@ class AtomicCheckpointHook(CheckpointHook):
 
 
 class _AtomicBackend(LocalBackend):
-    """Write to local disks atomically, and remove files after the next write."""
+    """Write to local disks atomically; remove outdated files only after the next write."""
 
     def __init__(self, outdated: list[str]) -> None:
         self.outdated = outdated

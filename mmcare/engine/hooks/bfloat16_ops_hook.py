@@ -14,10 +14,10 @@ from mmcare.registry import HOOKS
 
 @HOOKS.register_module()
 class BFloat16OpsHook(SwitchableHook):
-    """Give RoI layers, losses and NMS float32 where autocast makes bfloat16, which mmcv lacks.
+    """Run RoI layers, losses and NMS in float32 under autocast, since mmcv has no bfloat16.
 
-    Features are cast where they enter a RoI extractor and predictions where they leave a head;
-    convolutions and linear layers stay in bfloat16.
+    Features are cast before RoI extractors, and predictions after heads. Convolutions and linear
+    layers stay in bfloat16.
     """
 
     def before_run(self, runner: Runner) -> None:
@@ -31,6 +31,6 @@ class BFloat16OpsHook(SwitchableHook):
 
 
 def _cast(_: Any, *values: Any) -> Any:
-    """Cast the bfloat16 tensors in what a module gets (before it runs) or gives (after it)."""
+    """Cast bfloat16 tensors in the last argument: the inputs of a pre-hook, a hook's output."""
     value = values[-1]
     return apply_to(value, lambda x: getattr(x, 'dtype', 0) == torch.bfloat16, torch.Tensor.float)

@@ -12,15 +12,15 @@ from mmcare.registry import HOOKS
 
 @HOOKS.register_module()
 class ChannelsLastHook(SwitchableHook):
-    """Lay the weights of a model out channels-last, before training, validation and test.
+    """Convert the weights of a model to channels-last before training, validation and test.
 
-    Results agree up to rounding. RoI extractors get contiguous maps: mmcv's RoIAlign silently
-    misreads others. Checkpoints hold contiguous states of optimizers, so that runs with
-    and without the hook resume from each other: fused optimizers need layouts that agree.
+    Results agree up to rounding. RoI extractors get contiguous maps, since mmcv's RoIAlign silently
+    misreads others. Checkpoints contain contiguous optimizer states, so that runs with and without
+    the hook can resume from each other; fused optimizers need the layout of the weights.
     """
 
     def before_train(self, runner: Any) -> None:
-        """Change the layout in place, after initialization, which would draw in another order."""
+        """Change the layout in place, after initialization, whose random order depends on it."""
         runner.model.to(memory_format=torch.channels_last)
         if isinstance(runner.model, DistributedDataParallel):
             # Its buckets have the strides of before, and are built again where it is unpickled.

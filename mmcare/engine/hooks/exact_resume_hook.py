@@ -19,22 +19,22 @@ from mmcare.compatibility import skips_batches
 from mmcare.engine.hooks import SwitchableHook
 from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
-from mmcare.weights.whole import CheckpointError
+from mmcare.weights.reading import CheckpointError
 
 
 @HOOKS.register_module()
 class ExactResumeHook(SwitchableHook):
-    """Seed all random generators for each iteration, and resume from whole checkpoints only.
+    """Seed all random generators for each iteration, and resume from complete checkpoints only.
 
     MMEngine does not save the states of generators. With this hook the random numbers of a training
-    iteration depend on its number, the rank and the run's seed, and those of the dataloader's
-    workers also on the epoch. Checkpoints written within an epoch or between accumulated gradients
+    iteration depend only on its number, the rank and the run's seed; those of the dataloader's
+    workers on the epoch, too. Checkpoints written within an epoch or between accumulated gradients
     cannot be resumed exactly. On GPUs also set ``randomness.deterministic=True``, but not for
-    segmentors: PyTorch raises, see docs/crashes.md.
+    segmentors: PyTorch raises, see docs/resume.md.
 
     Raises:
-        CheckpointError: If a run resumes from a file without a weight or the state of the
-            optimizer, or with other schedulers. MMEngine silently reinitializes them.
+        CheckpointError: If a run resumes from a file that lacks weights or the optimizer's state,
+            or has another number of schedulers. MMEngine would silently reinitialize them.
     """
 
     priority = 'VERY_HIGH'
@@ -52,7 +52,7 @@ class ExactResumeHook(SwitchableHook):
         }
         if missing := ', '.join(setting for setting, needed in advice.items() if needed):
             run = 'This resumed run does' if runner._resume else 'A resume of this run will'
-            text = f'{run} not reproduce an uninterrupted run: set {missing}.'
+            text = f'{run} not reproduce an uninterrupted run. Set {missing}.'
             print_log(text, logger='current', level=logging.WARNING)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
@@ -71,16 +71,22 @@ class ExactResumeHook(SwitchableHook):
         elif not _holds_state(checkpoint.get('optimizer', {})):
             fault = 'the state of the optimizer is missing'
         elif needed is not None and len(held) != len(needed):
-            fault = f'it holds {len(held)} schedulers, and the run has {len(needed)}'
+            fault = f'it has {len(held)} schedulers, the run has {len(needed)}'
         else:
+            lists = (held, map(vars, needed)) if isinstance(needed, list) else ((), ())
+            kept, ignored = ([s.get('T_max', s.get('end')) for s in part] for part in lists)
+            if kept != ignored:  # a longer run would keep the last rate, which is tiny
+                text = f'The schedules of the checkpoint, which end at {kept}, are kept; those of '
+                text += f'the config end at {ignored}. To train longer, start anew or by load_from.'
+                print_log(text, logger='current', level=logging.WARNING)
             return
         raise CheckpointError(
             f'{runner._load_from or find_latest_checkpoint(runner.work_dir)} cannot be resumed '
-            f'from: {fault}. To take its weights only: --cfg-options resume=False load_from=FILE'
+            f'from: {fault}. To load only its weights: --cfg-options resume=False load_from=FILE'
         )
 
     def before_train(self, runner: Any) -> None:
-        """Load batches again that were trained on, so that generators of workers advance."""
+        """Load the batches that were trained on again, so that workers' generators advance."""
         iterator: Any = getattr(runner.train_loop, 'dataloader_iterator', None)
         if hasattr(iterator, 'skip_iter'):  # onedl-mmengine, which would skip them
             iterator.skip_iter = lambda number: deque(islice(iterator, number), maxlen=0)
@@ -104,7 +110,7 @@ class ExactResumeHook(SwitchableHook):
 
 
 def _holds_state(optimizer: dict[str, Any]) -> bool:
-    """Whether the state dict of an optimizer, or of several by name, holds what it needs."""
+    """Whether the state dict of an optimizer, or of each of several, has the state it needs."""
     if 'param_groups' not in optimizer:
         return bool(optimizer) and all(map(_holds_state, optimizer.values()))
     needed = any('betas' in group or group.get('momentum') for group in optimizer['param_groups'])

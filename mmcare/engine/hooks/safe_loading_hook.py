@@ -1,4 +1,4 @@
-"""Checkpoints of a run are read without running code from them, and fill every CARE."""
+"""Read a run's checkpoints without running code from them, and check that they fill each CARE."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from mmengine.runner import find_latest_checkpoint
 from mmcare.engine.hooks import SwitchableHook
 from mmcare.models import CARE
 from mmcare.models.heads import TwoHeads
+from mmcare.models.loading import strict_loading
 from mmcare.registry import HOOKS
 from mmcare.weights.reading import safe_loader
-from mmcare.weights.whole import loaded_whole
 
 
 @HOOKS.register_module()
 class SafeLoadingHook(SwitchableHook):
     """Read ``load_from`` and the checkpoint to resume from by :mod:`mmcare.weights.reading`.
 
-    Published CARE files load into classifiers. Each CARE and its two heads are checked while they
-    are loaded, behind wrappers, teachers and test-time augmentation, and in EMA's copy of the
-    model: see :func:`mmcare.weights.whole.loaded_whole`. MMEngine's own loader is back afterwards,
-    even if loading fails. ``FlexibleRunner`` loads before ``before_run``: import
-    :mod:`mmcare.engine.safe_loading` to read safely there; weights are checked there as well.
+    Published CARE files load into classifiers. The weights of each CARE and of its two heads are
+    checked while they are loaded, see :func:`mmcare.models.loading.strict_loading`; also in
+    wrappers, in teachers, in test-time augmentation and in EMA's copy of the model. MMEngine's
+    loader is restored afterwards, even if loading fails. ``FlexibleRunner`` loads before
+    ``before_run``: import :mod:`mmcare.engine.safe_loading` there; weights are checked as well.
 
     Raises:
         CheckpointError: If a file cannot be read, or does not fill a CARE of the model.
@@ -37,7 +37,7 @@ class SafeLoadingHook(SwitchableHook):
 
     def before_run(self, runner: Any) -> None:
         """Wrap ``runner.load_or_resume``, which comes next in training, validation and test."""
-        self._checks.close()  # FlexibleRunner has loaded
+        self._checks.close()  # FlexibleRunner has already loaded
         load_or_resume = runner.load_or_resume
 
         def load() -> None:
@@ -47,12 +47,12 @@ class SafeLoadingHook(SwitchableHook):
         runner.load_or_resume = load
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        """Check what MMEngine loads next, with ``strict=False``."""
+        """Check the weights that MMEngine loads next, with ``strict=False``."""
         self._checks.close()
         file = runner._load_from or find_latest_checkpoint(runner.work_dir)
         kinds = CARE, TwoHeads
-        self._checks.enter_context(loaded_whole(runner.model, kinds, file))
+        self._checks.enter_context(strict_loading(runner.model, kinds, file))
         for hook in runner.hooks:
             if hasattr(hook, 'ema_model'):
-                copy = loaded_whole(hook.ema_model.module, kinds, file, hook.src_model)
+                copy = strict_loading(hook.ema_model.module, kinds, file, hook.src_model)
                 self._checks.enter_context(copy)

@@ -26,10 +26,10 @@ from torch.utils.checkpoint import checkpoint
 
 from mmcare.compatibility import autocast_off
 from mmcare.models.arguments import NUM_STAGES, check, resolve_arch
-from mmcare.models.folding import build_norm, check_foldable, fold, is_fixed
+from mmcare.models.fusing import build_norm, check_fusible, fuse, is_fixed
+from mmcare.models.loading import read_state_dict
 from mmcare.models.recompute import recompute
 from mmcare.registry import MODELS
-from mmcare.weights.reading import read_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -236,15 +236,16 @@ class CAREBlock(nn.Module):
 
 
 def missing(side: int) -> int:
-    """Return how many pixels a side lacks to a multiple of 32."""
+    """Return the number of pixels by which a side is padded to a multiple of 32."""
     # ONNX rounds quotients of negative numbers up, so that -side % 32 would be wrong there.
     return (side + TOTAL_STRIDE - 1) // TOTAL_STRIDE * TOTAL_STRIDE - side
 
 
 def crop(x: Tensor, images: Tensor, stride: int, weight: Tensor) -> Tensor:
-    """Crop a map to ceil(H / stride) x ceil(W / stride), and lay it out as images or weight are.
+    """Crop a map to ceil(H / stride) x ceil(W / stride), in the memory format of images or weight.
 
-    mmcv's operators silently misread views, and maps that a layer norm leaves channels-last.
+    The result is a copy: mmcv's operators silently misread views, and the channels-last maps that a
+    layer norm returns.
     """
     height, width = images.shape[2:]
     # A negative padding is a copy, and its size needs no comparison, which tracers would record.
@@ -303,8 +304,8 @@ class CARE(BaseModule):
 
     An image of any size is zero-padded once, right and bottom, to a multiple of 32, and each map is
     cropped to ceil(H / stride) x ceil(W / stride); strides are 4, 8, 16 and 32. The attention of
-    stages 3 and 4 sees the whole image, padding included: how much of it a batch brings changes
-    features a little, and tiles of an image do not agree with the image.
+    stages 3 and 4 sees the whole image, padding included. So the padding of a batch changes
+    features a little, and the features of a tile differ from those of the whole image.
 
     Args:
         arch: ``'s0'``, ``'s1'``, ``'s2'``, or a dict with a value for each of the four stages:
@@ -325,7 +326,7 @@ class CARE(BaseModule):
         out_norm_cfg: Config of a norm on each output map; None for raw stage outputs.
         expand_last: Omit the projection of the last block, as in the published networks: it returns
             its latent channels (1024, or 1536 for S2). False: a last block like the others.
-        deploy: Build what :meth:`switch_to_deploy` leaves; takes folded weights.
+        deploy: Build the network as :meth:`switch_to_deploy` leaves it, for fused weights.
         init_cfg: By default truncated normal, std 0.02, biases 0. ``dict(type='Pretrained',
             checkpoint=...)`` takes published files, converted ones and checkpoints of MM toolboxes.
 
@@ -393,8 +394,8 @@ class CARE(BaseModule):
         self.arch = resolve_arch(arch, self.arch_zoo)
         indices = [out_indices] if isinstance(out_indices, int) else list(out_indices)
         self.out_indices = tuple(index + NUM_STAGES if index < 0 else index for index in indices)
-        ascending = tuple(sorted(set(range(NUM_STAGES)) & set(self.out_indices)))
-        good = () != self.out_indices == ascending
+        ascending = [index for index in range(NUM_STAGES) if index in self.out_indices]
+        good = len(ascending) > 0 and list(self.out_indices) == ascending
         check('out_indices', out_indices, 'some of -4 to 3, ascending', good)
         check('drop_path_rate', drop_path_rate, 'in [0, 1)', 0 <= drop_path_rate < 1)
         check('frozen_stages', frozen_stages, '-1 to 4', frozen_stages in range(-1, NUM_STAGES + 1))
@@ -489,7 +490,8 @@ class CARE(BaseModule):
         each of ``out_indices``.
         """
         height, width = x.shape[2:]
-        weight = next((one for one in self.stem.parameters() if one.dim() == 4), x)  # if wrapped
+        # A wrapper, such as FSDP, may hide the convolution.
+        weight = next((p for p in self.stem.parameters() if p.dim() == 4), x)
         state = self.stem(F.pad(x, (0, missing(width), 0, missing(height))))
         outputs = []
         for index, stage in enumerate(self.stages):
@@ -503,10 +505,10 @@ class CARE(BaseModule):
         """Set training or evaluation mode; frozen stages and norms stay in evaluation mode.
 
         Raises:
-            RuntimeError: If a folded network is to train.
+            RuntimeError: If ``mode`` is True and the network is fused.
         """
         if mode and self.deploy:
-            raise RuntimeError('this CARE is folded (see deploy): it has no norms left to train')
+            raise RuntimeError('this CARE is fused (deploy=True): it has no norms left to train')
         super().train(mode)
         self._freeze()
         if mode and self.norm_eval:
@@ -522,14 +524,14 @@ class CARE(BaseModule):
             part.requires_grad_(False)
 
     def switch_to_deploy(self) -> None:
-        """Fold each batch norm into the convolution next to it, in place, for evaluation only.
+        """Fuse each batch norm into the convolution next to it, in place, for evaluation only.
 
         Only weights change. Norms of other kinds stay, and so do those of ``out_norm_cfg``. The
-        state dict gains the key ``folded``, so that folded weights fit folded networks only.
+        state dict gains the key ``folded``, so that fused weights fit fused networks only.
 
         Raises:
             RuntimeError: If a norm or its convolution has hooks, parametrizations or another
-                forward, which folding would lose; nothing is changed then.
+                forward, which fusing would lose; nothing is changed then.
         """
         if self.deploy:
             return
@@ -541,11 +543,12 @@ class CARE(BaseModule):
         }
         for name, conv in convs.items():
             for part in (f'{name}.norm', f'{name}.{conv}'):
-                check_foldable(part, self.get_submodule(part))
+                check_fusible(part, self.get_submodule(part))
         for name, conv in convs.items():
             owner: Any = self.get_submodule(name)
-            owner.norm = fold(getattr(owner, conv), owner.norm, name != 'stem')
+            owner.norm = fuse(getattr(owner, conv), owner.norm, name != 'stem')
         self.deploy = True
+        # Names in files stay: this one, and `folded_head` of the heads.
         self.register_buffer('folded', self.stem.conv.weight.new_ones(()))
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
@@ -578,7 +581,7 @@ class CARE(BaseModule):
         files = [cfg for cfg in cfgs if cfg['type'] in ('Pretrained', PretrainedInit)]
         for cfg in files:
             check('init_cfg', cfg, 'a Pretrained with checkpoint=FILE', bool(cfg.get('checkpoint')))
-        states = [] if self.is_init else [read_whole(self, **cfg) for cfg in files]
+        states = [] if self.is_init else [read_state_dict(self, **cfg) for cfg in files]
         self.init_cfg = [cfg for cfg in cfgs if cfg not in files]
         try:
             super().init_weights()

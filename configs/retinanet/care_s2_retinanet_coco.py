@@ -1,0 +1,6 @@
+_base_ = './care_s0_retinanet_coco.py'
+
+model = dict(
+    backbone=dict(arch='s2', init_cfg=dict(checkpoint='checkpoints/care_s2_in1k.pth')),
+    neck=dict(in_channels=[32, 64, 192, 1536]),
+)

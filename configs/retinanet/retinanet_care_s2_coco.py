@@ -1,6 +1,0 @@
-_base_ = './retinanet_care_s0_coco.py'
-
-model = dict(
-    backbone=dict(arch='s2', init_cfg=dict(checkpoint='checkpoints/care_s2_in1k.pth')),
-    neck=dict(in_channels=[32, 64, 192, 1536]),
-)

@@ -1,3 +1,0 @@
-_base_ = './rtmdet_care_s0_coco.py'
-
-model = dict(backbone=dict(arch='s1', init_cfg=dict(checkpoint='checkpoints/care_s1_in1k.pth')))

@@ -1,0 +1,125 @@
+"""Convert checkpoints between published files and those of MM toolboxes, and fuse them."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.runner import load_state_dict
+
+from mmcare.files import check_writable_file
+from mmcare.models import CARE
+from mmcare.models.heads import TwoHeads
+from mmcare.models.loading import check_state_dict, name_arch, strict_loading
+from mmcare.version import __version__
+from mmcare.weights import names
+from mmcare.weights.reading import (
+    CheckpointError,
+    load_from_mmcare,
+    load_weights,
+    read_checkpoint,
+    write_checkpoint,
+)
+
+
+def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike) -> str:
+    """Convert a published file to a checkpoint of MM toolboxes, or the reverse.
+
+    Args:
+        source: A published file, or a checkpoint of a CARE ``s0``, ``s1`` or ``s2`` or of a model
+            with one as its ``backbone``.
+        destination: File to write, ``.safetensors`` or any other ending for ``torch.save``.
+
+    Returns:
+        A sentence that says what was written.
+
+    Raises:
+        CheckpointError: If the source cannot be read or does not contain a complete CARE.
+        OSError: If the source does not exist or the destination cannot be written.
+    """
+    check_writable_file(Path(destination))
+    converted = load_weights(source)  # under the names of a classifier
+    state = names.of_backbone(converted)
+    state = {k: v for k, v in state.items() if k.startswith(names.BACKBONE_PARTS)}
+    direction = 'as the checkpoint of an MM classifier'
+    if names.find_published(read_checkpoint(source)) is None:
+        heads = {k: v for k, v in converted.items() if k.startswith(names.HEADS)}
+        kept = {k: v for k, v in state.items() if not k.startswith('out_norms.')}
+        converted, direction = names.to_published({**kept, **heads}), 'in the published format'
+    arch = name_arch(state, CARE.arch_zoo)
+    if arch is None:
+        raise CheckpointError(f'{source} does not contain the backbone of an s0, s1 or s2')
+    check_state_dict(CARE(arch), state, '', source)
+    meta = dict(mmcare_version=__version__, source=Path(source).name, arch=arch)
+    write_checkpoint(dict(meta=meta, state_dict=OrderedDict(converted)), destination)
+    return f'Wrote {destination} {direction}: CARE({arch!r}) of {source}.'
+
+
+@torch.no_grad()
+def fuse_checkpoint(
+    config: str | os.PathLike, checkpoint: str | os.PathLike, destination: str | os.PathLike
+) -> str:
+    """Fuse the checkpoint of a whole model: a detector, a segmentor or a classifier.
+
+    Every CARE and every pair of its classification heads is fused. Their outputs for noise are
+    compared before and after; a CARE gets 224 x 224 pixels.
+
+    Args:
+        config: Config of the model, not fused; its toolbox must be installed.
+        checkpoint: The weights of the whole model.
+        destination: File to write, with the fused weights and the metadata of ``checkpoint``;
+            ``.safetensors`` or any other ending.
+
+    Returns:
+        A sentence that says what was fused and how to use it.
+
+    Raises:
+        CheckpointError: If the checkpoint cannot be read, is fused already or does not fill a CARE.
+        RuntimeError: If it does not fill the rest of the model, or if fusing changes outputs.
+        ValueError: If there is nothing to fuse.
+        OSError: If a file does not exist, or the destination cannot be written.
+    """
+    check_writable_file(Path(destination))
+    cfg = Config.fromfile(config)
+    source = load_from_mmcare(checkpoint, 'cpu')
+    weights = source.get('state_dict', source)
+    init_default_scope(cfg.get('default_scope') or 'mmengine')
+    if cfg.get('data_preprocessor'):
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    model = MODELS.build(cfg.model).eval()
+    with strict_loading(model, (CARE,), checkpoint):
+        load_state_dict(model, weights, strict=True)
+    fused = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (CARE, TwoHeads)) and not module.deploy
+    ]
+    noise = torch.Generator().manual_seed(0)
+    for name in fused:
+        part: Any = model.get_submodule(name)
+        if isinstance(part, CARE):
+            shape = 1, part.stem.conv.in_channels, 224, 224
+            given: Any = torch.randn(shape, generator=noise)
+        else:
+            given = (torch.randn(1, part.cls_head.fc.in_features, generator=noise),)
+        before = part(given)
+        part.switch_to_deploy()
+        # To 1e-4 of the largest value of each output; NaN is never equal.
+        same = map(lambda x, y: (x - y).abs().max() <= 1e-4 * x.abs().max(), before, part(given))
+        if not all(same):
+            raise RuntimeError(f'fusing changes outputs of {name}; {destination} is not written')
+    if not fused:
+        raise ValueError(f'nothing in the model of {config} can be fused')
+    meta = dict(source.get('meta') or {}) if 'state_dict' in source else {}
+    meta.update(mmcare_version=__version__, fused_from=Path(checkpoint).name)
+    write_checkpoint(dict(meta=meta, state_dict=OrderedDict(model.state_dict())), destination)
+    options = ' '.join(f'model.{name}.deploy=True' for name in fused)
+    return (
+        f'Fused {", ".join(fused)} of {checkpoint}. Wrote {destination}; a config takes it with\n'
+        f'    --cfg-options {options}'
+    )

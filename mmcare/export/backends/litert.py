@@ -1,0 +1,194 @@
+"""LiteRT, Android's runtime, with XNNPACK."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from mmcare.compatibility import require
+from mmcare.export.backends.base import Backend, Exported, WriteResult
+from mmcare.export.rewrites import LITERT, ChannelsLast
+from mmcare.export.spec import ExportSpec
+from mmcare.export.verify import ExportError
+
+FORCE_FLOAT16 = 4  # TFLITE_XNNPACK_DELEGATE_FLAG_FORCE_FP16
+
+
+class LiteRT(Backend):
+    """``.tflite``; images and maps are NHWC, as Android's image libraries give them."""
+
+    name = 'litert'
+    ending = '.tflite'
+    packages = ('ai_edge_litert', 'ai_edge_quantizer', 'litert_torch')  # which imports the others
+    extra = 'litert'
+    systems = ' (macOS, and Linux on x86_64)'
+    precisions: ClassVar = {**Backend.precisions, 'float16': 5e-3, 'int8': None}
+    runtime = 'LiteRT'
+    layout = 'NHWC'
+
+    def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
+        """Write a ``.tflite`` file, which computes the same with and without XNNPACK."""
+        import litert_torch
+
+        litert_torch.config.show_progress = False
+        program = spec.program.run_decompositions(dict(LITERT))
+        network = ChannelsLast(program.module(), spec.output_names)
+        try:
+            image = spec.images['random'].tensor.permute(0, 2, 3, 1)
+            litert_torch.convert(network, sample_kwargs=dict(image=image)).export(str(path))
+        except Exception as error:  # the converter has classes of its own
+            raise ExportError(f'LiteRT cannot convert {path.name}: {error}') from error
+        if description['precision'] == 'int8':
+            _quantize(path, spec.calibration, spec.output_names)
+        if description['precision'] == 'float16':
+            _cast(path)
+        _store(path, description)
+        # A version of LiteRT multiplied transposed matrices wrongly.
+        plain = self.open(path, delegate=False).run
+        return WriteResult(_count_operators(path), plain, 'LiteRT without XNNPACK')
+
+    def open(self, path: Path, delegate: bool = True) -> Exported:
+        """Open a file in LiteRT, with its XNNPACK delegate or without."""
+        runtime = require('ai_edge_litert.interpreter', 'running a .tflite file', 'litert')
+        name = 'AUTO' if delegate else 'BUILTIN_WITHOUT_DEFAULT_DELEGATES'
+        resolver = dict(experimental_op_resolver_type=runtime.OpResolverType[name])
+        program = runtime.Interpreter(str(path), num_threads=1, **resolver)
+        program.allocate_tensors()
+        (image,), outputs = program.get_input_details(), program.get_output_details()
+        wrong = [x['name'] for x in (image, *outputs) if x['dtype'] is not np.float32]
+        if wrong:
+            raise ValueError(f'not float32: {", ".join(wrong)}')
+
+        def run(images: Tensor) -> list[np.ndarray]:
+            program.set_tensor(image['index'], images.permute(0, 2, 3, 1).contiguous().numpy())
+            program.invoke()
+            found = [program.get_tensor(output['index']) for output in outputs]
+            return [x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for x in found]
+
+        _, height, width, channels = map(int, image['shape'])
+        return Exported(run, (1, channels, height, width), _read(path))
+
+    def open_float16(self, path: Path) -> Exported | None:
+        """Open a file in LiteRT, with XNNPACK computing in float16."""
+        try:
+            from ai_edge_litert.compiled_model import CompiledModel
+            from ai_edge_litert.environment import Environment
+            from ai_edge_litert.options import CpuOptions, Options
+
+            options = Options(cpu_options=CpuOptions(num_threads=1, xnnpack_flags=FORCE_FLOAT16))
+        except (ImportError, TypeError):  # an older LiteRT
+            return None
+        program = CompiledModel.from_file(str(path), None, Environment.create(), options)
+        (image,), outputs = program.create_input_buffers(0), program.create_output_buffers(0)
+        shapes = [output.get_tensor_details()['shape'] for output in outputs]
+
+        def run(images: Tensor) -> list[np.ndarray]:
+            image.write(images.permute(0, 2, 3, 1).contiguous().numpy())
+            program.run_by_index(0, [image], outputs)
+            found = [
+                output.read(prod(shape), np.float32).reshape(shape)
+                for output, shape in zip(outputs, shapes, strict=True)
+            ]
+            return [x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for x in found]
+
+        return replace(self.open(path), run=run)
+
+
+def _cast(path: Path) -> None:
+    """Store the weights of convolutions and linear layers in float16, in place."""
+    from ai_edge_quantizer import qtyping, quantizer
+
+    operators = qtyping.TFLOperationName.ALL_SUPPORTED
+    cast = quantizer.Quantizer(str(path))
+    cast.add_weight_only_config(
+        '.*', operators, 16, algorithm_key=quantizer.AlgorithmName.FLOAT_CASTING
+    )
+    result = cast.quantize(enable_progress_bar=False, enable_progress_report=False)
+    path.write_bytes(result.quantized_model)
+
+
+def _quantize(path: Path, images: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Quantize the convolutions of a file, in place."""
+    from ai_edge_litert import schema_py_generated as schema
+    from ai_edge_litert.tools import flatbuffer_utils
+    from ai_edge_quantizer import calibrator, qtyping, quantizer
+    from ai_edge_quantizer.utils.qsv_utils import min_max_update
+
+    quantized = quantizer.Quantizer(str(path))
+    for name in ('CONV_2D', 'DEPTHWISE_CONV_2D'):
+        quantized.add_static_config('.*', qtyping.TFLOperationName[name], 8, 8)
+    data = [dict(image=image.permute(0, 2, 3, 1).contiguous().numpy()) for image in images]
+    # By default it averages the ranges of pictures, and rare activations are cut off.
+    ranges = calibrator.Calibrator(str(path), 1, qsv_update_func=min_max_update)
+    ranges.calibrate(dict(serving_default=data), quantized._recipe_manager)
+    result = quantized.quantize(
+        ranges.get_model_qsvs(), enable_progress_bar=False, enable_progress_report=False
+    )
+    model = flatbuffer_utils.read_model_from_bytearray(result.quantized_model)
+    # The quantizer (0.10.0) confuses types where an output also feeds a layer: the output is int8,
+    # or a convolution's input float32. The signature names the tensors in float32, unless a
+    # convolution makes them.
+    (graph,), (signature,) = model.subgraphs, model.signatureDefs
+    small = [tensor.type == schema.TensorType.INT8 for tensor in graph.tensors]
+    ends = [(op.inputs[0], op.outputs[0]) for op in graph.operators]
+    ends = [(source, out) for source, out in ends if small[source] and not small[out]]
+    floats, integers = dict(ends), {out: source for source, out in ends}
+    for output in signature.outputs:
+        output.tensorIndex = floats.get(output.tensorIndex, output.tensorIndex)
+    tensors = {output.name.decode(): output.tensorIndex for output in signature.outputs}
+    graph.outputs = [tensors[name] for name in names]
+    for op in graph.operators:
+        if len(op.inputs) > 1 and small[op.inputs[1]]:
+            op.inputs[0] = integers.get(op.inputs[0], op.inputs[0])
+    flatbuffer_utils.write_model(model, str(path))
+
+
+def _store(path: Path, description: Mapping[str, Any]) -> None:
+    """Add a description to a file's metadata."""
+    from ai_edge_litert import schema_py_generated as schema
+    from ai_edge_litert.tools import flatbuffer_utils
+
+    model = flatbuffer_utils.read_model(str(path))
+    buffer, entry = schema.BufferT(), schema.MetadataT()
+    buffer.data = json.dumps(description).encode()
+    entry.name, entry.buffer = 'mmcare', len(model.buffers)
+    model.buffers.append(buffer)
+    model.metadata = [*(model.metadata or ()), entry]
+    flatbuffer_utils.write_model(model, str(path))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read the description in a file's metadata; empty if it has none."""
+    from ai_edge_litert.schema_py_generated import Model
+
+    model = Model.GetRootAs(path.read_bytes())
+    entries = map(model.Metadata, range(model.MetadataLength()))
+    found = [model.Buffers(entry.Buffer()) for entry in entries if entry.Name() == b'mmcare']
+    return json.loads(found[0].DataAsNumpy().tobytes()) if found else {}
+
+
+def _count_operators(path: Path) -> dict[str, Any]:
+    """Count XNNPACK's delegates, and by type the operators outside of them."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    program = Interpreter(str(path), num_threads=1)
+    program.allocate_tensors()
+    nodes = {node['index']: node for node in program._get_ops_details()}
+    delegates = [node for node in nodes.values() if node['op_name'] == 'DELEGATE']
+    names = {key: node['op_name'] for key, node in nodes.items() if node['op_name'] != 'DELEGATE'}
+    makers = {tensor: index for index in names for tensor in nodes[index]['outputs']}
+    inside = set()
+    for delegate in delegates:  # those between its inputs and outputs
+        seen, tensors = {*delegate['inputs']}, {*delegate['outputs']}
+        while tensors := (tensors & {*makers}) - seen:
+            seen |= tensors
+            inside |= {makers[tensor] for tensor in tensors}
+            tensors = {source for tensor in tensors for source in nodes[makers[tensor]]['inputs']}
+    outside = Counter(name for index, name in names.items() if index not in inside)
+    return dict(delegates=len(delegates), outside={**outside})

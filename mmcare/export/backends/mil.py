@@ -1,0 +1,157 @@
+"""ML Programs, Core ML's, computed by PyTorch on any system.
+
+Operators are computed in float32, sums included, and each result is rounded to the type that the
+program declares, so that values outside the range of float16 show. Core ML chooses the type of sums
+by device. Semantics: the documentation of MIL's operators,
+https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.defs.html
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from mmcare.compatibility import require
+from mmcare.export.backends.base import Exported
+
+
+def open_package(path: Path) -> Exported:
+    """Open an ``.mlpackage`` to compute its program.
+
+    Raises:
+        ImportError: If coremltools is missing.
+        ValueError: If the program has operators that are missing in ``OPERATORS``.
+    """
+    ct = require('coremltools', 'running an .mlpackage')
+    from coremltools.converters.mil.frontend.milproto.load import load
+
+    model = ct.models.MLModel(str(path), skip_model_load=True)
+    spec = model.get_spec()
+    function = load(spec, spec.specificationVersion, model.weights_dir).functions['main']
+    (image,) = function.inputs.values()
+    constants = {}
+    steps: list[tuple[Any, Any, list[str]]] = []
+    for operation in function.operations:
+        if operation.op_type == 'const' or operation.op_type.startswith('constexpr_'):
+            (variable,) = operation.outputs
+            constants[variable.name] = _read(operation)
+        else:
+            inputs = {key: x for key, x in operation.inputs.items() if x is not None}
+            steps.append((operation, inputs, []))
+    if lacking := {operation.op_type for operation, *_ in steps} - {*OPERATORS}:
+        raise ValueError(f'mmcare cannot compute {", ".join(sorted(lacking))} (backends/mil.py)')
+    needed = {output.name for output in function.outputs} | {*constants}
+    for _, inputs, done in reversed(steps):  # a result is freed after its last use
+        done += {variable.name for variable in tree_leaves(inputs)} - needed
+        needed |= {*done}
+
+    @torch.no_grad()
+    def run(images: Tensor) -> list[np.ndarray]:
+        values = {**constants, image.name: _round(images.float(), image)}
+        for operation, inputs, done in steps:
+            arguments = tree_map_only(ct.converters.mil.Var, lambda x: values[x.name], inputs)
+            try:
+                results = OPERATORS[operation.op_type](**arguments)
+                results = results if isinstance(results, list | tuple) else [results]
+                for output, result in zip(operation.outputs, results, strict=True):
+                    values[output.name] = _round(result, output)
+            except Exception as error:
+                raise ValueError(f'{operation.op_type} {operation.name}: {error}') from error
+            for name in done:
+                del values[name]
+        return [values[output.name].numpy() for output in function.outputs]
+
+    description = spec.description.metadata.userDefined.get('mmcare', '{}')
+    return Exported(run, tuple(image.shape), json.loads(description), timed=False)
+
+
+def _read(operation: Any) -> Any:
+    """Return a constant, unpacked, as a tensor of float32 or as plain Python."""
+    packed = operation.op_type != 'const'
+    value = operation.materialized_val_inference() if packed else operation.outputs[0].val
+    if isinstance(value, np.ndarray) and value.dtype.kind == 'f':
+        return torch.from_numpy(value.astype(np.float32))
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _round(result: Tensor, variable: Any) -> Tensor:
+    if variable.shape != tuple(result.shape):
+        raise ValueError(f'{variable.shape} expected, got {tuple(result.shape)}')
+    return result.half().float() if variable.dtype.__name__ == 'fp16' else result
+
+
+def _pad(x: Tensor, pad: list[int], mode: str = 'constant', constant_val: float = 0) -> Tensor:
+    sides = np.reshape(pad, (-1, 2))[::-1].ravel().tolist()  # PyTorch has the last axis first
+    return F.pad(x, sides, mode, constant_val) if any(sides) else x
+
+
+def _conv(x: Tensor, weight: Tensor, pad_type: str, pad: list[int], **rest: Any) -> Tensor:
+    x = _pad(x, dict(custom=pad, valid=[])[pad_type])
+    options = rest['strides'], 0, rest['dilations'], rest['groups']
+    return F.conv2d(x, weight, rest.get('bias'), *options)
+
+
+def _max_pool(x: Tensor, pad_type: str, pad: list[int], ceil_mode: bool, **rest: Any) -> Tensor:
+    x = _pad(x, dict(custom=pad, valid=[])[pad_type], constant_val=-torch.inf)
+    return F.max_pool2d(x, rest['kernel_sizes'], rest['strides'], ceil_mode=ceil_mode)
+
+
+def _slice(x: Tensor, begin: list[int], end: list[int], **rest: Any) -> Tensor:
+    none = [False] * len(begin)
+    masks = rest.get('begin_mask') or none, rest.get('end_mask') or none
+    steps = rest.get('stride') or [1] * len(begin)
+    bounds = zip(begin, end, steps, *masks, strict=True)
+    return x[tuple(slice(None if a else i, None if b else j, step) for i, j, step, a, b in bounds)]
+
+
+def _upsample(mode: str) -> Callable[..., Tensor]:
+    return lambda x, scale_factor_height, scale_factor_width, align_corners=None, **_: (
+        F.interpolate(x, None, (scale_factor_height, scale_factor_width), mode, align_corners)
+    )
+
+
+# Their arguments are the inputs of MIL's operators, by name.
+OPERATORS: dict[str, Callable[..., Any]] = {
+    'add': lambda x, y: x + y,
+    'batch_norm': lambda x, mean, variance, gamma, beta, epsilon: F.batch_norm(
+        x, mean, variance, gamma, beta, eps=epsilon
+    ),
+    'cast': lambda x, dtype: x,
+    'concat': lambda values, axis, interleave=False: torch.cat(values, axis),
+    'conv': _conv,
+    'clip': lambda x, alpha, beta: x.clamp(alpha, beta),
+    'elu': lambda x, alpha: F.elu(x, alpha),
+    'exp': lambda x: x.exp(),
+    'gelu': lambda x, mode: F.gelu(x, approximate=dict(EXACT='none')[mode]),
+    'layer_norm': lambda x, axes, epsilon, gamma=None, beta=None: F.layer_norm(
+        x, x.shape[-len(axes) :], gamma, beta, epsilon
+    ),
+    'linear': lambda x, weight, bias=None: F.linear(x, weight, bias),
+    'log': lambda x, epsilon: (x + epsilon).log(),
+    'matmul': lambda x, y, transpose_x, transpose_y: (
+        (x.mT if transpose_x else x) @ (y.mT if transpose_y else y)
+    ),
+    'max_pool': _max_pool,
+    'mul': lambda x, y: x * y,
+    'pad': _pad,
+    'real_div': lambda x, y: x / y,
+    'reduce_max': lambda x, axes, keep_dims: x.amax(axes, keep_dims),
+    'reduce_mean': lambda x, axes, keep_dims: x.mean(axes, keep_dims),
+    'reduce_sum': lambda x, axes, keep_dims: x.sum(axes, keep_dims),
+    'relu': lambda x: x.relu(),
+    'reshape': lambda x, shape: x.reshape(shape),
+    'sigmoid': lambda x: x.sigmoid(),
+    'sigmoid_hard': lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1),
+    'silu': lambda x: F.silu(x),
+    'slice_by_index': _slice,
+    'split': lambda x, split_sizes, axis: x.split(split_sizes, axis),
+    'sub': lambda x, y: x - y,
+    'upsample_bilinear': _upsample('bilinear'),
+    'upsample_nearest_neighbor': _upsample('nearest'),
+}

@@ -1,0 +1,108 @@
+"""How a config prepares its test images, changed for files that take one height and width."""
+
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+from mmcv.transforms import Resize
+from mmengine.config import Config
+
+from mmcare.registry import TRANSFORMS
+
+
+@TRANSFORMS.register_module()
+class ResizeToFit(Resize):
+    """Resize to the largest size within ``scale`` (width, height), the ratio kept.
+
+    mmcv's ``Resize(keep_ratio=True)`` turns the given size by 90 degrees for upright images.
+    """
+
+    def _resize_img(self, results: dict[str, Any]) -> None:
+        height, width = results['img'].shape[:2]
+        ratio = min(self.scale[0] / width, self.scale[1] / height)
+        results['scale'] = round(width * ratio), round(height * ratio)
+        super()._resize_img(results)
+
+
+def _name_steps(config: Config) -> dict[str, Any]:
+    """Return the steps of the test pipeline by name."""
+    dataset = (config.get('test_dataloader') or {}).get('dataset') or {}
+    return {  # types are names, or classes
+        getattr(step.type, '__name__', step.type).rpartition('.')[2]: step
+        for step in dataset.get('pipeline') or ()
+    }
+
+
+def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
+    """Change a config, in place, so that it tests single images within a height and width.
+
+    ``Resize``, ``Pad`` and ``CenterCrop`` get this size. Before a ``CenterCrop``, the edge of
+    ``ResizeEdge`` is scaled as the crop's longer side is. ``ResizeToMultiple`` goes, since images
+    are padded to the size. Segmentors see the whole image.
+
+    Returns:
+        The steps of the test pipeline by name.
+    """
+    size = shape[1], shape[0]
+    loader, model = config.test_dataloader, config.model
+    loader.batch_size = 1
+    steps = _name_steps(config)
+    if 'Resize' in steps:
+        steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
+    if 'ResizeToMultiple' in steps:
+        loader.dataset.pipeline.remove(steps.pop('ResizeToMultiple'))
+    if 'Pad' in steps:
+        steps['Pad'].update(size=size, size_divisor=None, pad_to_square=False)
+    if 'CenterCrop' in steps:
+        factor = max(size) / np.max(steps['CenterCrop'].crop_size)
+        steps['CenterCrop'].crop_size = size
+        if 'ResizeEdge' in steps:
+            steps['ResizeEdge'].scale = round(steps['ResizeEdge'].scale * factor)
+    for preprocessor in (model.get('data_preprocessor'), config.get('data_preprocessor')):
+        for padding in ('pad_size_divisor', 'test_cfg'):
+            if preprocessor:
+                preprocessor.pop(padding, None)
+    if 'mode' in (model.get('test_cfg') or {}):
+        model.test_cfg.mode = 'whole'
+    return steps
+
+
+def choose_shape(config: Config | None) -> tuple[int, int]:
+    """Choose the height and width that a config's test pipeline makes, rounded up to 32.
+
+    For mmseg's models it is the size of training images: pipelines only fix the shorter side.
+    Return 512 and 512 if nothing fixes a size.
+    """
+    if config is None:
+        return 512, 512
+    steps, preprocessor = _name_steps(config), config.model.get('data_preprocessor') or {}
+    size = steps.get('CenterCrop', {}).get('crop_size') or steps.get('Resize', {}).get('scale')
+    if preprocessor.get('size'):
+        size = preprocessor['size'][::-1]
+    width, height = np.broadcast_to(size or 512, 2).tolist()
+    return -(-height // 32) * 32, -(-width // 32) * 32
+
+
+def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str, Any] | None:
+    """Describe how pictures are resized to a height and width.
+
+    Returns:
+        None if the test pipeline resizes nothing. Otherwise mmcv's ``interpolation`` and
+        ``backend``; ``shorter`` and ``crop``: resize the shorter side to this length, then cut out
+        the middle. If these two are None: resize to fit.
+    """
+    step: Any = {}
+    steps: dict[str, Any] = {}
+    if config is not None and config.get('test_dataloader'):
+        steps = fit_config(deepcopy(config), shape)
+        step = steps.get('ResizeEdge') or steps.get('Resize')
+        if not step:
+            return None
+    crops = 'ResizeEdge' in steps and 'CenterCrop' in steps
+    return dict(
+        keep_ratio=True,
+        interpolation=step.get('interpolation', 'bilinear'),
+        backend=step.get('backend', 'cv2'),
+        shorter=step.scale if 'ResizeEdge' in steps else None,
+        crop=[*shape] if crops else None,
+    )

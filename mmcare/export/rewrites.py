@@ -1,0 +1,218 @@
+"""What runtimes want written differently, in networks and in their programs of torch.export.
+
+Rewriting does not change results.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from itertools import accumulate
+from math import prod
+from operator import attrgetter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from mmcare.models.backbones.care import TOTAL_STRIDE
+from mmcare.models.fusing import fuse
+
+LARGEST_SIDE = 4096
+aten = torch.ops.aten
+
+
+class MatrixPool(nn.AdaptiveAvgPool2d):
+    """Adaptive pooling as two matrix products, for maps of the size that it meets first.
+
+    Converters write one or two operators for each bin, 95 for the head of UperNet.
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, C, H, W) to (B, C, *output_size)."""
+        if not hasattr(self, 'rows'):
+            bins = super().forward(x).shape[2:]
+            rows, self.columns = (
+                F.adaptive_avg_pool1d(torch.eye(side), number)
+                for side, number in zip(x.shape[2:], bins, strict=True)
+            )
+            self.rows = rows.transpose(0, 1)
+        return self.rows @ (x @ self.columns)
+
+
+def use_matrix_pools(network: nn.Module, image: Tensor) -> None:
+    """Replace adaptive pooling to several bins, in place, for images as large as one."""
+    for parent in [*network.modules()]:
+        for name, pool in parent.named_children():
+            if type(pool) is nn.AdaptiveAvgPool2d and pool.output_size not in (1, (1, 1)):
+                setattr(parent, name, MatrixPool(pool.output_size))
+    network(image)
+
+
+def normalize_inside(
+    network: Any, mean: Sequence[float], std: Sequence[float], first_conv: str | None
+) -> tuple[nn.Module, nn.Module]:
+    """Copy a :class:`mmcare.export.source.Network` to take pixels; also return the normalization.
+
+    The normalization is fused into the convolution ``first_conv`` of the backbone. None: it comes
+    before the network, as it must if the network pads images with zeros.
+    """
+    norm = nn.BatchNorm2d(len(mean), eps=0).eval().requires_grad_(False)
+    norm.running_mean, norm.running_var = torch.tensor(mean), torch.tensor(std) ** 2
+    network = deepcopy(network)
+    if first_conv is None:
+        return nn.Sequential(norm, network), norm
+    fuse(network.backbone.get_submodule(first_conv), norm, norm_first=True)
+    return network, norm
+
+
+def separate_convolutions(network: nn.Module) -> nn.Module:
+    """Copy a network so that each module has its own copy of a convolution that it shares.
+
+    RTMDet's head has one convolution for all levels and a norm for each level. ExecuTorch (1.5.1)
+    names the fused weights of such a pair after the convolution alone, so that all levels would get
+    the last level's. pnnx (20261020) does not convert such a pair.
+    """
+    network = deepcopy(network)
+    for module in [*network.modules()]:
+        for name, child in module.named_children():
+            if isinstance(child, nn.Conv2d):
+                setattr(module, name, deepcopy(child))
+    return network
+
+
+class ChannelsLast(nn.Module):
+    """A program of images and maps (1, H, W, C); names are those of the file."""
+
+    def __init__(self, program: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.program, self.names = program, names
+        self.training = False  # programs have no eval()
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        """Map an image to outputs by name."""
+        outputs = self.program(image.permute(0, 3, 1, 2))
+        outputs = [x.permute(0, 2, 3, 1) if x.dim() == 4 else x for x in outputs]
+        return dict(zip(self.names, outputs, strict=True))
+
+
+def _split(x: Tensor, size: int | list[int], dim: int = 0) -> list[Tensor]:
+    if isinstance(size, int):
+        starts: Any = range(0, x.shape[dim], size)
+        ends = [*starts[1:], x.shape[dim]]
+    else:
+        starts, ends = list(accumulate(size[:-1], initial=0)), list(accumulate(size))
+    return [x.narrow(dim, start, end - start) for start, end in zip(starts, ends, strict=True)]
+
+
+def _mean(x: Tensor, dim: list[int], keepdim: bool = False, dtype: Any = None) -> Tensor:
+    if x.dim() != 3 or [axis % 3 for axis in dim] != [2] or not keepdim:
+        return NotImplemented  # leaves it as it is
+    heads, channels, positions = x.shape
+    mean = x.reshape(heads, channels, 1, positions).mean((2, 3), True, dtype=dtype)
+    return mean.reshape(heads, channels, 1)
+
+
+def _amax(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    if x.dim() != 3 or len(dim) != 1 or not keepdim:
+        return NotImplemented  # leaves it as it is
+    kernel = [x.shape[axis] if axis == dim[0] % 3 else 1 for axis in (1, 2)]
+    shape = [1 if axis == dim[0] % 3 else x.shape[axis] for axis in range(3)]
+    return aten.max_pool2d.default(x.reshape(1, *x.shape), kernel, kernel).reshape(shape)
+
+
+def _pad(x: Tensor, pad: list[int], mode: str = 'constant', value: float | None = None) -> Tensor:
+    if max(pad) > 0 or any(pad[::2]):
+        return NotImplemented  # leaves it as it is
+    for dim, side in zip((-1, -2), pad[1::2], strict=False):
+        x = x.narrow(dim, 0, x.shape[dim] + side) if side else x
+    return x
+
+
+def _conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = (1, 1),
+    padding: Any = (0, 0),
+    dilation: Any = (1, 1),
+    groups: int = 1,
+) -> Tensor:
+    """Cut a depth-wise kernel along its longer side, and add up the pieces, where this is faster.
+
+    XNNPACK's kernels hold 9 or 25 values: a kernel of 11 takes the time of 25, and a kernel of more
+    than 25 goes to slower operators. Kernels that are not cut stay ``aten.conv2d``, and ExecuTorch
+    quantizes only these, since sums of pieces would take longer in int8.
+    """
+    sides = weight.shape[2:]
+    values = prod(sides)
+    fast = values <= 9 or 18 < values <= 25
+    length = (9 if values <= 18 else 25) // min(sides)
+    if fast or not length or groups != x.shape[1] or (*stride, *dilation) != (1, 1, 1, 1):
+        return NotImplemented  # leaves it as it is
+    dim = 3 if sides[1] == max(sides) else 2
+    extent = x.shape[dim] + 2 * padding[dim - 2] - weight.shape[dim] + 1
+    rest = stride, padding, dilation, False, (0, 0), groups
+    # Each piece pads the image itself, since ExecuTorch (1.5.1) cannot pad between int8 and float.
+    whole = (
+        aten.convolution(x, piece, None if index else bias, *rest)
+        for index, piece in enumerate(weight.split(length, dim))
+    )
+    parts = [part.narrow(dim, index * length, extent) for index, part in enumerate(whole)]
+    return sum(parts[1:], parts[0])
+
+
+Table = Mapping[Any, Callable[..., Any]]
+# At one size: pads that do nothing go, and crops, which CARE writes as negative pads, are slices.
+FIXED: Table = {aten.pad.default: _pad, aten.contiguous.default: lambda x, **_: x}
+COREML: Table = {aten.alias.default: lambda x: x}  # left by full-size slices
+LITERT: Table = {aten.conv2d.default: _conv2d}
+# ExecuTorch 1.5.1 gives XNNPACK no maxima, means only over the last two of four axes, and no
+# operators with several outputs.
+EXECUTORCH: Table = {
+    **COREML,
+    **LITERT,
+    aten.amax.default: _amax,
+    aten.mean.dim: _mean,
+    aten.split.Tensor: _split,  # of chunks
+    aten.split_with_sizes.default: _split,
+}
+
+
+def export_program(
+    network: nn.Module, input_shape: Sequence[int], size_divisor: int | None = None
+) -> ExportedProgram:
+    """Export a network of images (1, C, H, W) as it is; only what does nothing is left out.
+
+    With a ``size_divisor``, height and width are free, in multiples of it, up to 4096. If it is 1,
+    they are free from 33 on, since torch.export takes sizes of 1, here of the last map, for fixed.
+    """
+    if size_divisor is None:
+        program = torch.export.export(network, (torch.zeros(*input_shape),))
+        return program.run_decompositions(dict(FIXED))
+    least = TOTAL_STRIDE + 1 if size_divisor == 1 else 1
+    height, width = (
+        size_divisor * Dim(name, min=least, max=LARGEST_SIDE // size_divisor)
+        for name in ('height_in_steps', 'width_in_steps')
+    )
+    sides = (max(side, 2 * TOTAL_STRIDE) for side in input_shape[2:])
+    image = torch.zeros(*input_shape[:2], *sides)
+    return torch.export.export(network, (image,), dynamic_shapes=({2: height, 3: width},))
+
+
+def separate_weights(module: Any) -> None:
+    """Give each operator its own copy of a weight that it shares, in place; files hold it once.
+
+    XNNPACK's quantizer passes over a convolution that shares its weight, as those of heads for
+    several levels do. ExecuTorch (1.5.1) would quantize all their biases for the first one's input.
+    """
+    for node in module.graph.find_nodes(op='get_attr'):
+        for user in [*node.users][1:]:
+            with module.graph.inserting_before(user):
+                own = module.graph.node_copy(node)
+            own.target = own.name
+            module.register_buffer(own.target, attrgetter(node.target)(module).clone())
+            user.replace_input_with(node, own)

@@ -1,0 +1,155 @@
+"""MMCV's compiled operators by torchvision, so that detectors train without compiling MMCV.
+
+mmcv-lite has all of MMCV's Python files; only the compiled module ``mmcv._ext`` is missing::
+
+    python -m mmcare.mmcv_ext           # writes mmcv/_ext.py, which imports this file
+    python -m mmcare.mmcv_ext --remove  # deletes it
+
+An operator that is not below raises an error when it is called; docs/faq.md says which models need
+one. Nothing here depends on the device: what torchvision computes on CPU, CUDA or MPS works there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+import torchvision
+from torch import Tensor
+from torch.nn.functional import one_hot
+from torchvision.ops import roi_align
+
+__all__ = [
+    '__getattr__',
+    'get_compiler_version',
+    'get_compiling_cuda_version',
+    'nms',
+    'roi_align_backward',
+    'roi_align_forward',
+    'sigmoid_focal_loss_backward',
+    'sigmoid_focal_loss_forward',
+]
+CONTENTS = """# `python -m mmcare.mmcv_ext --remove` deletes this file.
+from mmcare.mmcv_ext import *
+"""
+COMPILE = (
+    'needs MMCV with its compiled operators: pip uninstall mmcv-lite, then '
+    'MMCV_WITH_OPS=1 pip install --no-build-isolation mmcv==2.1.0'
+)
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    """Stand in for an operator that is missing; MMCV asks for all of them when it is imported."""
+    if name.startswith('_'):
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+    def missing(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f'{name} is not an operator of torchvision, and {COMPILE}')
+
+    return missing
+
+
+def get_compiler_version() -> str:
+    """Say in MMCV's report of the environment whose operators these are."""
+    return f'none, operators of torchvision {torchvision.__version__}'
+
+
+get_compiling_cuda_version = get_compiler_version
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
+    """Return the indices (K,) of the boxes (N, 4) that are kept, by falling score.
+
+    As MMCV's, it takes boxes and scores of two dtypes, which autocast makes, and of equal scores
+    keeps the box that comes first in PyTorch's own order, which is not that of the input.
+    """
+    if offset:
+        raise NotImplementedError(f'nms with offset=1 {COMPILE}')
+    dtype = torch.promote_types(boxes.dtype, scores.dtype)
+    scores, order = scores.sort(0, descending=True)
+    kept = torchvision.ops.nms(boxes[order].to(dtype), scores.to(dtype), iou_threshold)
+    return order[kept]
+
+
+def roi_align_forward(
+    input: Tensor, rois: Tensor, output: Tensor, *argmax: Tensor, pool_mode: int, **how: Any
+) -> None:
+    """Fill output (K, C, h, w) with averages of input (N, C, H, W) in rois (K, 5): index, box."""
+    if pool_mode == 0:
+        raise NotImplementedError(f"roi_align with pool_mode='max' {COMPILE}")
+    scale, ratio, aligned = how['spatial_scale'], how['sampling_ratio'], how['aligned']
+    output.copy_(roi_align(input, rois, output.shape[2:], scale, ratio, aligned))
+
+
+def roi_align_backward(
+    grad_output: Tensor, rois: Tensor, y: Tensor, x: Tensor, grad_input: Tensor, **how: Any
+) -> None:
+    """Fill grad_input (N, C, H, W)."""
+    size = grad_output.shape[2:]
+    scale, ratio, aligned = how['spatial_scale'], how['sampling_ratio'], how['aligned']
+    if torch.are_deterministic_algorithms_enabled():  # on GPUs torchvision then has another way
+        with torch.enable_grad():
+            input = torch.zeros_like(grad_input, requires_grad=True)  # RoIAlign is linear in it
+            output = roi_align(input, rois, size, scale, ratio, aligned)
+        (gradient,) = torch.autograd.grad(output, input, grad_output)
+    else:
+        gradient = torch.ops.torchvision._roi_align_backward(
+            grad_output, rois, scale, *size, *grad_input.shape, ratio, aligned
+        )
+    grad_input.copy_(gradient)
+
+
+def sigmoid_focal_loss_forward(
+    input: Tensor, target: Tensor, weight: Tensor, output: Tensor, gamma: float, alpha: float
+) -> None:
+    """Fill output (N, C) with the losses of logits (N, C); targets (N,) of C mean background."""
+    if weight.numel():
+        raise NotImplementedError(f'sigmoid_focal_loss with weight {COMPILE}')
+    number = input.shape[1]
+    targets = one_hot(target, number + 1)[:, :number].to(input.dtype)
+    output.copy_(torchvision.ops.sigmoid_focal_loss(input, targets, alpha, gamma))
+
+
+def sigmoid_focal_loss_backward(
+    input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor, gamma: float, alpha: float
+) -> None:
+    """Fill grad_input (N, C) with the gradients of these losses."""
+    with torch.enable_grad():
+        logits = input.detach().requires_grad_()
+        losses = torch.empty_like(logits)
+        sigmoid_focal_loss_forward(logits, target, weight, losses, gamma, alpha)
+    (gradient,) = torch.autograd.grad(losses, logits, torch.ones_like(losses))
+    grad_input.copy_(gradient)
+
+
+def main() -> None:
+    """Put the file into the installed mmcv, or take it out again."""
+    parser = argparse.ArgumentParser(prog='python -m mmcare.mmcv_ext', description=main.__doc__)
+    parser.add_argument('--remove', action='store_true', help='delete mmcv/_ext.py')
+    remove = parser.parse_args().remove
+    spec = find_spec('mmcv')
+    assert spec is not None and spec.origin is not None  # mmcare has imported it
+    path = Path(spec.origin).with_name('_ext.py')
+    compiled = [file for file in path.parent.glob('_ext.*') if file.suffix in ('.so', '.pyd')]
+    if compiled and not remove:
+        parser.exit(2, f'error: this MMCV has compiled operators, {compiled[0]}\n')
+    if path.exists() and path.read_text(encoding='utf-8') != CONTENTS:
+        parser.exit(2, f'error: {path} is not a file of mmcare\n')
+    try:
+        if not remove:
+            path.write_text(CONTENTS, encoding='utf-8')
+            print(f'{path} written: MMCV calls torchvision for nms, roi_align and the focal loss')
+        elif path.exists():
+            path.unlink()
+            print(f'{path} deleted')
+        else:
+            print(f'{path} does not exist')
+    except OSError as error:
+        parser.exit(2, f'error: {error}\n')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,197 @@
+"""Load the weights of a CARE and of its heads completely, or raise an error."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from mmengine.logging import print_log
+from torch import nn
+
+from mmcare.models.heads import TwoHeads
+from mmcare.weights.names import BACKBONE_PARTS, of_backbone
+from mmcare.weights.reading import CheckpointError, load_weights
+
+ADDRESSES = """\
+The ImageNet weights (CARETrans_S0.pth.tar, _S1, _S2; MIT licence) are linked from the authors'
+repository zhouyuan888888/CARE-Transformer on GitHub and from the model page
+YuanZ1995/CARE-Transformer."""
+WHERE_TO_GET_WEIGHTS = f"""\
+{ADDRESSES} Either convert one,
+    python tools/convert_checkpoint.py CARETrans_S1.pth.tar checkpoints/care_s1_in1k.pth
+(`mim run mmcare convert_checkpoint ...` where mmcare is installed without its repository), or name
+the downloaded file itself as the checkpoint, or train from scratch:
+    --cfg-options model.backbone.init_cfg=None model.backbone.norm_eval=False"""
+BLOCK = r'stages\.([0-3])\.blocks\.([0-9]+)\.'
+SHAPE = 'of another shape'
+COUNTERS = ('num_batches_tracked', '_extra_state')
+
+
+def read_state_dict(
+    backbone: nn.Module, checkpoint: str | os.PathLike, prefix: str | None = None, **_: Any
+) -> dict[str, Any]:
+    """Read the weights of a CARE from a file, and check them by :func:`check_state_dict`.
+
+    They are not loaded into it. ``prefix`` is the backbone's name in the model that the file is of;
+    by default it is ``'backbone.'`` or empty.
+    """
+    try:
+        state = of_backbone(load_weights(checkpoint), prefix)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f'{error}\n{WHERE_TO_GET_WEIGHTS}') from error
+    return check_state_dict(backbone, state, '', checkpoint)
+
+
+@contextmanager
+def strict_loading(
+    model: nn.Module, types: tuple[type, ...], file: Any, source: nn.Module | None = None
+) -> Iterator[None]:
+    """Check the weights of modules while PyTorch or MMEngine loads them.
+
+    If a file has no weights at all for a module, an error is raised, with two exceptions: a CARE
+    that has been filled from a file by its ``init_cfg``, and heads that MMEngine has initialized,
+    keep their weights, and a warning says so.
+
+    Args:
+        model: Contains the modules.
+        types: Types of the modules that are checked: ``CARE``, ``TwoHeads``.
+        file: Where the weights come from, for messages.
+        source: The original if ``model`` is a copy, such as EMA's: it knows what was initialized.
+
+    Raises:
+        CheckpointError: While weights are loaded, see :func:`check_state_dict`.
+    """
+
+    def check(filled: Any, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        is_filled = getattr(filled, 'is_init', False)
+        if not isinstance(module, TwoHeads):  # MMEngine also marks random weights as initialized
+            is_filled &= 'Pretrained' in str(filled.init_cfg)
+        if is_filled and not _select(module, state, prefix):
+            text = f'{file} has no weights of {prefix[:-1]}, which keeps those of its init_cfg.'
+            print_log(text, logger='current', level=logging.WARNING)
+        else:
+            check_state_dict(module, state, prefix, file)
+
+    handles = [
+        module._register_load_state_dict_pre_hook(partial(check, filled), with_module=True)
+        for module, filled in zip(model.modules(), (source or model).modules())
+        if isinstance(module, types)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def check_state_dict(
+    network: Any, state: Mapping[str, Any], prefix: str, file: Any
+) -> dict[str, Any]:
+    """Select the weights of a network from those of a model, and check that they fill it.
+
+    MM toolboxes load with ``strict=False``, which would leave missing weights random.
+
+    Args:
+        network: A :class:`mmcare.models.CARE`, or its two heads. Nothing is loaded into it.
+        state: Weights of a model by name.
+        prefix: Name of the network in the model, such as ``'backbone.'``.
+        file: Where the weights come from, for the message.
+
+    Returns:
+        The weights by their names in the network, without those of stages that are not built.
+
+    Raises:
+        CheckpointError: If a weight is missing (except of output norms), unexpected, of another
+            shape (except of heads, which may have other classes), not a tensor, not finite, or
+            integer in place of floating point or the reverse.
+    """
+    given = _select(network, state, prefix)
+    is_backbone = not isinstance(network, TwoHeads)
+    wanted = network.state_dict()
+    needed = [name for name in wanted if not name.startswith('out_norms.')]
+    faults = {'missing': [n for n in needed if n not in given and not n.endswith(COUNTERS)]}
+    for name, value in given.items():
+        fault = '' if name.endswith(COUNTERS) else _find_fault(value, wanted.get(name))
+        if fault and (is_backbone or fault != SHAPE):
+            faults.setdefault(fault, []).append(name)
+    lines = [f'{file} does not fit the {type(network).__name__} (prefix {prefix!r}).']
+    for fault, names in faults.items():
+        if names:
+            more = f' and {len(names) - 3} more' if len(names) > 3 else ''
+            lines.append(f'{fault}: {", ".join(prefix + name for name in names[:3])}{more}')
+    if len(lines) > 1:
+        lines += _advise(network, given, prefix) if is_backbone else []
+        raise CheckpointError('\n  '.join(lines))
+    return given
+
+
+def _select(network: Any, state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Select the weights of a network, without those of stages that are not built."""
+    given = {k[len(prefix) :]: value for k, value in state.items() if k.startswith(prefix)}
+    if isinstance(network, TwoHeads):
+        return given
+    return {name: value for name, value in given.items() if not _is_left_out(network, name)}
+
+
+def _is_left_out(backbone: Any, name: str) -> bool:
+    """Whether a weight belongs to another part of the model, or to a stage that is not built."""
+    part, number, *_ = [*name.split('.'), '']
+    if part == 'stages':
+        return number in map(str, range(len(backbone.stages), 4))
+    return not name.startswith(BACKBONE_PARTS) or (
+        part == 'out_norms' and number not in backbone.out_norms
+    )
+
+
+def _find_fault(value: Any, wanted: torch.Tensor | None) -> str:
+    """Name the fault of a weight; empty if there is none."""
+    if wanted is None:
+        return 'not in the model'
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_meta:
+        return 'not a dense tensor with values'
+    if value.is_floating_point() != wanted.is_floating_point():
+        return 'of another data type'
+    if value.shape != wanted.shape:
+        return SHAPE
+    return '' if value.to(wanted.dtype).isfinite().all() else 'not finite'
+
+
+def _advise(backbone: Any, given: Mapping[str, Any], prefix: str) -> list[str]:
+    """Say, in lines, what weights that do not fit look like, and what to do."""
+    lines = []
+    if not given:
+        lines.append(
+            f'It has no weights of a CARE under {prefix!r}. Load weights of a backbone alone by '
+            'init_cfg=dict(type="Pretrained", checkpoint=FILE) of the backbone, and a published '
+            'file into a classifier with mmcare.SafeLoadingHook or mmcare.engine.safe_loading.'
+        )
+    elif backbone.deploy != ('folded' in given):
+        lines.append(
+            'The model is fused (deploy=True), the weights are not: fuse them first '
+            '(tools/reparameterize_model.py), or leave deploy out.'
+            if backbone.deploy
+            else 'The weights are fused (tools/reparameterize_model.py), the model is not: build '
+            'it with deploy=True to evaluate, or load the weights from before fusing to train.'
+        )
+    arch = name_arch(given, backbone.arch_zoo)
+    return [*lines, f'They have the blocks and channels of arch={arch!r}.'] if arch else lines
+
+
+def name_arch(state: Mapping[str, Any], archs: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Find the arch whose stages have the blocks and channels of a backbone's weights."""
+    firsts = ['stem.conv.weight', *(f'stages.{i}.downsample.conv.weight' for i in (1, 2, 3))]
+    widths = [tuple(state[key].shape[:1]) for key in firsts if torch.is_tensor(state.get(key))]
+    blocks = {match.groups() for key in state if (match := re.match(BLOCK, key))}
+    depths = Counter(int(stage) for stage, _ in blocks)
+    for name, arch in archs.items():
+        pairs = zip(arch['memory_widths'], arch['widths'])
+        if depths == dict(enumerate(arch['depths'])) and widths == [(sum(pair),) for pair in pairs]:
+            return name
+    return None

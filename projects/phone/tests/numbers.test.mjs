@@ -1,0 +1,73 @@
+// Values of NumPy and torchvision are in the file that EXPECTED names; see test_phone.py.
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import test from 'node:test';
+import { labelMap, suppress } from '../page/decode.js';
+import { nodesOnCpu, ordered } from '../page/engines.js';
+import { deviation, largestDeviation, measureInTurn, summarize } from '../page/measure.js';
+import { fit } from '../page/prepare.js';
+
+const expected = JSON.parse(readFileSync(process.env.EXPECTED));
+const close = (a, b) => assert.ok(Math.abs(a - b) <= 1e-12 * Math.abs(b), `${a} is not ${b}`);
+
+test('statistics', () => {
+  const { q1, ms, q3 } = summarize(expected.values[0], expected.values[1]);
+  [q1, ms, q3].forEach((value, index) => close(value, expected.quantiles[index]));
+  close(deviation([...expected.values].reverse(), expected.values), expected.deviation);
+  assert.deepEqual(['wasm', 'webgpu-float16'].map(largestDeviation), [1e-3, 1e-2]);
+  assert.ok(Number.isNaN(deviation([[1, NaN]], [[1, 2]])));
+  assert.ok(!(deviation([[1]], [[1, 2]]) < 1) && !(deviation([[1, 2, 3]], [[1, 2]]) < 1));
+});
+
+test('overlapping boxes', () => {
+  const boxes = expected.boxes.map(([box, score, label]) => ({ box, score, label }));
+  assert.deepEqual(suppress(boxes, 0.4, 1000).map(({ box }) => box), expected.kept);
+  assert.equal(suppress(boxes, 0.4, 3).length, 3);
+});
+
+test('resizing', () => {
+  const image = { data: Uint8ClampedArray.from(expected.noise), width: 61, height: 37 };
+  for (const [backend, interpolation, pixels] of expected.resized) {
+    const input = { shape: [1, 3, 21, 35], layout: 'NCHW', resize: { backend, interpolation } };
+    const { data, width, height } = fit(image, input);
+    assert.deepEqual([width, height], [35, 21]);
+    const found = data.filter((_, i) => i % 4 < 3);
+    const apart = pixels.map((value, i) => Math.abs(value - found[i]));
+    assert.ok(Math.max(...apart) <= 1, `${backend} ${interpolation} ${Math.max(...apart)}`);
+  }
+});
+
+test('maps of classes', () => {
+  const logits = Float32Array.from(expected.logits);
+  const several = labelMap(logits, [1, 5, 4, 6], 16, 24);
+  assert.deepEqual([...several], expected.maps[0]);
+  const two = labelMap(logits.subarray(0, 24), [1, 1, 4, 6], 16, 24);
+  assert.deepEqual([...two], expected.maps[1].map(Number));
+});
+
+test('turns', async () => {
+  const order = [];
+  const runs = ['a', 'b'].map((name) => async () => {
+    order.push(name);
+    await new Promise((resolve) => setTimeout(resolve, 25));
+  });
+  const times = await measureInTurn(runs, 2, () => true);
+  assert.equal(order.join(''), 'ababababab');
+  assert.deepEqual(times.map((list) => list.length), [2, 2]);
+  assert.ok(times.flat().every((time) => time >= 24));
+  const broken = () => Promise.reject(new Error('broken'));
+  const left = await measureInTurn([runs[0], broken, runs[1]], 2, () => true);
+  assert.deepEqual(left.map((list) => list.length), [2, 0, 2]);
+  let turns = 0;
+  const stopped = await measureInTurn(runs, 2, () => ++turns <= 9);
+  assert.deepEqual(stopped.map((list) => list.length), [1, 1]);
+});
+
+test('logs and names of runtimes', () => {
+  const log = ['] Node(s) placed on [CPUExecutionProvider]. 1', 'VerifyEachNode]   Round (one)',
+    '] Node(s) placed on [WebGpuExecutionProvider]. 1', 'VerifyEachNode]   Conv (two)'];
+  assert.deepEqual(nodesOnCpu(log), ['Round']);
+  assert.deepEqual(ordered(['b', 'a'], ['a', 'b']), [1, 0]);
+  assert.deepEqual(ordered(['output_0', 'output_10', 'output_2'], [undefined], /\d+$/), [0, 2, 1]);
+  assert.deepEqual(ordered(['score1', 'score2', 'box1'], [undefined]), [0, 1, 2]);
+});

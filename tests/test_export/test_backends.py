@@ -1,0 +1,155 @@
+"""What backends share: images of pixels, checks, descriptions, and a backend that a test adds."""
+
+import json
+import runpy
+import sys
+from unittest.mock import Mock
+
+import pytest
+import torch
+from export_helpers import normalized, thin_source
+from helpers import ROOT, THIN, deviation
+
+from mmcare.export import export_model
+from mmcare.export.backends import BACKENDS, open_exported
+from mmcare.export.backends.base import Backend, Exported, WriteResult
+from mmcare.export.source import Network, Source
+from mmcare.export.verify import ExportError
+from mmcare.models.deployment import BackboneInfo
+from mmcare.weights.reading import digest_weights
+
+PADDED, TOOL = (50, 70), str(ROOT / 'tools' / 'export_backbone.py')
+
+
+@pytest.mark.parametrize('backend', BACKENDS)
+def test_pixels(tmp_path, backend):
+    """Pixels in, the maps of the normalised image out, where CARE pads; test_coreml has others."""
+    for package in BACKENDS[backend].packages:
+        pytest.importorskip(package)
+    source = thin_source(out_indices=(0, 3))
+    report = export_model(source, tmp_path, PADDED, (backend,), 'image', precision='float32')
+    (image,) = report[backend]['inputs']
+    assert (image['mean'], image['padding']) == (None, [*source.normalization.mean])
+    program = open_exported(tmp_path / report[backend]['file'])
+    assert program.input_kind == 'image' and program.input_shape == (1, 3, *PADDED)
+    pixels = torch.randint(0, 256, (1, 3, *PADDED)).float()
+    pixels = pixels.contiguous(memory_format=torch.channels_last)
+    found = [torch.from_numpy(output) for output in program.run(pixels)]
+    assert deviation(source.network(normalized(pixels)), found) < 1e-4
+
+
+CASES = [
+    *((name, dict(precision=p)) for name, backend in BACKENDS.items() for p in backend.precisions),
+    *(('coreml', dict(compress=c)) for c in BACKENDS['coreml'].options['compress']['choices']),
+]
+
+
+@pytest.mark.parametrize(('backend', 'options'), CASES)
+def test_checks_and_descriptions(tmp_path, monkeypatch, pictures, backend, options):
+    """In every format, precision and compression; alone, in another folder."""
+    for package in BACKENDS[backend].packages:
+        pytest.importorskip(package)
+    source = thin_source(out_indices=(0,))
+    arguments = dict(shape=(32, 64), formats=(backend,), images=pictures, **options)
+    report = export_model(source, tmp_path / 'out', **arguments)[backend]
+    file = tmp_path / 'out' / report['file']
+    older = {path.name: path.stat().st_mtime for path in file.parent.glob('*.json')}
+    found = open_exported(file.rename(tmp_path / f'alone{file.suffix}')).description
+    assert found == {key: report[key] for key in found}
+    assert {*report} - {*found} >= {'file', 'bytes'} and found['format'] == backend
+    assert found['sha256'] == digest_weights(source.network.model.state_dict(), {})
+    assert found['precision'] == options.get('precision', 'float16')
+    assert found.get('compress') == options.get('compress')
+    if options.get('precision') == 'int8':
+        assert report['quantization']['images'] == 2  # two more are held back
+    default = next(iter(BACKENDS[backend].precisions))
+    words = ['thin_32x64', *(value for value in options.values() if value != default)]
+    assert file.name == '_'.join(words) + file.suffix
+    (tmp_path / f'alone{file.suffix}').rename(file)
+
+    def fuse_wrongly(network):
+        network.backbone.stem.conv.weight.mul_(-1)
+
+    monkeypatch.setattr('mmcare.export.spec.fuse_all', fuse_wrongly)
+    with pytest.raises(ExportError, match='is not written'):
+        export_model(source, tmp_path / 'out', **arguments)
+    assert {path.name: path.stat().st_mtime for path in file.parent.glob('*.json')} == older
+    assert len([*file.parent.iterdir()]) == 2
+
+
+class Apply(torch.nn.Module):
+    """An operator that not every format has."""
+
+    def __init__(self, operator):
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, images):
+        return (self.operator(images),)
+
+
+@pytest.mark.parametrize(
+    ('backend', 'operator', 'words'),
+    [
+        ('ncnn', lambda images: images.sort(3)[0], 'ncnn has no .*sort.*'),
+        ('ncnn', torch.relu, 'pnnx failed'),
+        ('litert', lambda images: torch.linalg.eigvals(images[..., :3, :3]).real, 'LiteRT cannot'),
+    ],
+)
+def test_unsupported_operators(tmp_path, monkeypatch, backend, operator, words):
+    """An operator that ncnn does not have is named."""
+    for package in BACKENDS[backend].packages:
+        pytest.importorskip(package)
+    if 'pnnx' in words:
+        monkeypatch.setattr('pnnx.EXEC_PATH', 'false')
+    network = Network(Apply(operator), info=BackboneInfo(output_names=('applied',)))
+    source = Source('odd', 'random', network, None)
+    with pytest.raises(ExportError, match=f'{words}.*odd_32x32{BACKENDS[backend].ending}'):
+        export_model(source, tmp_path, (32, 32), (backend,))
+    assert not list(tmp_path.iterdir())
+
+
+class Saved(Backend):
+    """A program, as torch.export saves it."""
+
+    name = 'saved'
+    ending = '.pt2'
+    packages = ()
+    runtime = 'PyTorch'
+
+    def write(self, spec, path, description):
+        torch.export.save(spec.program, path, extra_files=dict(mmcare=json.dumps(description)))
+        return WriteResult({})
+
+    def open(self, path):
+        extra = dict(mmcare='')
+        program = torch.export.load(path, extra_files=extra)
+        description = json.loads(extra['mmcare'])
+        run = program.module()
+        return Exported(
+            lambda images: [output.numpy() for output in run(images)],
+            tuple(description['inputs'][0]['shape']),
+            description,
+        )
+
+
+def test_a_new_backend(tmp_path, monkeypatch, capsys):
+    """What writing needs is its class; the tool knows it then. Stopped, it writes nothing."""
+    monkeypatch.setitem(BACKENDS, 'saved', Saved())
+    config = tmp_path / 'thin.py'
+    config.write_text(f"model = dict(backbone=dict(type='mmcare.CARE', arch={THIN}))")
+    options = ['--format', 'saved', '--shape', '64', '64', '--out-dir', str(tmp_path / 'out')]
+    monkeypatch.setattr(sys, 'argv', [TOOL, str(config), *options])
+    with monkeypatch.context() as patched:
+        patched.setattr(Saved, 'write', Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(SystemExit, match='130'):
+            runpy.run_path(TOOL, run_name='__main__')
+    assert capsys.readouterr().err.endswith('stopped: nothing is written\n')
+    assert not (tmp_path / 'out').exists()
+    runpy.run_path(TOOL, run_name='__main__')
+    printed = capsys.readouterr().out
+    assert 'file: thin_64x64.pt2' in printed
+    assert "pictures: 'none compared: ValueError: the config has no mean" in printed
+    report = json.loads((tmp_path / 'out' / 'thin_64x64.pt2.json').read_text())
+    assert report['deviations']['random'] < 1e-5 and report['inputs'][0]['shape'] == [1, 3, 64, 64]
+    assert open_exported(tmp_path / 'out' / 'thin_64x64.pt2').description['format'] == 'saved'

@@ -1,0 +1,135 @@
+"""Whole one-stage detectors: named maps, and boxes decoded from them by what the report says."""
+
+import numpy as np
+import pytest
+import torch
+from export_helpers import run_file
+from helpers import THIN
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+
+from mmcare.export import export_model, load_source
+from mmcare.export.backends import BACKENDS, open_exported
+from mmcare.export.decoding import describe_decoding, name_outputs
+from mmcare.export.source import Network
+
+SHAPE = (64, 96)
+STRIDES = [8, 16, 32]
+ANCHORS = "anchor_generator=dict(type='AnchorGenerator', octave_base_scale=4, scales_per_octave=2,"
+ANCHORS += f' ratios=[0.5, 2.0], strides={STRIDES})'
+HEADS = dict(
+    RetinaNet=f"type='RetinaHead', {ANCHORS}, bbox_coder=dict(type='DeltaXYWHBBoxCoder', "
+    'target_means=[0.1] * 4, target_stds=[0.5] * 4)',
+    FCOS=f"type='FCOSHead', norm_cfg=None, norm_on_bbox=True, strides={STRIDES}",
+    RTMDet="type='RTMDetSepBNHead', with_objectness=False, exp_on_reg=True, anchor_generator="
+    f"dict(type='MlvlPointGenerator', offset=0, strides={STRIDES}), "
+    "bbox_coder=dict(type='DistancePointBBoxCoder')",
+    ATSS=f"type='ATSSHead', norm_cfg=None, loss_cls=dict(type='CrossEntropyLoss'), {ANCHORS}",
+    YOLOX=f"type='YOLOXHead', strides={STRIDES}",
+)
+THIRD = dict(FCOS=['centerness'], ATSS=['centerness'], YOLOX=['objectness'])
+
+
+def load(folder, name):
+    """Load a detector of two classes at three levels, with weights that all matter."""
+    path = folder / f'{name.lower()}.py'
+    path.write_text(f"""
+default_scope = 'mmdet'
+model = dict(
+    type='{name}',
+    backbone=dict(type='mmcare.CARE', arch={THIN}, out_indices=(1, 2, 3)),
+    neck=dict(type='FPN', in_channels=[16, 32, 128], out_channels=8, num_outs=3),
+    bbox_head=dict(num_classes=2, in_channels=8, feat_channels=8, stacked_convs=1, {HEADS[name]}),
+    test_cfg=dict(nms_pre=100_000, min_bbox_size=-1, score_thr=-1.0))
+""")
+    source = load_source(path, part='model')
+    torch.manual_seed(0)
+    for value in source.network.model.bbox_head.state_dict().values():
+        if value.is_floating_point():
+            value.uniform_(0.0, 0.5).sub_(0.1 * (value.dim() > 1))
+    return source
+
+
+def names_of(name):
+    kinds = ['cls_score', 'bbox_pred', *THIRD.get(name, [])]
+    return [f'{backend}{level}' for backend in kinds for level in (1, 2, 3)]
+
+
+def decode_points(maps, decode):
+    """Decode the maps of FCOS and RTMDet into x1, y1, x2, y2 and the scores of two classes."""
+    assert decode['box_transform_applied'] and decode['score_activation'] == 'sigmoid'
+    rows = []
+    for level, stride in enumerate(decode['strides']):
+        scores, boxes, *factor = (maps[index][0] for index in range(level, len(maps), 3))
+        y, x = np.mgrid[: scores.shape[1], : scores.shape[2]]
+        x, y = ((axis + decode['prior_params']['offset']) * stride for axis in (x, y))
+        left, top, right, bottom = boxes
+        scores = [1 / (1 + np.exp(-score)) for score in scores]
+        scores = [score / (1 + np.exp(-one[0])) for one in factor for score in scores] or scores
+        level_rows = [x - left, y - top, x + right, y + bottom, *scores]
+        rows.append(np.stack(level_rows, -1).reshape(-1, 6))
+    rows = np.concatenate(rows)
+    rows[:, :4] = rows[:, :4].clip(0, [SHAPE[1], SHAPE[0]] * 2)
+    return rows
+
+
+@pytest.mark.parametrize('name', ['RetinaNet', 'FCOS', 'RTMDet'])
+@pytest.mark.parametrize('backend', ['onnx', 'executorch', 'ncnn'])
+@pytest.mark.slow
+def test_export(tmp_path, name, backend):
+    """The export itself compares numbers with PyTorch's, or raises."""
+    for package in BACKENDS[backend].packages:
+        pytest.importorskip(package)
+    report = export_model(load(tmp_path, name), tmp_path, SHAPE, (backend,))[backend]
+    names = names_of(name)
+    names = [f'out{index}' for index in range(len(names))] if backend == 'ncnn' else names
+    assert [output['name'] for output in report['outputs']] == names
+    written = open_exported(tmp_path / report['file']).description
+    assert written['decode'] == report['decode'] and written['decode']['strides'] == STRIDES
+    assert written['activation'] == 'sigmoid'
+    if backend == 'onnx':
+        found, _ = run_file(tmp_path / report['file'], torch.zeros(1, 3, *SHAPE))
+        assert found == names
+
+
+@pytest.mark.parametrize('name', ['FCOS', 'RTMDet'])
+def test_decoding(tmp_path, name):
+    """Boxes and scores are those of mmdet before NMS, decoded by the report alone."""
+    model = load(tmp_path, name).network.model
+    maps = model(torch.randn(1, 3, *SHAPE), mode='tensor')
+    (theirs,) = model.bbox_head.predict_by_feat(
+        *maps, batch_img_metas=[dict(img_shape=SHAPE)], with_nms=False
+    )
+    theirs = np.c_[theirs.bboxes, theirs.labels, theirs.scores]  # a row for each class
+    rows = decode_points(
+        [one.numpy() for backend in maps for one in backend], describe_decoding(model)['decode']
+    )
+    ours = [np.c_[rows[:, :4], np.full(len(rows), label), rows[:, 4 + label]] for label in (0, 1)]
+    ours = np.concatenate(ours)
+    assert ours.shape == theirs.shape and np.ptp(theirs[:, :4]) > 32
+    distances = torch.cdist(torch.from_numpy(ours), torch.from_numpy(theirs))
+    assert distances.amin(0).max() < 1e-3 and distances.amin(1).max() < 1e-3
+
+
+@pytest.mark.parametrize('name', ['ATSS', 'YOLOX'])
+def test_other_heads(tmp_path, name):
+    """Names of all; a description only if mmdet's base head decodes."""
+    network = load(tmp_path, name).network
+    assert name_outputs(network, network(torch.zeros(1, 3, *SHAPE))) == names_of(name)
+    decode = describe_decoding(network.model).get('decode', {})
+    assert decode.get('score_activation') == ('softmax' if name == 'ATSS' else None)
+
+
+def test_detectors_that_are_refused(tmp_path):
+    network = load(tmp_path, 'FCOS').network
+    outputs = network(torch.zeros(1, 3, *SHAPE))
+    with pytest.raises(ValueError, match=r'FCOSHead are not .*--part neck'):
+        name_outputs(network, [*outputs, outputs[0]])  # as VFNet has several boxes for each level
+    care = dict(type='mmcare.CARE', arch=THIN, _delete_=True)
+    for name in ('mask_rcnn/mask-rcnn_r50_fpn_1x_coco', 'detr/detr_r50_8xb2-150e_coco'):
+        text = f"_base_ = 'mmdet::{name}.py'\nmodel = dict(backbone={care})"
+        config = Config.fromstring(text, '.py')
+        with DefaultScope.overwrite_default_scope('mmdet'), torch.device('meta'):
+            model = MODELS.build(config.model)
+        with pytest.raises(ValueError, match=r'one-stage detectors .*--part neck'):
+            Network(model, 'model')

@@ -1,0 +1,254 @@
+"""Exported files in the test loops of the three toolboxes: metrics are PyTorch's."""
+
+import json
+import re
+import runpy
+import sys
+from collections import OrderedDict
+from dataclasses import replace
+from functools import cache
+
+import mmcv
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT
+from mmcv.transforms import CenterCrop
+from mmengine.config import Config
+from mmengine.registry import DATASETS, MODELS, DefaultScope
+from mmengine.runner import Runner
+from toy_configs import make_data, toy_config
+
+from mmcare.export import backends, export_model, load_source
+from mmcare.export.backends import open_exported
+from mmcare.export.backends.base import Exported
+from mmcare.export.calibration import read_images
+from mmcare.export.evaluation import pad_images, replaced_part
+from mmcare.export.preprocessing import ResizeToFit, describe_resizing, fit_config
+from mmcare.files import size_of
+
+TOOL = str(ROOT / 'tools' / 'eval_exported.py')
+SHAPE = (64, 96)  # of the files; images of the data are 64 x 64 and smaller
+SCENES = Config.fromfile(ROOT / 'configs' / 'demo' / 'care_s0_fpn_scenes.py')
+CHANGES = dict(
+    classification={'test_evaluator.topk': [1, 500]},  # of 1000 classes
+    detection={'test_evaluator.outfile_prefix': 'found'},
+    retinanet={'test_evaluator.outfile_prefix': 'found'},
+    segmentation={
+        'test_dataloader.dataset.metainfo': dict(SCENES.metainfo),
+        'model.decode_head.num_classes': 8,
+    },
+)
+
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory):
+    """Make a folder with data, a config and random weights, once for each task."""
+
+    @cache
+    def make(task):
+        folder = tmp_path_factory.mktemp(task)
+        make_data(task, folder / 'data')
+        config = toy_config(task, folder / 'data', folder / task, **CHANGES[task])
+        lines = [f'{key} = {value!r}' for key, value in config.to_dict().items()]
+        (folder / 'toy.py').write_text('\n'.join(lines))
+        torch.manual_seed(0)
+        model = MODELS.build({**config.model, '_scope_': config.default_scope})
+        for parameter in model.parameters():
+            if parameter.dim() > 1:  # so that predictions are not all alike
+                torch.nn.init.orthogonal_(parameter)
+        torch.save(dict(state_dict=model.state_dict()), folder / 'weights.pth')
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def run_tool(made, tmp_path, monkeypatch):
+    """Run the tool on the config of a task; return what it writes."""
+
+    def run(task, file, *options):
+        out = tmp_path / 'metrics.json'
+        command = [TOOL, made(task) / 'toy.py', file, *options, '--out', out]
+        monkeypatch.setattr(sys, 'argv', [str(part) for part in command])
+        monkeypatch.setattr(Config, 'pretty_text', '')  # for logs; takes longer than the test
+        monkeypatch.setattr(DefaultScope, '_instance_dict', OrderedDict())  # one toolbox a run
+        monkeypatch.chdir(tmp_path)
+        runpy.run_path(TOOL, run_name='__main__')
+        return json.loads(out.read_text())
+
+    return run
+
+
+def annotate(data, predictions):
+    """Make every seventh prediction an annotation: at random, hardly any would be right."""
+    path = data / 'annotations' / 'instances_val2017.json'
+    boxes = json.loads(predictions.read_text())[::7]
+    boxes = [
+        dict(box, id=index + 1, area=box['bbox'][2] * box['bbox'][3], iscrowd=0)
+        for index, box in enumerate(boxes)
+    ]
+    path.write_text(json.dumps(dict(json.loads(path.read_text()), annotations=boxes)))
+
+
+@pytest.mark.parametrize(
+    ('task', 'part', 'backend', 'names'),
+    [
+        *(
+            pytest.param(
+                *('detection', 'backbone', backend, ['coco/bbox_mAP', 'coco/segm_mAP']),
+                marks=pytest.mark.slow,
+            )
+            for backend in ('executorch', 'litert')
+        ),
+        ('classification', 'model', 'coreml', ['accuracy/top500']),
+        ('retinanet', 'model', 'litert', ['coco/bbox_mAP']),
+        ('segmentation', 'model', 'onnx', ['mIoU', 'aAcc']),
+    ],
+)
+def test_metrics(task, part, backend, names, made, run_tool, tmp_path, monkeypatch):
+    """Every image goes through the file, and the metrics, which are not zero, are PyTorch's.
+
+    LiteRT's takes pixels, and NHWC, and computes in float16.
+    """
+    config, weights, shapes = made(task) / 'toy.py', made(task) / 'weights.pth', []
+    source, checkpoint = load_source(config, weights, part), ['--checkpoint', weights]
+    input_kind = 'image' if backend == 'litert' else 'tensor'
+    precision = None if backend == 'coreml' else 'float32'
+    report = export_model(source, tmp_path, SHAPE, (backend,), input_kind, precision)[backend]
+    assert {'picture1', 'picture2'} <= set(report['deviations'])  # of the config's test data
+    file = tmp_path / report['file']
+
+    def spy(path, float16):
+        program = open_exported(path, float16)
+        return replace(program, run=lambda x: shapes.append(x.shape) or program.run(x))
+
+    if 'outfile_prefix' in str(CHANGES[task]):
+        run_tool(task, file, *checkpoint)
+        masks, boxes = tmp_path / 'found.segm.json', tmp_path / 'found.bbox.json'
+        annotate(made(task) / 'data', masks if masks.exists() else boxes)
+    monkeypatch.setattr(backends, 'open_exported', spy)
+    monkeypatch.setattr('mmcare.analysis.timing.SECONDS', 1e-9)
+    half = backend == 'litert'
+    table = run_tool(task, file, *checkpoint, *(['--float16'] if half else []))
+    assert list(table) == ['PyTorch', str(file)]
+    assert shapes[:4] == [(1, 3, *SHAPE)] * (1 + 3)  # of the outputs' shapes, then of the data
+    for name in names:
+        assert 0 < table[str(file)][name] < 100
+        tolerance = 0.01 if half else 1e-3
+        assert table[str(file)][name] == pytest.approx(table['PyTorch'][name], abs=tolerance)
+    assert table[str(file)]['MB'] == size_of(file) / 1e6 and table['PyTorch']['ms'] > 0
+    assert ('ms' in table[str(file)]) == (backend != 'coreml')
+
+
+@pytest.mark.parametrize('task', ['classification', 'detection', 'segmentation'])
+def test_described_preprocessing(made, task):
+    """With mmcv, its words alone give what the toolbox's own test pipeline does."""
+    source = load_source(made(task) / 'toy.py')
+    about = describe_resizing(source.config, SHAPE)
+    assert (about['crop'] == [*SHAPE]) == (task == 'classification') == bool(about['shorter'])
+    loader = {**source.config.test_dataloader.dataset, '_scope_': source.config.default_scope}
+    data, norm = DATASETS.build(loader), source.normalization
+    expected = read_images(source, SHAPE, len(data), loader='test_dataloader')
+    options = dict(interpolation=about['interpolation'], backend=about['backend'])
+    for index, wanted in enumerate(expected):
+        info = data.get_data_info(index)
+        decoder = 'pillow' if task == 'classification' else 'cv2'
+        picture = mmcv.imread(info['img_path'], channel_order='bgr', backend=decoder)
+        sides = np.array(picture.shape[:2])
+        if about['shorter']:
+            height, width = np.maximum(sides * about['shorter'] // sides.min(), about['shorter'])
+            picture = mmcv.imresize(picture, (int(width), int(height)), **options)
+            top, left = round((height - SHAPE[0]) / 2), round((width - SHAPE[1]) / 2)
+            picture = picture[top : top + SHAPE[0], left : left + SHAPE[1]]
+        else:
+            height, width = (round(side) for side in sides * min(np.divide(SHAPE, sides)))
+            picture = mmcv.imresize(picture, (width, height), **options)
+        picture = picture[..., ::-1] if norm.channels == 'RGB' else picture
+        found = np.zeros((*SHAPE, 3), np.float32)
+        found[: len(picture), : picture.shape[1]] = (picture - np.array(norm.mean)) / norm.std
+        assert np.abs(found - wanted[0].permute(1, 2, 0).numpy()).max() < 1e-4
+
+
+def test_padding_is_not_segmented(made):
+    """The program says class 7 where the image is, and class 3 where padding is."""
+    config = Config.fromfile(made('segmentation') / 'toy.py')
+    fit_config(config, SHAPE)
+    runner = Runner.from_cfg(config)
+    pad_images(runner.model, SHAPE)
+    logits = np.zeros((1, 8, 16, 24), np.float32)
+    for batch in runner.test_dataloader:
+        height, width = batch['inputs'][0].shape[1:]
+        logits[:, 7], logits[:, 3] = 1, 2
+        logits[:, 3, : height // 4, : width // 4] = 0
+        program = Exported(lambda _: [logits], (1, 3, *SHAPE), dict(part='model'))
+        with replaced_part(runner.model, program):
+            (sample,) = runner.model.test_step(batch)
+        assert sample.pred_sem_seg.shape == sample.ori_shape
+        assert sample.pred_sem_seg.data.float().mean() == pytest.approx(7, abs=0.2)  # edges
+
+
+def test_images_fit_upright(made):
+    """mmcv's Resize would turn the size by 90 degrees."""
+    resize = ResizeToFit(scale=(96, 64), keep_ratio=False)
+    for size, fitted in (((128, 64), (64, 32)), ((10, 30), (32, 96)), ((48, 72), (64, 96))):
+        assert resize({'img': np.zeros((*size, 3), np.uint8)})['img'].shape[:2] == fitted
+
+
+def test_sizes_in_configs():
+    """A crop keeps its share of the longer side, and only the file's size is padded to."""
+    steps = [dict(type='mmpretrain.ResizeEdge', scale=256), dict(type=CenterCrop, crop_size=224)]
+    steps.append(dict(type='mmseg.ResizeToMultiple', size_divisor=32))  # padding comes instead
+    steps.append(dict(type='Pad', size_divisor=32, pad_val=114))
+    model = dict(test_cfg=dict(mode='slide'), data_preprocessor=dict(pad_size_divisor=32))
+    loader = dict(batch_size=8, dataset=dict(pipeline=steps))
+    config = Config(dict(model=model, test_dataloader=loader))
+    fit_config(config, (192, 448))
+    edge, crop, pad = config.test_dataloader.dataset.pipeline
+    assert edge.scale == 512 and crop.crop_size == pad.size == (448, 192)
+    assert pad.size_divisor is None and config.test_dataloader.batch_size == 1
+    assert config.model == dict(test_cfg=dict(mode='whole'), data_preprocessor={})
+
+
+STAGES, LOGITS = [(1, 16, 16, 24), (1, 16, 8, 12), (1, 32, 4, 6), (1, 128, 2, 3)], [(1, 8, 16, 24)]
+RESIZE = 'test_dataloader.dataset.pipeline.1'
+LARGER = ['--cfg-options', f'{RESIZE}.type=RandomChoiceResize', f'{RESIZE}.scales=[(160,160)]']
+NO_DATA = ['--cfg-options', 'test_dataloader=None']
+
+
+@pytest.mark.parametrize(
+    ('task', 'file', 'options', 'words'),
+    [
+        ('detection', 'gone.onnx', [], 'gone.onnx does not exist'),
+        ('detection', 'a.pt', [], 'a.pt is not .mlpackage, .onnx, .pte, .ncnn, .tflite'),
+        ('detection', 'damaged.onnx', [], 'damaged.onnx cannot be opened'),
+        ('detection', 'damaged.onnx', ['--float16'], 'nothing here computes damaged.onnx in flo'),
+        ('detection', 'damaged.pte', [], 'damaged.pte cannot be opened'),
+        ('detection', 'damaged.ncnn', [], 'damaged.ncnn cannot be opened'),
+        ('detection', 'damaged.tflite', [], 'damaged.tflite cannot be opened'),
+        ('detection', 'damaged.mlpackage', [], 'damaged.mlpackage cannot be opened'),
+        ('segmentation', ('backbone', STAGES[:3]), [], r'outputs are \[\[1, 16.*2, 3\]\]$'),
+        ('segmentation', ('', LOGITS), [], 'the file does not say what it is: export it'),
+        ('detection', ('model', LOGITS), [], 'not a MaskRCNN: use --part neck'),
+        ('detection', ('backbone', STAGES), [], 'holds the backbone alone: .* --checkpoint CHECK'),
+        ('segmentation', ('model', LOGITS), ['--checkpoint', 'weights.pth'], 'pth does not fit'),
+        ('segmentation', ('model', LOGITS), LARGER, 'an image of 160x160, the file takes 64x96'),
+        ('segmentation', ('model', LOGITS), ['--checkpoint'], 'of other weights than the check'),
+        ('segmentation', ('model', LOGITS), NO_DATA, 'toy.py has no test_dataloader'),
+    ],
+)
+def test_bad_input(task, file, options, words, made, run_tool, capsys, tmp_path, monkeypatch):
+    options = options + [made(task) / 'weights.pth'] * (options == ['--checkpoint'])
+    if not isinstance(file, str):
+        part, shapes = file
+        outputs = [np.zeros(shape, np.float32) for shape in shapes]
+        about = dict(part=part, sha256='') if part else {}
+        program = Exported(lambda _: outputs, (1, 3, *SHAPE), about)
+        monkeypatch.setattr(backends, 'open_exported', lambda *_: program)
+    elif 'damaged' in file:
+        (tmp_path / file).write_bytes(b'not a program')
+    torch.save({'state_dict': {'backbone.x': torch.ones(1)}}, tmp_path / 'weights.pth')
+    with pytest.raises(SystemExit) as stop:
+        run_tool(task, file, *options)
+    assert stop.value.code == 2 and not (tmp_path / 'metrics.json').exists()
+    assert re.search(words, capsys.readouterr().err.strip().splitlines()[-1])

@@ -1,0 +1,185 @@
+"""Necks and whole models of the three toolboxes, exported with a thin backbone."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from export_helpers import count_operators, fused, run_file, run_program, spec_of
+from helpers import THIN, deviation
+from mmengine.config import Config
+from mmengine.dataset import BaseDataset
+from mmengine.registry import MODELS
+
+from mmcare.export import export_model, load_source
+from mmcare.export.backends.coreml import convert_coreml
+from mmcare.export.decoding import describe_scores
+from mmcare.export.rewrites import use_matrix_pools
+from mmcare.weights.reading import CheckpointError
+
+WIDTHS = [16, 16, 32, 128]
+SHAPE = (64, 96)
+BACKBONE = f"backbone=dict(type='mmcare.CARE', arch={THIN}"
+SEG_HEAD = "channels=8, num_classes=5, norm_cfg=dict(type='SyncBN'), align_corners=False"
+CLS_HEAD = "head=dict(type='mmcare.CAREClsHead', num_classes=5, in_channels=128)"
+
+
+def segmentor(arguments):
+    return f"""
+default_scope = 'mmseg'
+model = dict(type='EncoderDecoder', {BACKBONE}), {arguments}, test_cfg=dict(mode='whole'))
+"""
+
+
+def classifier(arguments):
+    return f"""
+default_scope = 'mmpretrain'
+custom_imports = dict(imports=['mmcare.classification'], allow_failed_imports=False)
+model = dict({arguments}, {BACKBONE}, out_indices=(3,)),
+             neck=dict(type='GlobalAveragePooling'), {CLS_HEAD})
+"""
+
+
+CONFIGS = dict(
+    retinanet=f"""
+default_scope = 'mmdet'
+model = dict(
+    type='RetinaNet',
+    {BACKBONE}, out_indices=(0, 1)),
+    neck=dict(type='FPN', in_channels={WIDTHS[:2]}, out_channels=8, num_outs=3),
+    bbox_head=dict(type='RetinaHead', num_classes=5, in_channels=8, feat_channels=8))
+""",
+    fpn=segmentor(f"""
+    neck=dict(type='FPN', in_channels={WIDTHS}, out_channels=8, num_outs=4),
+    decode_head=dict(type='FPNHead', in_channels=[8] * 4, in_index=[0, 1, 2, 3],
+                     feature_strides=[4, 8, 16, 32], {SEG_HEAD}),
+    auxiliary_head=dict(type='FCNHead', in_channels=32, in_index=2, {SEG_HEAD})"""),
+    upernet=segmentor(f"""
+    decode_head=dict(type='UPerHead', in_channels={WIDTHS}, in_index=[0, 1, 2, 3],
+                     pool_scales=(1, 2, 3, 6), {SEG_HEAD})"""),
+    classifier=classifier("type='ImageClassifier'"),
+    # Its teacher, also a CARE, takes no part in a prediction.
+    distilled=classifier(f"""
+    type='mmcare.DistillationClassifier', teacher_checkpoint='teacher.pth',
+    teacher=dict(type='ImageClassifier', {BACKBONE}, out_indices=(3,)), {CLS_HEAD})"""),
+)
+
+
+@pytest.fixture
+def write_config(tmp_path):
+    def write(name):
+        path = tmp_path / f'{name}.py'
+        path.write_text(CONFIGS[name])
+        return path
+
+    return write
+
+
+@pytest.fixture
+def whole(tmp_path, write_config):
+    """Build a whole model by its toolbox, with weights that all matter; also write both."""
+
+    def build(name):
+        path = write_config(name)
+        config = Config.fromfile(path)
+        model = MODELS.build({**config.model, '_scope_': config.default_scope})
+        model.eval().requires_grad_(False)
+        for key, value in model.state_dict().items():
+            if key.endswith('running_var'):
+                value.uniform_(0.5, 2)
+            elif value.is_floating_point() and value.dim() < 2:
+                value.normal_(0.5, 0.2)
+        torch.save(dict(state_dict=model.state_dict()), tmp_path / 'weights.pth')
+        return model, path, tmp_path / 'weights.pth'
+
+    return build
+
+
+def check_coreml(source, names, expected, image):
+    """Compare the float32 program with PyTorch; return its operators."""
+    network = fused(source)
+    use_matrix_pools(network, image)
+    model = convert_coreml(spec_of(network, names, tuple(image.shape[2:])), 'float32')
+    assert [output.name for output in model.get_spec().description.output] == names
+    assert deviation(expected, run_program(model, image)) < 1e-5
+    operators = count_operators(model)
+    assert not {'batch_norm', 'transpose', 'scatter'} & set(operators)
+    return operators
+
+
+def test_neck_of_a_detector(tmp_path, whole):
+    model, config, weights = whole('retinanet')
+    source = load_source(config, weights, 'neck')
+    report = export_model(source, tmp_path / 'out', SHAPE, ('onnx',), dynamic=True)['onnx']
+    assert report['part'] == 'neck' and report['file'] == 'retinanet_neck_dynamic.onnx'
+    for shape in (SHAPE, (128, 64)):
+        image = torch.randn(1, 3, *shape)
+        expected = model.extract_feat(image)
+        names, found = run_file(tmp_path / 'out' / 'retinanet_neck_dynamic.onnx', image)
+        assert names == ['neck1', 'neck2', 'neck3']
+        assert deviation(expected, found) < 1e-4
+    check_coreml(source, names, expected, image)
+
+
+@pytest.mark.parametrize(
+    'name', [pytest.param('upernet', marks=pytest.mark.slow), 'classifier', 'distilled']
+)
+def test_whole_models(tmp_path, whole, name):
+    """Logits as the toolbox's own model has them, before segmentors resize them to the image."""
+    model, config, weights = whole(name)
+    image = torch.randn(1, 3, *SHAPE)
+    expected = model(image, mode='tensor')
+    assert expected.shape == ((1, 5, 16, 24) if name == 'upernet' else (1, 5))
+    source = load_source(config, weights, 'model')
+    operators = check_coreml(source, ['logits'], [expected], image)
+    if name == 'classifier':
+        assert operators['linear'] == 1 and operators['layer_norm'] == 1  # one head of two
+        model.backbone.switch_to_deploy()
+        model.head.switch_to_deploy()
+        torch.save(dict(state_dict=model.state_dict()), weights)
+        network = load_source(config, weights, 'model').network
+        assert network.backbone.deploy and deviation([expected], network(image)) < 1e-4
+    if name == 'upernet':
+        assert operators['reduce_mean'] == 1  # the other pools are matrix products
+        export_model(source, tmp_path / 'out', SHAPE, ('onnx',))
+        names, found = run_file(tmp_path / 'out' / 'upernet_model_64x96.onnx', image)
+        assert names == ['logits'] and deviation([expected], found) < 1e-4
+
+
+def test_parts_and_shapes_that_do_not_fit(tmp_path, write_config):
+    with pytest.raises(ValueError, match='has no neck'):
+        load_source(write_config('upernet'), part='neck')
+    source = load_source(write_config('fpn'), part='model')
+    for shape, dynamic, words in ((50, 64), False, 'of 32'), (SHAPE, True, 'no dynamic'):
+        with pytest.raises(ValueError, match=words):
+            export_model(source, tmp_path / 'out', shape, ('onnx',), dynamic=dynamic)
+    assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize('lost', ['neck.', 'decode_head.conv_seg'])
+def test_weights_of_less(whole, lost):
+    model, config, weights = whole('fpn')
+    state = {key: v for key, v in model.state_dict().items() if not key.startswith(lost)}
+    torch.save(dict(state_dict=state), weights)
+    with pytest.raises(CheckpointError, match=lost):
+        load_source(config, weights, 'model')
+
+
+def test_scores():
+    """Classes are the test data's, named or a class, if they are as many as the head's."""
+    metainfo = dict(classes=['a', 'b'], palette=[[1, 2, 3], [4, 5, 6]])
+    two = type('Two', (BaseDataset,), dict(METAINFO=metainfo))
+    many = type('MultiLabelClsHead', (), {})
+    for kind, number, found in (two, 2, metainfo), (two, 3, {}), ('ConcatDataset', 2, {}):
+        for name, head, channels, activation in (
+            ('head', SimpleNamespace(), number, 'softmax'),
+            ('head', many(), number, 'sigmoid'),
+            ('decode_head', SimpleNamespace(), number, 'softmax'),
+            ('decode_head', SimpleNamespace(), 1, 'sigmoid'),
+            ('bbox_head', SimpleNamespace(use_sigmoid_cls=True), 18, 'sigmoid'),
+            ('bbox_head', SimpleNamespace(), 18, None),
+        ):
+            head.num_classes = number
+            model = SimpleNamespace(**{name: head})
+            config = Config(dict(test_dataloader=dict(dataset=dict(type=kind))))
+            described = describe_scores(model, config, channels)
+            assert described == dict(found, activation=activation)

@@ -1,0 +1,189 @@
+"""Ordinary work with MMEngine goes through our hooks: TTA, teachers, EMA, other runners."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import Images, assert_equal, run, thin_backbone
+from mmengine.runner import Runner
+from toy_training import EPOCHS, Model, StopAt, build, names, train
+
+from mmcare.models import CARE
+from mmcare.weights.reading import CheckpointError
+
+FLIPS = dict(
+    type='TestTimeAug',
+    transforms=[
+        [dict(type='RandomFlip', prob=prob) for prob in (1.0, 0.0)],
+        [dict(type='PackDetInputs', meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape',
+                                               'scale_factor', 'flip', 'flip_direction'))],
+    ],
+)  # fmt: skip
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    """Texts of our warnings."""
+    found = []
+    for place in ('models.loading', 'engine.hooks.exact_resume_hook'):
+        monkeypatch.setattr(f'mmcare.{place}.print_log', lambda text, **_: found.append(text))
+    return found
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """Make data and the config of a task, and write the weights of its model."""
+    toy_configs = pytest.importorskip('toy_configs')
+    pytest.importorskip('mmdet')
+
+    def make(task, **changes):
+        if not (tmp_path / 'data').exists():
+            toy_configs.make_data(task, tmp_path / 'data')
+        config = toy_configs.toy_config(task, tmp_path / 'data', tmp_path / task, **changes)
+        runner = Runner.from_cfg(config)
+        config.load_from = str(tmp_path / 'weights.pth')
+        torch.save(dict(state_dict=runner.model.state_dict()), config.load_from)
+        return config, runner.model.state_dict()
+
+    return make
+
+
+@pytest.mark.parametrize('task', ['segmentation', 'upernet'])
+def test_test_time_augmentation_of_segmentors(toy, tmp_path, task):
+    config, _ = toy(task)
+    mmseg = pytest.importorskip('mmseg')
+    config.dump(tmp_path / 'config.py')
+    tool = Path(mmseg.__path__[0], '.mim/tools/test.py')
+    command = [tool, tmp_path / 'config.py', config.load_from, '--tta']
+    assert 'mIoU' in run('python', *command, '--work-dir', tmp_path / 'tta').stdout
+
+
+def test_test_time_augmentation_of_detectors(toy):
+    """As mmdet's tools/test.py builds it."""
+    config, _ = toy('retinanet')
+    config.test_dataloader.dataset.pipeline[-1] = FLIPS
+    tta = dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100)
+    config.model = dict(type='DetTTAModel', tta_cfg=tta, module=config.model)
+    assert 'coco/bbox_mAP' in Runner.from_cfg(config).test()
+
+
+def test_semi_supervised_detector(toy):
+    """mmdet renames the keys while it loads them; without a CARE's keys it raises."""
+    config, state = toy('detection')
+    plain = config.model.pop('data_preprocessor')
+    config.model = dict(
+        type='SoftTeacher',
+        detector=dict(config.model, data_preprocessor=plain),
+        data_preprocessor=dict(type='MultiBranchDataPreprocessor', data_preprocessor=plain),
+        semi_train_cfg=dict(freeze_teacher=True),
+        semi_test_cfg=dict(predict_on='teacher'),
+    )
+    runner = Runner.from_cfg(config)
+    assert 'coco/bbox_mAP' in runner.test()
+    for name in ('student', 'teacher'):
+        assert_equal(runner.model.get_submodule(name).state_dict(), state)
+    del state['backbone.stem.conv.bias']
+    torch.save(state, config.load_from)
+    with pytest.raises(CheckpointError, match=r'missing: student\.backbone\.stem\.conv\.bias'):
+        Runner.from_cfg(config).test()
+
+
+@pytest.mark.parametrize('averaged', [False, True], ids=['plain', 'ema'])
+@pytest.mark.parametrize('mode', ['train', 'val', 'test'])
+@pytest.mark.parametrize('given', ['all', 'no backbone', 'part of it'])
+def test_load_from(tmp_path, warned, given, mode, averaged):
+    """What init_cfg has filled in this process may be missing; EMA's copy is judged alike."""
+    torch.save(thin_backbone().state_dict(), tmp_path / 'backbone.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'backbone.pth'))
+    model = Images(init_cfg=init_cfg)
+    state = dict(model.state_dict())
+    left_out = {'all': 'nothing', 'no backbone': 'backbone.', 'part of it': 'backbone.stem.'}
+    state = {name: v for name, v in state.items() if not name.startswith(left_out[given])}
+    torch.save(dict(state_dict=state), tmp_path / 'file.pth')
+    hooks = [dict(type='mmcare.SafeLoadingHook'), *[dict(type='EMAHook')] * averaged]
+    runner = build(
+        tmp_path / mode,
+        exact=False,
+        model=model,
+        hooks=[*hooks, StopAt(0)],
+        checkpoint=dict(save_best=None),
+        load_from=str(tmp_path / 'file.pth'),
+    )
+    if given == 'all' or (given == 'no backbone' and mode == 'train'):
+        if mode == 'train':
+            with pytest.raises(KeyboardInterrupt):
+                runner.train()
+        else:
+            getattr(runner, mode)()
+        texts = [text for text in warned if 'has no weights of' in text]
+        assert len(texts) == (given != 'all') * (1 + averaged)
+        return
+    with pytest.raises(CheckpointError, match=r'file\.pth does not fit the CARE'):
+        getattr(runner, mode)()
+    model.load_state_dict({}, strict=False)  # nothing of the check is left
+
+
+def test_resumed_averages_are_checked(tmp_path):
+    """They are in an entry of their own, under MMEngine's names."""
+    hooks = [dict(type='mmcare.SafeLoadingHook'), dict(type='EMAHook')]
+    train(tmp_path, model=Images(), hooks=hooks)
+    file = tmp_path / f'epoch_{EPOCHS}.pth'
+    checkpoint = torch.load(file, weights_only=True)
+    del checkpoint['ema_state_dict']['module.backbone.stem.conv.bias']
+    torch.save(checkpoint, file)
+    with pytest.raises(CheckpointError, match=r'backbone\.stem\.conv\.bias'):
+        train(tmp_path, model=Images(), hooks=hooks, resume=True)
+
+
+def test_each_hook_can_be_switched_off(toy):
+    """By --cfg-options, and the run trains."""
+    off = {'safe_loading', 'exact_resume', 'data_check', 'bfloat16_ops'}
+    config, _ = toy('detection', **{f'default_hooks.{name}.enabled': False for name in off},
+                    **{'default_hooks.checkpoint.type': 'CheckpointHook'})  # fmt: skip
+    runner = Runner.from_cfg(config)
+    assert not [hook for hook in runner.hooks if type(hook).__module__.startswith('mmcare')]
+    runner.train()
+
+
+def test_persistent_workers_train_with_a_warning(tmp_path, warned):
+    """They keep the random numbers of the epoch before, so that a resume differs."""
+    loader = dict(num_workers=1, persistent_workers=True)
+    train(tmp_path, loader=loader, hooks=[StopAt(5)])
+    train(tmp_path, loader=loader, resume=True)
+    texts = [text for text in warned if 'train_dataloader.persistent_workers=False' in text]
+    assert [text.split(' not ')[0] for text in texts] == [
+        'A resume of this run will', 'This resumed run does'
+    ]  # fmt: skip
+
+
+def test_flexible_runner(tmp_path):
+    """It writes without a file backend, and loads before hooks know that a run begins."""
+    FlexibleRunner = pytest.importorskip('mmengine.runner').FlexibleRunner
+
+    def flexible(model, folder='run', **options):
+        ours = ('SafeLoadingHook', 'DataCheckHook', 'ChannelsLastHook')
+        options['hooks'] = [dict(type=f'mmcare.{name}') for name in ours]
+        options['checkpoint'] = dict(max_keep_ckpts=1, save_best=None)
+        return train(tmp_path / folder, kind=FlexibleRunner, model=model, **options)
+
+    flexible(Model())
+    assert names(tmp_path / 'run') == [f'epoch_{EPOCHS}.pth']
+    model = Images()
+    torch.save(dict(state_dict=model.neck.state_dict(prefix='neck.')), tmp_path / 'part.pth')
+    with pytest.raises(CheckpointError, match='missing: backbone'):
+        flexible(Images(), 'part', load_from=str(tmp_path / 'part.pth'))
+    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'whole.pth')
+    flexible(model, 'whole', load_from=str(tmp_path / 'whole.pth'))
+    model.load_state_dict({}, strict=False)  # the check ended when training began
+
+
+def test_init_cfg(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match='init_cfg must be a Pretrained with checkpoint=FILE'):
+        CARE(init_cfg=dict(type='Pretrained')).init_weights()
+    torch.save(thin_backbone().state_dict(), tmp_path / 'file.pth')
+    given = [dict(type='Pretrained', checkpoint=str(tmp_path / 'file.pth')), dict(type='Xavier')]
+    model = thin_backbone(init_cfg=given)
+    monkeypatch.setattr('mmengine.model.base_module.initialize', lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.init_weights()
+    assert model.init_cfg == given

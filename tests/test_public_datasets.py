@@ -1,0 +1,165 @@
+"""The configs for public sets of pictures, on a few files drawn in the layouts of these sets."""
+
+import sys
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT, THIN, run
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATASETS, METRICS, MODELS, DefaultScope
+from mmengine.runner import Runner
+from pycocotools.coco import COCO
+
+TOOL = ROOT / 'tools/nuclei_to_coco.py'
+VOID = 11  # the label of pixels without a class
+NUCLEI = dict(a='test', b='train', c='train', d='train', e='train', f='val')
+SPLITS = ('train', 'val', 'test')
+CELLS = [
+    ('RBC', 10, 10, 40, 40),
+    ('WBC', 50, 5, 110, 60),
+    ('Platelets', 70, 70, 80, 82),
+    ('RBC', 60, 60, 60, 60),  # flat, as one in the training and one in the validation split
+]
+
+
+def noise(height, width):
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def write(path, image):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert cv2.imwrite(str(path), image)
+
+
+def draw_nuclei(root):
+    """Draw n + 1 squares of side 8 + 2n in image n, and a mask without a pixel in each."""
+    for number, name in enumerate(NUCLEI):
+        image = np.dstack([noise(80, 96), np.full((80, 96), 255, np.uint8)])
+        side = 8 + 2 * number
+        for square in range(number + 2):
+            mask = np.zeros((80, 96), np.uint8)
+            if square <= number:
+                row, column = divmod(square, 4)
+                mask[24 * row :, 24 * column :][:side, :side] = 255
+            image[mask > 0, :3] = 255
+            write(root / f'stage1_train/{name}/masks/{square}.png', mask)
+        write(root / f'stage1_train/{name}/images/{name}.png', image)
+
+
+def draw_cells(root):
+    """Draw four images a split, each with a cell of each kind and a box without area."""
+    objects = ''.join(
+        f'<object><name>{kind}</name><bndbox><xmin>{left}</xmin><ymin>{top}</ymin>'
+        f'<xmax>{right}</xmax><ymax>{bottom}</ymax></bndbox></object>'
+        for kind, left, top, right, bottom in CELLS
+    )
+    xml = f'<annotation><size><width>128</width><height>96</height></size>{objects}</annotation>'
+    (root / 'BCCD/ImageSets/Main').mkdir(parents=True)
+    (root / 'BCCD/Annotations').mkdir()
+    for split in SPLITS:
+        names = [f'{split}_{index}' for index in range(4)]
+        (root / f'BCCD/ImageSets/Main/{split}.txt').write_text('\n'.join(names))
+        for name in names:
+            write(root / f'BCCD/JPEGImages/{name}.jpg', noise(96, 128))
+            (root / f'BCCD/Annotations/{name}.xml').write_text(xml)
+
+
+def draw_streets(root):
+    """Draw four images a split, with all classes and pixels without a class."""
+    labels = np.tile(np.arange(12, dtype=np.uint8).repeat(8), (64, 1))
+    for split in SPLITS:
+        for index in range(4):
+            write(root / f'CamVid/{split}/{index}.png', noise(*labels.shape))
+            write(root / f'CamVid/{split}annot/{index}.png', labels)
+
+
+CONFIGS = {
+    'nuclei': ('mask_rcnn/care_s0_nuclei', draw_nuclei, {'coco/segm_mAP', 'coco/bbox_mAP'}),
+    'cells': ('retinanet/care_s0_cells', draw_cells, {'coco/bbox_mAP', 'pascal_voc/AP50'}),
+    'streets': ('fpn/care_s0_streets', draw_streets, {'mIoU', 'aAcc'}),
+}
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """Read the config of a task, in a folder where its data is drawn."""
+    monkeypatch.chdir(tmp_path)
+
+    def read(task):
+        name, draw, _ = CONFIGS[task]
+        draw(tmp_path / 'data' / task)
+        if task == 'nuclei':
+            run(sys.executable, TOOL)
+        return Config.fromfile(ROOT / f'configs/{name}.py')
+
+    return read
+
+
+@pytest.mark.parametrize('task', CONFIGS)
+def test_trains_and_evaluates(task, read):
+    """As shipped but for a thin backbone, two steps and a score that anything reaches."""
+    config = read(task)
+    config.model.backbone.arch = THIN
+    config.model.neck.in_channels = [16, 16, 32, 128]
+    config.train_dataloader.batch_size = 2
+    config.work_dir = 'run'
+    for loader in (config.val_dataloader, config.test_dataloader):
+        loader.update(num_workers=0, persistent_workers=False)
+    if task == 'streets':
+        config.train_cfg.update(max_iters=2, val_interval=2)
+    else:
+        config.train_cfg.update(max_epochs=1, val_interval=1)
+        (config.model.test_cfg if task == 'cells' else config.model.test_cfg.rcnn).score_thr = 0.0
+    runner = Runner.from_cfg(config)
+    runner.train()
+    assert runner.iter == 2
+    assert all(value.isfinite().all() for value in runner.model.parameters())
+    measured = runner.test()
+    assert all(0 <= measured[metric] <= 100 for metric in CONFIGS[task][2])
+
+
+def test_pixels_without_a_class_do_not_count(read):
+    """Neither in training nor in evaluation, and padding is without a class."""
+    config = read('streets')
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model, metric = MODELS.build(config.model), METRICS.build(config.test_evaluator)
+        data = DATASETS.build(config.test_dataloader.dataset)
+    batch = model.data_preprocessor(pseudo_collate([data[0]]), training=True)
+    labels = batch['data_samples'][0].gt_sem_seg.data[0]
+    assert labels.shape == config.crop_size
+    assert set(labels[64:].unique().tolist()) == {VOID} == set(labels[:, 96:].unique().tolist())
+    logits = torch.zeros(1, 11, *labels.shape, requires_grad=True)
+    model.decode_head.loss_by_feat(logits, batch['data_samples'])['loss_ce'].backward()
+    assert not logits.grad[0, :, labels == VOID].any() and logits.grad[0, :, labels < VOID].any()
+    metric.dataset_meta = data.metainfo
+    right = data[0]['data_samples'].gt_sem_seg
+    wrong_outside = dict(data=torch.where(right.data == VOID, 0, right.data))
+    metric.process({}, [dict(pred_sem_seg=wrong_outside, gt_sem_seg=dict(data=right.data))])
+    assert metric.evaluate(1)['mIoU'] == 100
+
+
+def test_boxes_without_an_area_do_not_count(read):
+    config = read('cells')
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        for split in SPLITS:
+            cells = DATASETS.build(config[f'{split}_dataloader'].dataset).get_data_info(0)
+            assert [cell['ignore_flag'] for cell in cells['instances']] == [0, 0, 0, 1]
+
+
+def test_nuclei_in_coco(read):
+    """Counts and areas are those of the masks; the split is the same for ever."""
+    read('nuclei')
+    found = {}
+    for split in SPLITS:
+        coco = COCO(f'data/nuclei/annotations/{split}.json')
+        for index, image in coco.imgs.items():
+            name, number = image['file_name'][0], 'abcdef'.index(image['file_name'][0])
+            assert image['file_name'] == f'{name}/images/{name}.png'
+            found[name], side = split, 8 + 2 * number
+            nuclei = coco.loadAnns(coco.getAnnIds(index))
+            assert [nucleus['area'] for nucleus in nuclei] == [side**2] * (number + 1)
+            assert nuclei[0]['bbox'] == [0, 0, side, side]
+    assert found == NUCLEI

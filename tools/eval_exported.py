@@ -1,0 +1,146 @@
+"""Test exported files in the test loop of the config's toolbox, and time them.
+
+A file computes its part of the model; the rest of the model takes its weights from --checkpoint.
+Files of whole models need no checkpoint. Files run on one thread of the CPU. PyTorch computes
+.mlpackage files, which are not timed. Images are resized to fit the files' height and width, the
+ratio kept, and padded. The table has megabytes, milliseconds an image (median of interleaved
+rounds) and the config's metrics.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+
+try:
+    from mmcare.export.evaluation import pad_images, replaced_part
+except ImportError as error:  # an older Python or PyTorch
+    print(f'error: {error}', file=sys.stderr)
+    sys.exit(2)
+except KeyboardInterrupt:
+    print('stopped: nothing is written', file=sys.stderr)
+    sys.exit(130)
+import pandas as pd
+from mmengine.config import DictAction
+from mmengine.runner import Runner
+
+from mmcare.analysis.timing import measure_in_turn
+from mmcare.export.backends import open_exported
+from mmcare.export.preprocessing import fit_config
+from mmcare.export.source import Network, read_config
+from mmcare.files import check_writable_file, moved_into_place, size_of
+from mmcare.weights.reading import CheckpointError, load_weights
+
+ROUNDS = 5
+PYTORCH = 'PyTorch'
+
+
+def parse_args() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('config', metavar='CONFIG', help='config of the model, with test data')
+    parser.add_argument(
+        'files',
+        type=Path,
+        nargs='+',
+        metavar='FILE',
+        help='.onnx, .pte, .ncnn, .tflite or .mlpackage, of tools/export_backbone.py',
+    )
+    parser.add_argument(
+        '--checkpoint', metavar='CHECKPOINT', help='weights; also tested in PyTorch'
+    )
+    parser.add_argument('--float16', action='store_true', help='compute .tflite files in float16')
+    parser.add_argument('--out', type=Path, metavar='JSON', help='also write the table here')
+    parser.add_argument('--work-dir', help="where logs go; default: the config's")
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='changes of the config')
+    return parser.parse_args()
+
+
+def measure(arguments: argparse.Namespace) -> pd.DataFrame:
+    """Test and time the files, and the checkpoint if one is given; return a row for each."""
+    programs = {file: open_exported(file, arguments.float16) for file in arguments.files}
+    shapes = {program.input_shape for program in programs.values()}
+    size = tuple(side for side in next(iter(shapes))[2:] if isinstance(side, int))
+    if len(shapes) != 1 or len(size) != 2:
+        raise ValueError(
+            f'the files take {", ".join(map(str, shapes))}, not images (1, C, H, W) of one size: '
+            'export them for one --shape, without --dynamic'
+        )
+    config = read_config(arguments.config)
+    config.merge_from_dict(arguments.cfg_options or {})
+    config.work_dir = arguments.work_dir or config.get(
+        'work_dir', f'work_dirs/{Path(arguments.config).stem}'
+    )
+    config.load_from, config.resume = None, False
+    if not config.get('test_dataloader'):
+        raise ValueError(f'{arguments.config} has no test_dataloader: name a config with test data')
+    fit_config(config, size)
+    try:
+        runner = Runner.from_cfg(config)
+    except (LookupError, TypeError) as error:  # a name or an argument that does not exist
+        raise ValueError(f'{arguments.config} cannot be built: {error}') from error
+    pad_images(runner.model, size)
+    if arguments.checkpoint:
+        try:
+            runner.model.load_state_dict(load_weights(arguments.checkpoint))
+        except RuntimeError as error:
+            raise CheckpointError(f'{arguments.checkpoint} does not fit. {error}') from error
+
+    def test() -> dict[str, float]:
+        try:
+            return runner.test()
+        except RuntimeError as error:
+            raise ValueError(f'the model cannot be tested on images of {size}: {error}') from error
+
+    batch = next(iter(runner.test_dataloader))
+    picture = runner.model.eval().data_preprocessor(batch)['inputs']
+    rows: dict[str, dict[str, float]] = {}
+    runs: dict[str, Callable[[], object]] = {}
+    for file, program in programs.items():
+        with replaced_part(runner.model, program, bool(arguments.checkpoint)) as part:
+            if part != 'model' and not arguments.checkpoint:
+                raise ValueError(
+                    f'{file} holds the {part} alone: give the weights of the rest with '
+                    '--checkpoint CHECKPOINT'
+                )
+            rows[str(file)] = {'MB': size_of(file) / 1e6, 'ms': 0.0, **test()}
+        if program.timed:
+            runs[str(file)] = partial(program.run, picture.cpu())
+        if arguments.checkpoint and PYTORCH not in runs:
+            network = Network(deepcopy(runner.model).cpu(), part)
+            weights = sum(value.nbytes for value in network.state_dict().values())
+            runs[PYTORCH] = partial(network, picture.cpu())
+    if arguments.checkpoint:
+        rows = {PYTORCH: {'MB': weights / 1e6, 'ms': 0.0, **test()}, **rows}
+    table = pd.DataFrame(rows).T
+    table['ms'] = measure_in_turn(runs, ROUNDS).median()
+    return table
+
+
+def main() -> None:
+    """Test, and say what was measured."""
+    arguments = parse_args()
+    try:
+        if arguments.out:
+            check_writable_file(arguments.out)
+        table = measure(arguments)
+    except KeyboardInterrupt:
+        print('stopped: nothing is written', file=sys.stderr)
+        sys.exit(130)
+    except (CheckpointError, ImportError, OSError, ValueError) as error:
+        print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+        sys.exit(2)
+    print(table.to_string(float_format='{:.4f}'.format))
+    if arguments.out:
+        with moved_into_place(arguments.out) as temporary:
+            known = {name: row.dropna().to_dict() for name, row in table.iterrows()}
+            temporary.write_text(json.dumps(known, indent=2) + '\n')
+
+
+if __name__ == '__main__':
+    main()
