@@ -75,4 +75,3 @@ def write_forms(coco, out, forms):
         ]
         for form in forms:
             form(out, split, names, pictures)
-
