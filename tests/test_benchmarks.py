@@ -1,7 +1,6 @@
 """The benchmarks: what is fused, run, counted and written. No time is asserted."""
 
 import json
-import re
 import sys
 
 import pandas as pd
@@ -19,9 +18,8 @@ import operators
 import training
 
 from mmcare.export import export_model
-from mmcare.export.backends import BACKENDS, open_exported
+from mmcare.export.backends import open_exported
 from mmcare.export.source import IMAGENET, Network, Source
-from mmcare.export.spec import ExportSpec, draw_images
 from mmcare.models.deployment import BackboneInfo
 
 
@@ -130,15 +128,6 @@ def test_ratios_and_pareto_line():
     assert 'had 0.50 of a core' in text and '| 30.0 (2.00)' in text and '**9.0** (0.90)' in text
 
 
-def test_the_page_shows_the_recording():
-    """docs/latency.md itself draws its pictures again."""
-    page = (ROOT / 'docs/latency.md').read_text()
-    (file,) = re.findall(r'--from-recording (\S+)', page)
-    recorded = latency.markdown(json.loads((ROOT / file).read_text()))
-    assert recorded.split('\n\n')[1] in page and recorded.split('\n\n')[3] in page
-    assert latency.PEERS['link'].str.startswith('https://').all()
-
-
 def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
     source = Source('thin', 'random', Network(thin_backbone()), IMAGENET)
     report = export_model(source, tmp_path, (64, 64), ('onnx', 'executorch'))
@@ -156,24 +145,6 @@ def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
     (tmp_path / 'thin_64x64.onnx.json').write_text(json.dumps(report['onnx']))
     with pytest.raises(SystemExit, match='convolutions were run, the report has'):
         call(operators, monkeypatch, files[0], '--out-dir', tmp_path / 'other')
-
-
-def test_operators_outside_delegates(tmp_path):
-    """Here cumsum, which XNNPACK does not have, between two additions."""
-
-    class Summed(nn.Module):
-        def forward(self, image):
-            sums = (image + image).cumsum(3)
-            return (sums + sums,)
-
-    metadata = dict(name='summed', part='backbone', shape=(8, 8))
-    images = draw_images(3, (8, 8))
-    spec = ExportSpec(Summed(), Summed(), ['sum'], (1, 3, 8, 8), images, metadata=metadata)
-    report = BACKENDS['executorch'].export(spec, tmp_path)
-    path = tmp_path / report['file']
-    assert report['delegates'] == 2 and report['outside'] == {'aten_cumsum_default': 1}
-    kinds = list(operators.read_executorch(path, torch.zeros(1, 3, 8, 8), 2)['kind'])
-    assert 'native_call_cumsum.out' in kinds and 'OPERATOR_CALL' not in kinds
 
 
 def test_bytes_that_are_kept_are_counted_once():

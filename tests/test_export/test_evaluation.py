@@ -221,12 +221,11 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
     [
         ('detection', 'gone.onnx', [], 'gone.onnx does not exist'),
         ('detection', 'a.pt', [], 'a.pt is not .mlpackage, .onnx, .pte, .ncnn, .tflite'),
-        ('detection', 'damaged.onnx', [], 'damaged.onnx cannot be opened'),
+        *(
+            ('detection', f'damaged.{end}', [], f'damaged.{end} cannot be opened')
+            for end in ('onnx', 'pte', 'ncnn', 'tflite', 'mlpackage')
+        ),
         ('detection', 'damaged.onnx', ['--float16'], 'nothing here computes damaged.onnx in flo'),
-        ('detection', 'damaged.pte', [], 'damaged.pte cannot be opened'),
-        ('detection', 'damaged.ncnn', [], 'damaged.ncnn cannot be opened'),
-        ('detection', 'damaged.tflite', [], 'damaged.tflite cannot be opened'),
-        ('detection', 'damaged.mlpackage', [], 'damaged.mlpackage cannot be opened'),
         ('segmentation', ('backbone', STAGES[:3]), [], r'outputs are \[\[1, 16.*2, 3\]\]$'),
         ('segmentation', ('', LOGITS), [], 'the file does not say what it is: export it'),
         ('detection', ('model', LOGITS), [], 'not a MaskRCNN: use --part neck'),

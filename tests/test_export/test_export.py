@@ -198,13 +198,7 @@ def test_missing_packages(failing, monkeypatch, package, arguments):
 
 def test_no_toolbox_is_needed():
     """Not even where the config imports one."""
-    run(
-        sys.executable,
-        '-c',
-        'import sys\n'
-        "for name in ('mmdet', 'mmseg', 'mmpretrain', 'mmcv.ops', 'mmcv._ext'):\n"
-        '    sys.modules[name] = None\n'
-        'from mmcare.export import load_source\n'
-        f'load_source({str(ROOT / "configs/imagenet/care_s0_in1k.py")!r})\n'
-        f'load_source({str(ROOT / "configs/fpn/care_s0_ade20k.py")!r})\n',
-    )
+    code = "import sys; names = 'mmdet', 'mmseg', 'mmpretrain', 'mmcv.ops', 'mmcv._ext';"
+    code += 'sys.modules.update(dict.fromkeys(names)); from mmcare.export import load_source;'
+    configs = ROOT / 'configs/imagenet/care_s0_in1k.py', ROOT / 'configs/fpn/care_s0_ade20k.py'
+    run(sys.executable, '-c', f'{code} [*map(load_source, sys.argv[1:])]', *configs)

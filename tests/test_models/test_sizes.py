@@ -1,5 +1,7 @@
 """Every size and every tracer: maps as one would compute them by hand, laid out for mmcv."""
 
+from itertools import product
+
 import pytest
 import torch
 from helpers import deviation, newer, thin_backbone
@@ -37,15 +39,14 @@ def compiled(model, _):
     return torch.compile(model, backend='aot_eager', fullgraph=True)
 
 
+TRACERS = onnx_program, exported, compiled
+
+
 @pytest.mark.parametrize(
     ('trace', 'first'),
     [
         (torch.jit.trace, SIZES[0]),
-        *(
-            pytest.param(trace, first, marks=newer)
-            for trace in (onnx_program, exported, compiled)
-            for first in SIZES[:2]
-        ),
+        *(pytest.param(*pair, marks=newer) for pair in product(TRACERS, SIZES[:2])),
     ],
 )
 @torch.no_grad()

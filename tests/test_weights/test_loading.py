@@ -18,13 +18,12 @@ from helpers import (
     thin_backbone,
 )
 from mmengine.runner import Runner
-from torch import nn
 
 from mmcare.engine import SafeLoadingHook
 from mmcare.models import CARE, CAREAblation
 from mmcare.models.loading import read_state_dict
 from mmcare.weights.names import from_published, to_classifier_keys, to_published
-from mmcare.weights.reading import CheckpointError, load_weights, write_checkpoint
+from mmcare.weights.reading import CheckpointError, write_checkpoint
 
 
 def load_in_a_run(model, file):
@@ -101,17 +100,6 @@ def test_prefix_selects_a_part(source, tmp_path):
     backbone = CARE(THIN, init_cfg=init_cfg)
     backbone.init_weights()
     assert_equal(backbone.state_dict(), source.state_dict())
-
-
-def test_a_published_file_as_a_state_dict(files, source):
-    """As the released evaluation loads it, on names of our own: all of PyTorch's rules hold."""
-    state = load_weights(files / 'published.pth.tar')
-    backbone = nn.ModuleDict(dict(backbone=CARE(THIN), head=nn.Module()))
-    with pytest.raises(RuntimeError, match=r'Unexpected key.* in state_dict: "head'):
-        backbone.load_state_dict(state)
-    missing, unexpected = backbone.load_state_dict(state, strict=False)
-    assert not missing and len(unexpected) == 8
-    assert_equal(backbone['backbone'].state_dict(), source.state_dict())
 
 
 @pytest.mark.parametrize('variant', ['s0', 's1', 's2'])
