@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from timing import describe_machine, save
+from recording import describe_machine, save
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
