@@ -182,7 +182,7 @@ def _draw(key, shape):
     return drawn.astype(np.float32)
 
 
-def published_forward(weights, variant, image, identity_kernel=False):
+def published_forward(weights, variant, image):
     """Compute the four stage outputs of an image whose sides are multiples of 32.
 
     All in the dtype of the image and in the released order: phi(k)^T v is summed over all
@@ -209,12 +209,9 @@ def published_forward(weights, variant, image, identity_kernel=False):
             for part in (query, key, x)
         )
         number = height * width
-        if identity_kernel:
-            out = query @ (key.transpose(2, 3) @ value / number)
-        else:
-            query, key = F.elu(query) + 1, F.elu(key) + 1
-            scale = query @ key.mean(2, keepdim=True).transpose(2, 3) + 1e-6
-            out = query @ (key.transpose(2, 3) @ value / number) / scale
+        query, key = F.elu(query) + 1, F.elu(key) + 1
+        scale = query @ key.mean(2, keepdim=True).transpose(2, 3) + 1e-6
+        out = query @ (key.transpose(2, 3) @ value / number) / scale
         return out.transpose(2, 3).reshape(x.shape)
 
     def inter(name, x, closing=True):

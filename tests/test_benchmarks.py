@@ -12,6 +12,7 @@ from torch import nn
 sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
 
 import accuracy
+import counts
 import latency
 import operators
 import training
@@ -160,6 +161,22 @@ def test_bytes_that_are_kept_are_counted_once():
 
     kept = 3 + 4 + 4  # image, before GELU, after GELU: channels of 2 x 64 positions
     assert training.bytes_kept(Network(), torch.rand(2, 3, 8, 8), 'float32') == kept * 2 * 64 * 4
+
+
+def test_kernels_of_a_step(tmp_path, monkeypatch):
+    """By hand: convolution and ReLU, mean, stack and sum; 4 kernels of gradients."""
+
+    class Network(nn.Sequential):
+        def forward(self, images):
+            return (super().forward(images),)
+
+    network = Network(nn.Conv2d(3, 8, 1), nn.ReLU())
+    assert counts.count(network, torch.zeros(2, 3, 8, 8), 'float32')[0] == 5 + 4
+    assert network[0].weight.grad is None
+    call(counts, monkeypatch, 's0', '--shape', 64, 64, '--out-dir', tmp_path)
+    table = pd.read_csv(tmp_path / 'counts.csv').set_index('precision')
+    assert table['kernels']['bfloat16'] > table['kernels']['float32']  # casts
+    assert table['GB']['bfloat16'] < table['GB']['float32']
 
 
 def test_training_steps_side_by_side(tmp_path, monkeypatch):

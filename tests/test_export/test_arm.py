@@ -13,9 +13,9 @@ import torch
 from helpers import ROOT, craft_heads, run
 from PIL import Image
 
-from mmcare.export import export_backbone, load_source
-from mmcare.export.runtime import open_exported
-from mmcare.export.verify import trial_images
+from mmcare.export import export_model, load_source
+from mmcare.export.backends import open_exported
+from mmcare.export.spec import draw_images
 from mmcare.models.backbones.care import LinearAttention
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
     for package in ('litert_torch', 'ncnn', 'pnnx'):
         pytest.importorskip(package)
     folder = Path(os.environ.get('ARM_FILES') or tmp_path_factory.mktemp('files'))
-    drawn, jobs = trial_images(3, SHAPE), []
+    jobs, drawn = [], {name: image.tensor for name, image in draw_images(3, SHAPE).items()}
     padded = torch.nn.functional.pad(drawn['smooth'][..., :160, :200], (0, 56, 0, 96))
     images = dict(picture=drawn['smooth'], padded=padded, zeros=drawn['zeros'])
     np.savez(folder / 'images.npz', **images)
@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
 
     def export(source, engines, wanted, **options):
         formats = {engine.split(',')[0] for engine in engines}
-        reports = export_backbone(source, folder, SHAPE, (*formats,), **options)
+        reports = export_model(source, folder, SHAPE, (*formats,), **options)
         for engine, limit in engines.items():
             file = reports[engine.split(',')[0]]['file']
             outputs = {key: wanted(file, image) for key, image in images.items()}

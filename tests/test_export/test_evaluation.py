@@ -228,7 +228,7 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
         ('detection', 'damaged.onnx', ['--float16'], 'nothing here computes damaged.onnx in flo'),
         ('segmentation', ('backbone', STAGES[:3]), [], r'outputs are \[\[1, 16.*2, 3\]\]$'),
         ('segmentation', ('', LOGITS), [], 'the file does not say what it is: export it'),
-        ('detection', ('model', LOGITS), [], 'not a MaskRCNN: export its backbone'),
+        ('detection', ('model', LOGITS), [], 'not a MaskRCNN: use --part neck'),
         ('detection', ('backbone', STAGES), [], 'holds the backbone alone: .* --checkpoint CHECK'),
         ('segmentation', ('model', LOGITS), ['--checkpoint', 'weights.pth'], 'pth does not fit'),
         ('segmentation', ('model', LOGITS), LARGER, 'an image of 160x160, the file takes 64x96'),
