@@ -6,13 +6,15 @@ The folder holds ``detection`` and ``segmentation`` data. Results go to ``FOLDER
 import json
 import random
 import sys
+import warnings
+from argparse import Namespace
 from copy import deepcopy
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
-from helpers import THIN
+from helpers import THIN, thin_backbone
 from mmengine.dataset import pseudo_collate
 from mmengine.model import MMDistributedDataParallel
 from mmengine.optim import OptimWrapper
@@ -22,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from toy_configs import toy_config
 from toy_training import StopAt, names, saved, train
 
+from mmcare.engine import ChannelsLastHook
 from mmcare.models import CARE
 
 # mmengine's own start selects a GPU first, and PyTorch's SyncBN needs one.
@@ -98,6 +101,28 @@ def unused_parameters():
             sum(output.square().mean() for output in model(image)).backward()
 
 
+def channels_last():
+    """Gradients with ChannelsLastHook and without, and whether buckets have another layout."""
+    network, gradients = thin_backbone(), []
+    torch.set_warn_always(True)
+    with warnings.catch_warnings(record=True) as warned:
+        for hook in (None, ChannelsLastHook()):
+            model = MMDistributedDataParallel(deepcopy(network))
+            if hook:
+                hook.before_train(Namespace(model=model))
+            for _ in range(2):
+                model.zero_grad()
+                sum(
+                    each.mean() for each in model(torch.full((2, 3, 32, 32), RANK + 1.0))
+                ).backward()
+            gradients.append({name: one.grad for name, one in model.module.named_parameters()})
+    texts = [str(each.message) for each in warned]
+    return dict(
+        deviation=deviation(*gradients),
+        warned=any('do not match bucket view strides' in text for text in texts),
+    )
+
+
 def resume(folder, by_epoch):
     """A run with a folder for each process, and one that is stopped and resumed."""
     name = 'epochs' if by_epoch else 'iterations'
@@ -128,6 +153,7 @@ def main(folder):
     recomputed = {'model.backbone.drop_path_rate': 0.5, 'model.backbone.with_cp': 'activations'}
     unused_parameters()
     results = dict(
+        channels_last=channels_last(),
         detection=gradients('detection', folder, **recomputed),
         segmentation=gradients('segmentation', folder, **fixed),
         resume=dict(epochs=resume(folder, True), iterations=resume(folder, False)),

@@ -33,6 +33,12 @@ def test_gradients_are_the_mean_of_both_halves(results, task):
         assert result[task]['mean'] < 1e-5 and result[task]['one_half'] > 1e-2
 
 
+def test_channels_last_gradients_fit_their_buckets(results):
+    for result in results:
+        assert result['channels_last']['deviation'] < 1e-5
+        assert not result['channels_last']['warned']
+
+
 @pytest.mark.parametrize('loop', ['epochs', 'iterations'])
 def test_distributed_resume(results, loop):
     """The processes draw differently."""

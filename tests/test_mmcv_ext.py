@@ -2,11 +2,11 @@
 
 import sys
 from importlib.machinery import ModuleSpec
-from itertools import product
 
 import pytest
 import torch
 from helpers import assert_equal
+from mmengine.runner import Runner
 
 from mmcare import mmcv_ext
 
@@ -26,9 +26,9 @@ def use_ours(monkeypatch):
     return use
 
 
-def draw_boxes(number):
+def draw_boxes(number, dtype=torch.float32):
     """Draw boxes (N, 4) that overlap, some of them empty or twice the same."""
-    corners = torch.randint(0, 60, (number, 2)).float()
+    corners = torch.randint(0, 60, (number, 2)).to(dtype)
     boxes = torch.cat([corners, corners + torch.randint(0, 40, (number, 2)) + 0.25], 1)
     boxes[number // 2 :: 5, 2:] = boxes[number // 2 :: 5, :2]
     boxes[: number // 4] = boxes[number // 2 : number // 2 + number // 4]
@@ -59,20 +59,24 @@ def test_nms_as_compiled(use_ours, number):
 
 
 @compiled
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 @pytest.mark.parametrize('number', [0, 1, 40])
 @pytest.mark.parametrize('deterministic', [False, True])
-def test_roi_align_as_compiled(use_ours, monkeypatch, number, deterministic):
+def test_roi_align_as_compiled(use_ours, monkeypatch, dtype, number, deterministic):
     """Values and gradients, boxes that are empty, or reach over the border of the map."""
-    monkeypatch.setattr(torch, 'are_deterministic_algorithms_enabled', lambda: deterministic)
-    images = torch.randn(3, 5, 19, 23)
-    rois = torch.cat([torch.randint(0, 3, (number, 1)), draw_boxes(number)], 1)
+    if deterministic:
+        monkeypatch.setattr(torch, 'are_deterministic_algorithms_enabled', lambda: True)
+    images = torch.randn(3, 5, 19, 23, dtype=dtype)
+    rois = torch.cat([torch.randint(0, 3, (number, 1)).to(dtype), draw_boxes(number, dtype)], 1)
 
     def results():
-        for size, sampling, aligned in product(((7, 7), (1, 3)), (0, 2), (True, False)):
-            x = images.clone().requires_grad_()
-            out = ops.roi_align(x, rois, size, 0.25, sampling, 'avg', aligned)
-            weights = torch.arange(out.numel()).to(out).cos().reshape(out.shape)
-            yield from (out.detach(), *torch.autograd.grad((out * weights).sum(), x))
+        for size in ((7, 7), (1, 3)):
+            for sampling in (0, 2):
+                for aligned in (True, False):
+                    x = images.clone().requires_grad_()
+                    out = ops.roi_align(x, rois, size, 0.25, sampling, 'avg', aligned)
+                    weights = torch.arange(out.numel()).to(out).cos().reshape(out.shape)
+                    yield from (out.detach(), *torch.autograd.grad((out * weights).sum(), x))
 
     expected = [*results()]
     use_ours()
@@ -85,13 +89,35 @@ def test_focal_loss_as_by_mmdet(use_ours):
     use_ours()
     target = torch.tensor([0, 3, 2, 3, 1])  # 3: background
     one_hot = torch.nn.functional.one_hot(target, 4)[:, :3]
-    logits = torch.randn(5, 3).mul(5).requires_grad_()
-    for number in (5, 0):
-        arguments = dict(weight=torch.rand(number), gamma=1.5, alpha=0.3, reduction='mean')
-        found = losses.sigmoid_focal_loss(logits[:number], target[:number], **arguments)
-        expected = losses.py_sigmoid_focal_loss(logits[:number], one_hot[:number], **arguments)
-        grads = [torch.autograd.grad(loss, logits)[0] for loss in (found, expected)]
-        torch.testing.assert_close([found, grads[0]], [expected, grads[1]], equal_nan=True)
+    for dtype in (torch.float32, torch.float64):
+        logits = torch.randn(5, 3, dtype=dtype).mul(5).requires_grad_()
+        for number in (5, 0):
+            arguments = dict(weight=torch.rand(number), gamma=1.5, alpha=0.3, reduction='mean')
+            found = losses.sigmoid_focal_loss(logits[:number], target[:number], **arguments)
+            expected = losses.py_sigmoid_focal_loss(logits[:number], one_hot[:number], **arguments)
+            assert_close = torch.testing.assert_close
+            assert_close(found, expected, equal_nan=True)
+            grads = [torch.autograd.grad(loss, logits)[0] for loss in (found, expected)]
+            assert_close(*grads, equal_nan=True)
+
+
+@compiled
+@pytest.mark.parametrize('task', ['detection', 'retinanet'])
+def test_detectors_train_as_on_the_compiled_ones(use_ours, tmp_path, task):
+    """To the last bit: weights after two epochs, and what they score."""
+    toy_configs = pytest.importorskip('toy_configs')
+    toy_configs.make_data(task, tmp_path / 'data')
+
+    def train(name):
+        config = toy_configs.toy_config(task, tmp_path / 'data', tmp_path / name)
+        runner = Runner.from_cfg(config)
+        runner.train()
+        return runner.model.state_dict(), runner.test()
+
+    (state, scores), _ = train('compiled'), use_ours()
+    found_state, found_scores = train('ours')
+    assert_equal(found_state, state)
+    assert found_scores == scores and 'coco/bbox_mAP' in scores
 
 
 def test_a_missing_operator_is_named(use_ours):

@@ -11,7 +11,7 @@ from helpers import THIN
 from mmcare.export import export_model
 from mmcare.export.backends import BACKENDS
 from mmcare.export.source import IMAGENET
-from mmcare.export.verify import ExportError
+from mmcare.export.verify import ExportError, signal_to_noise
 
 pytest.importorskip('litert_torch')
 from ai_edge_litert.interpreter import Interpreter
@@ -63,6 +63,21 @@ def test_structure(exported):
         assert any(x['dtype'] == np.int8 for x in program.get_tensor_details()) == bool(end)
         kinds = {node['op_name'] for node in program._get_ops_details()}
         assert not {'BROADCAST_TO', 'ELU'} & kinds and {'CONV_2D', 'BATCH_MATMUL'} <= kinds
+
+
+@pytest.mark.parametrize('delegate', [True, False])
+def test_numbers(exported, delegate):
+    """As PyTorch's in float; in int8 not far, though pictures are few."""
+    out_dir, report, quantized = exported
+    image, network = smooth(5), thin_source(arch=TWO_HEADS).network
+    expected = network(image)
+    for entries in (report['litert'], quantized['litert']):
+        found = BACKENDS['litert'].open(out_dir / entries['file'], delegate).run(image)
+        assert min(signal_to_noise([expected], [found])) > (
+            15 if 'quantization' in entries else 100
+        )
+    assert max(report['litert']['deviations'].values()) < 1e-5
+    assert min(quantized['litert']['quantization']['snr'].values()) > 20
 
 
 class Large(torch.nn.Module):

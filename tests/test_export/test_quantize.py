@@ -7,7 +7,9 @@ from export_helpers import Shared, export_int8, smooth, thin_source
 from PIL import ExifTags, Image
 from torch import nn
 
+from mmcare.export.backends.executorch import decompose, quantize
 from mmcare.export.calibration import read_images
+from mmcare.export.rewrites import export_program
 from mmcare.export.verify import LEAST_SNR, ExportError
 
 
@@ -22,6 +24,25 @@ class Small(nn.Module):
 
     def forward(self, images):
         return (self.large(F.gelu(self.conv(images))),)
+
+
+def targets(program, word):
+    return [node for node in program.graph.nodes if word in str(node.target)]
+
+
+@torch.no_grad()
+def test_what_is_quantized():
+    """Nor is anything else; what is calibrated with shows in the results."""
+    small, image = Small().eval(), smooth(0)
+    program = decompose(export_program(small, image.shape))
+    found = {}
+    for scale in (1, 4):
+        quantized = quantize(program, [scale * image])
+        assert len(targets(quantized, 'dequantize_per_channel')) == 1  # weights of the first
+        assert len(targets(quantized, 'aten.convolution')) == 3  # pieces of the second
+        found[scale] = quantized.module()(image)[0]
+    error = {scale: (output - small(image)[0]).square().mean() for scale, output in found.items()}
+    assert 0 < error[1] < error[4]
 
 
 def test_shared_weights(tmp_path):

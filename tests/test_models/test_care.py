@@ -1,6 +1,7 @@
 """The backbone: agreement with the released network, sizes, precision, training, arguments."""
 
 import math
+from argparse import Namespace
 from copy import deepcopy
 
 import numpy as np
@@ -20,6 +21,7 @@ from helpers import (
 )
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmcare.compatibility import autocast_off
 from mmcare.models import CARE
 from mmcare.models.backbones.care import LinearAttention
 
@@ -193,3 +195,13 @@ def test_layer_depth():
 def test_bad_arguments(arguments, words):
     with pytest.raises(ValueError, match=words):
         CARE(**arguments)
+
+
+@pytest.mark.parametrize('name', ['is_autocast_enabled', 'is_autocast_npu_enabled'])
+def test_autocast_of_other_devices(monkeypatch, name):
+    """Before PyTorch 2.4 their own modules know whether it is on."""
+    monkeypatch.delattr(torch.amp, 'is_autocast_available', raising=False)
+    monkeypatch.setattr(torch, 'npu', Namespace(**{name: lambda: True}), raising=False)
+    monkeypatch.setattr(torch, 'autocast', lambda *args, **options: (args, options))
+    on_npu = Namespace(device=Namespace(type='npu'))
+    assert autocast_off(on_npu) == (('npu',), dict(enabled=False))
