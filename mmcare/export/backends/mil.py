@@ -138,6 +138,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
         (x.mT if transpose_x else x) @ (y.mT if transpose_y else y)
     ),
     'max_pool': _max_pool,
+    'minimum': lambda x, y: x.minimum(y),
     'mul': lambda x, y: x * y,
     'pad': _pad,
     'real_div': lambda x, y: x / y,
