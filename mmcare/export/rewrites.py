@@ -109,19 +109,28 @@ def _split(x: Tensor, size: int | list[int], dim: int = 0) -> list[Tensor]:
 
 
 def _mean(x: Tensor, dim: list[int], keepdim: bool = False, dtype: Any = None) -> Tensor:
-    if x.dim() != 3 or [axis % 3 for axis in dim] != [2] or not keepdim:
+    if x.dim() != 4 or dim != [1] or keepdim:
         return NotImplemented  # leaves it as it is
-    heads, channels, positions = x.shape
-    mean = x.reshape(heads, channels, 1, positions).mean((2, 3), True, dtype=dtype)
-    return mean.reshape(heads, channels, 1)
+    batch, number, rows, columns = x.shape
+    moved = x.reshape(batch, number, 1, rows * columns).permute(0, 3, 2, 1)
+    return moved.mean((2, 3), dtype=dtype).reshape(batch, rows, columns)
 
 
 def _amax(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    if x.dim() != 3 or len(dim) != 1 or not keepdim:
+    if not keepdim:
         return NotImplemented  # leaves it as it is
-    kernel = [x.shape[axis] if axis == dim[0] % 3 else 1 for axis in (1, 2)]
-    shape = [1 if axis == dim[0] % 3 else x.shape[axis] for axis in range(3)]
-    return aten.max_pool2d.default(x.reshape(1, *x.shape), kernel, kernel).reshape(shape)
+    if x.dim() == 4 and dim == [2, 3]:
+        return aten.max_pool2d.default(x, x.shape[2:], x.shape[2:])
+    if x.dim() == 3 and dim == [1]:
+        return aten.max_pool2d.default(x[None], [x.shape[1], 1], [x.shape[1], 1])[0]
+    return NotImplemented
+
+
+def _matmul(x: Tensor, y: Tensor) -> Tensor:
+    if x.dim() != 4 or x.shape[:2] != y.shape[:2]:
+        return NotImplemented  # leaves it as it is
+    product = aten.bmm.default(x.flatten(0, 1), y.flatten(0, 1))
+    return product.reshape(*x.shape[:3], y.shape[3])
 
 
 def _pad(x: Tensor, pad: list[int], mode: str = 'constant', value: float | None = None) -> Tensor:
@@ -176,6 +185,7 @@ EXECUTORCH: Table = {
     **COREML,
     **LITERT,
     aten.amax.default: _amax,
+    aten.matmul.default: _matmul,  # without expanding
     aten.mean.dim: _mean,
     aten.split.Tensor: _split,  # of chunks
     aten.split_with_sizes.default: _split,

@@ -31,19 +31,20 @@ class AveragedAttention(LinearAttention):
 
     def attend(self, query_key: Tensor, values: Tensor) -> Tensor:
         """Map (B, 2 * heads * C, H, W) and (B, heads * C, H, W) to (B * heads, C, H * W)."""
-        root = (values.shape[2] * values.shape[3]) ** -0.5
         # log(1 + x) <= x, so that this is x below 0, and log(1 + x) above.
         log_phi = torch.minimum(query_key, torch.log(query_key.relu() + 1.0))
-        queries, keys, values = map(self.split_heads, (*log_phi.chunk(2, dim=1), values))
-        peaks = keys.amax(2, keepdim=True)  # (B * heads, C, 1)
+        queries, keys = log_phi.chunk(2, dim=1)
+        peaks = keys.amax((2, 3), keepdim=True)
         keys = torch.exp(keys - peaks)
-        queries = queries + peaks
+        means = keys.mean((2, 3), keepdim=True).reshape(-1, 1, self.head_channels)
+        queries = self.split_heads(queries + peaks)
         largest = queries.amax(1, keepdim=True).clamp(min=math.log(self.eps))  # (B * heads, 1, N)
         queries = torch.exp(queries - largest)
         rest = torch.exp(math.log(self.eps) - largest)
-        context = torch.bmm(values * root, (keys * root).transpose(1, 2))  # (B * heads, C, C)
-        means = keys.mean(2, keepdim=True).transpose(1, 2)  # (B * heads, 1, C)
-        return torch.bmm(context, queries) / (torch.bmm(means, queries) + rest)
+        shape, root = (-1, self.head_channels, *values.shape[2:]), values.shape[3] ** -0.5
+        values, keys = (part.reshape(shape).transpose(1, 2) for part in (values, keys))
+        rows = torch.matmul(values * root, keys.transpose(2, 3)) * root  # (B * heads, H, C, C)
+        return torch.bmm(rows.mean(1), queries) / (torch.bmm(means, queries) + rest)
 
 
 def average_attention(network: nn.Module) -> None:

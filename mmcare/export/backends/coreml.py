@@ -68,9 +68,9 @@ def convert_coreml(spec: ExportSpec, precision: str = 'float16', target: str = '
     else:
         layout = getattr(ct.colorlayout, spec.normalization.channels)
         image = ct.ImageType(name='image', shape=spec.input_shape, color_layout=layout)
-    program = export_program(spec.network, spec.input_shape).run_decompositions(
-        {**torch.export.default_decompositions(), **COREML}
-    )
+    decompositions = {**torch.export.default_decompositions(), **COREML}
+    del decompositions[aten.matmul.default]  # ML Programs have it
+    program = export_program(spec.network, spec.input_shape).run_decompositions(decompositions)
     # ML Programs have log(x + 1) as one operator; the converter takes it from log1p alone.
     for node in program.graph.find_nodes(op='call_function', target=aten.log.default):
         (source,) = node.args
