@@ -70,7 +70,9 @@ class ExportSpec:
         _, channels, height, width = self.input_shape
         other = height + self.size_divisor, max(width - self.size_divisor, self.info.stride)
         image = draw_images(channels, other)['random']
-        return replace(self, dynamic=True, images={**self.images, 'random, another size': image})
+        network, images = deepcopy(self.network), {**self.images, 'random, another size': image}
+        average_attention(network, by_rows=False)
+        return replace(self, network=network, dynamic=True, images=images)
 
     def with_normalization(self) -> 'ExportSpec':
         """Take pixels from 0 to 255, which the network normalizes."""

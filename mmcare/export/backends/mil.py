@@ -153,6 +153,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'slice_by_index': _slice,
     'split': lambda x, split_sizes, axis: x.split(split_sizes, axis),
     'sub': lambda x, y: x - y,
+    'transpose': lambda x, perm: x.permute(perm),
     'upsample_bilinear': _upsample('bilinear'),
     'upsample_nearest_neighbor': _upsample('nearest'),
 }
