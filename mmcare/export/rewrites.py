@@ -113,7 +113,7 @@ def _mean(x: Tensor, dim: list[int], keepdim: bool = False, dtype: Any = None) -
         return NotImplemented  # leaves it as it is
     batch, number, rows, columns = x.shape
     moved = x.reshape(batch, number, 1, rows * columns).permute(0, 3, 2, 1)
-    return moved.mean((2, 3), dtype=dtype).reshape(batch, rows, columns)
+    return moved.mean((2, 3), True, dtype=dtype).reshape(batch, rows, columns)
 
 
 def _amax(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
@@ -122,7 +122,9 @@ def _amax(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     if x.dim() == 4 and dim == [2, 3]:
         return aten.max_pool2d.default(x, x.shape[2:], x.shape[2:])
     if x.dim() == 3 and dim == [1]:
-        return aten.max_pool2d.default(x[None], [x.shape[1], 1], [x.shape[1], 1])[0]
+        heads, channels, positions = x.shape
+        pooled = aten.max_pool2d.default(x.reshape(1, *x.shape), [channels, 1], [channels, 1])
+        return pooled.reshape(heads, 1, positions)
     return NotImplemented
 
 
