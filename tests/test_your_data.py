@@ -43,8 +43,9 @@ def mine(request, tmp_path, monkeypatch):
     (tmp_path / 'data').mkdir()
     if task == 'segmentor':
         shutil.move('masks_255', 'data/mine')
-        run_block('cv2.imwrite')
+        run_block('> 127')
         run_block('train.txt')
+        run_block("Path('look')")
     elif task == 'classifier':
         shutil.move('folders', 'data/mine')
         run_block("random.choices(['train'")
