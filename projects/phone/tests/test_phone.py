@@ -2,9 +2,12 @@
 
 import http.server
 import json
+import os
 import shutil
 import socket
 import ssl
+import subprocess
+import sys
 from functools import cache, partial
 from pathlib import Path
 from threading import Thread
@@ -358,6 +361,29 @@ def test_classes_stages_and_looks(exported, serve, phone, photos, tmp_path):
     until(page, 'stage4: channel', '#legend li')
 
 
+def test_scores_as_the_description_says(exported, serve, phone, photos):
+    """Of one label among several, of several labels at once, or none that is a probability."""
+    page = phone(serve(exported('classification', precision='int8')[0]).url)
+
+    def see(activation):
+        def change(route):
+            index = route.fetch().json()
+            index['files'][0]['about']['activation'] = activation
+            route.fulfill(json=index)
+
+        page.route('**/files.json', change)
+        page.reload()
+        page.wait_for_selector('#measure:enabled')
+        page.set_input_files('#photo', photos[0])
+        finish(page)
+        return page.eval_on_selector_all('meter', 'all => all.map((one) => one.value)')
+
+    softmax, sigmoid = torch.tensor(see('softmax')), torch.tensor(see('sigmoid'))
+    ratios = (sigmoid.logit() - sigmoid[0].logit()).exp()
+    torch.testing.assert_close(softmax / softmax[0], ratios, rtol=1e-3, atol=1e-6)
+    assert len(sigmoid) == 5 and not torch.isclose(softmax, sigmoid).any() and see(None) == []
+
+
 @pytest.mark.skipif(not shutil.which('node'), reason='no node')
 def test_numbers_in_node(tmp_path):
     """Statistics and NMS are NumPy's and torchvision's."""
@@ -415,6 +441,23 @@ def test_bad_input_is_one_sentence(exported, tmp_path):
             gather(files, runtimes)
     done = run(*SERVE, damaged, check=False)
     assert done.returncode == 2 and done.stderr.startswith('error: ') and 'cannot be' in done.stderr
+
+
+@pytest.mark.skipif(not RUNTIMES.exists(), reason='no runtimes (make phone)')
+def test_it_starts_where_stdout_is_not_unicode(exported):
+    command = [
+        sys.executable,
+        SERVE[1],
+        exported('retinanet', 'backbone')[1],
+        '--http',
+        '--port',
+        '0',
+    ]
+    environment = os.environ | dict(PYTHONIOENCODING='cp1252')
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as server:
+        lines = iter(server.stdout.readline, b'')
+        assert any(line.startswith(b'http://127.0.0.1') for line in lines)
+        server.terminate()
 
 
 @pytest.fixture
