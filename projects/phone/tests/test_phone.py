@@ -29,7 +29,6 @@ from serve import PhoneServer
 from toy_configs import make_data, toy_config
 
 from mmcare.export import export_model, load_source, open_exported
-from mmcare.export.calibration import read_images
 from mmcare.export.prediction import decode_boxes, prepare, read_labels
 
 SHAPE, HERE = (64, 96), Path(__file__).parent
@@ -305,52 +304,40 @@ def test_webgpu_in_software(exported, serve, phone):
     assert float(rows['deviation'][0]) < 1e-2 and not rows['median'][1]
 
 
-@torch.no_grad()
 @pytest.mark.parametrize('task', ['segmentation', 'retinanet', 'rtmdet'])
-def test_seen_as_by_the_toolbox(task, exported, serve, phone, photos):
-    """A photo becomes mmcv's tensor; from a tensor come mmseg's map and mmdet's boxes.
+def test_seen_as_in_python(task, exported, serve, phone, photos):
+    """The page prepares a photo and reads outputs as ``open_exported(file).predict(photo)`` does.
 
-    They are also those of ``open_exported(file).predict(photo)``.
+    The latter sees what the toolboxes see, see tests/test_export/test_prediction.py.
     """
     pixels = task == 'segmentation'  # from 0 to 255, taken by its .tflite; rtmdet takes BGR
-    *files, source = exported(task, input_kind='image' if pixels else 'tensor')
-    page, model, norm = phone(serve(*files).url), source.network.model, source.normalization
-    mean, std = torch.tensor([norm.mean, norm.std])[..., None, None]
-    tensors = read_images(source, SHAPE, len(photos), photos[0].parent)
-    programs = [open_exported(file) for file in files]
-    for photo, tensor in zip(photos, tensors, strict=True):
+    *files, _ = exported(task, input_kind='image' if pixels else 'tensor')
+    page, programs = phone(serve(*files).url), [open_exported(file) for file in files]
+    for photo in photos:
         page.set_input_files('#photo', photo)
         finish(page)
         assert page.query_selector_all('#legend li') and page.text_content('#steps')
-        for number, layout in enumerate([(0, 2, 3, 1), (0, 1, 2, 3)][-len(files) :]):
-            scaled = pixels and number == 0
-            given = tensor * std + mean if scaled else tensor
-            flat = given.permute(layout).flatten().tolist()
+        for number, program in enumerate(programs):
+            about, (taken,) = program.description, program.description['inputs']
+            image, size = prepare(mmcv.imread(photo), taken, SHAPE)
+            layout = (0, 2, 3, 1) if taken['layout'] == 'NHWC' else (0, 1, 2, 3)
+            flat = image.permute(layout).flatten().tolist()
             found = page.evaluate((HERE / 'seen.js').read_text(), [number, flat])
-            run, about = programs[number].run, programs[number].description
-            image, size = prepare(mmcv.imread(photo), about['inputs'][0], SHAPE)
-            for wanted in (flat, image.permute(layout).flatten()):
-                apart = np.abs(np.subtract(found['prepared'], wanted)).max()
-                assert apart * (1 if scaled else std.min()) < 1.1  # grey levels
+            apart = np.abs(np.subtract(found['prepared'], flat)).max()
+            assert apart * min(taken['std'] or [1]) < 1.1  # grey levels
             assert found['size'] == [*size]
             names = [output['name'] for output in about['outputs']]
-            outputs = dict(zip(names, map(torch.from_numpy, run(given)), strict=True))
-            metas = [dict(img_shape=SHAPE if pixels else size)]
+            outputs = dict(zip(names, map(torch.from_numpy, program.run(image)), strict=True))
             if pixels:
-                logits = model.decode_head.predict(model.extract_feat(tensor), metas, {})
-                labels = read_labels(outputs['logits'], *[SHAPE] * 3)
-                for wanted in (logits.argmax(1), labels):
-                    assert (wanted.flatten().numpy() == found['seen']).mean() > 0.999
+                labels = read_labels(outputs['logits'], SHAPE, SHAPE, SHAPE)
+                assert (labels.flatten().numpy() == found['seen']).mean() > 0.999
                 continue
-            (boxes,) = model.bbox_head.predict_by_feat(*model(tensor), batch_img_metas=metas)
-            decoded = decode_boxes(outputs, about['decode'], size)
-            for one in (dict(boxes.items(), boxes=boxes.bboxes), decoded):
-                rows = [one['boxes'], one['scores'][:, None], one['labels'][:, None]]
-                wanted = torch.cat(rows, 1)
-                assert len(found['seen']) == len(wanted) > 0
-                for row in wanted[wanted[:, 4] > wanted[-1, 4] + 1e-5]:  # equal ones may differ
-                    apart = (torch.tensor(found['seen']) - row).abs()
-                    assert (apart < torch.tensor([0.5] * 4 + [1e-4, 1e-9])).all(1).any()
+            boxes, scores, labels = decode_boxes(outputs, about['decode'], size).values()
+            wanted = torch.cat([boxes, scores[:, None], labels[:, None]], 1)
+            assert len(found['seen']) == len(wanted) > 0
+            for row in wanted[wanted[:, 4] > wanted[-1, 4] + 1e-5]:  # equal ones may differ
+                apart = (torch.tensor(found['seen']) - row).abs()
+                assert (apart < torch.tensor([0.5] * 4 + [1e-4, 1e-9])).all(1).any()
 
 
 def test_classes_stages_and_looks(exported, serve, phone, photos, tmp_path):
