@@ -156,11 +156,16 @@ class Backend:
         norm: Any = spec.normalization
         mean = [*norm.mean] if norm else None
         normalized = spec.input_kind == 'tensor'
+        padding = [0.0] * spec.input_shape[1] if normalized else mean
+        if norm and norm.padding:
+            values = zip(norm.padding, norm.mean, norm.std, strict=True)
+            padding = [(value - shift) / scale for value, shift, scale in values]
+            padding = padding if normalized else [*norm.padding]
         tensors[0] |= dict(
             kind=spec.input_kind,
             mean=mean if normalized else None,
             std=[*norm.std] if norm and normalized else None,
-            padding=[0.0] * spec.input_shape[1] if normalized else mean,
+            padding=padding,
             channels=norm and norm.channels,
             resize=spec.resize,
         )
