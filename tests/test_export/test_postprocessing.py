@@ -1,0 +1,197 @@
+"""Results in files: probabilities, maps of labels, and boxes are those of the toolboxes."""
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from export_helpers import SHAPE
+from mmengine.config import Config
+from mmseg.structures import SegDataSample
+from test_decoding import load
+from test_whole_models import CONFIGS
+
+from mmcare.export import export_model, load_source
+from mmcare.export.backends import BACKENDS, open_exported
+from mmcare.export.decoding import read_detections
+from mmcare.export.postprocessing import Boxes, LabelMap, Style
+
+CLASSES = ['a', 'b', 'c', 'd', 'e']
+STYLES = [backend.style for backend in BACKENDS.values()]
+
+
+def detector(folder, name='RetinaNet'):
+    source = load(folder, name)
+    head = source.network.model.bbox_head
+    head.test_cfg.update(nms_pre=1000, score_thr=0.3, nms=dict(type='nms', iou_threshold=0.5))
+    head.test_cfg.max_per_img = 20
+    for parameter in head.parameters():
+        if parameter.dim() > 1:  # so that scores differ
+            parameter.normal_(0, 0.3)
+    return source
+
+
+@pytest.mark.parametrize('name', ['RetinaNet', 'FCOS', 'RTMDet', 'ATSS'])
+@pytest.mark.parametrize('style', STYLES, ids=list(BACKENDS))
+def test_boxes_are_those_of_mmdet(tmp_path, name, style):
+    network = detector(tmp_path, name).network
+    head, raw = network.model.bbox_head, network(torch.randn(1, 3, *SHAPE))
+    maps = [list(raw[start : start + 3]) for start in range(0, len(raw), 3)]
+    meta = dict(img_shape=SHAPE, scale_factor=(1.0, 1.0))
+    (expected,) = head.predict_by_feat(*maps, batch_img_metas=[meta])
+    expected = expected[expected.scores > 0.3]  # mmdet's threshold ignores the centerness
+    decoder = Boxes(head, raw, SHAPE, 20, style)
+    found = [x.numpy() for x in decoder(raw)]
+    assert decoder.deviation(raw, found) < 1e-5
+    outputs = [
+        dict(entry, shape=[*x.shape]) for entry, x in zip(decoder.outputs, found, strict=True)
+    ]
+    description = dict(decoder.metadata, outputs=outputs)
+    boxes, scores, labels = read_detections(description, found)
+    if description['nms'] == 'inside':
+        assert outputs[0]['shape'] == [1, 20, 4]
+        wanted = expected.bboxes, expected.scores, expected.labels
+        for mine, theirs in zip((boxes, scores, labels), wanted, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0, check_dtype=False)
+    else:
+        everything = dict(head.test_cfg, nms_pre=100_000, score_thr=0.3)
+        (expected,) = head.predict_by_feat(
+            *maps, batch_img_metas=[meta], cfg=Config(everything), with_nms=False
+        )
+        assert len(boxes) == (expected.scores > 0.3).sum() > 5
+        order = [torch.argsort(x, descending=True)[:5] for x in (scores, expected.scores)]
+        torch.testing.assert_close(boxes[order[0]], expected.bboxes[order[1]])
+
+
+def test_nms_of_long_chains():
+    """Each box overlaps the next alone: every other one stays."""
+    decoder = Boxes.__new__(Boxes)
+    torch.nn.Module.__init__(decoder)
+    starts = torch.arange(14.0)[:, None] / 28
+    boxes = torch.cat([starts, 0 * starts, starts + 0.1, 0 * starts + 1], 1)
+    scores, labels = torch.linspace(1, 0.5, 14), torch.zeros(14)
+    decoder.iou = 0.4
+    kept = {}
+    for nms in ('matrix', 'operator'):
+        decoder.style = Style(nms=nms)
+        kept[nms] = decoder.suppress(boxes, scores, labels).tolist()
+    assert kept['matrix'] == kept['operator'] == [1.0, 0.0] * 7
+
+
+def spoil(results, how):
+    boxes, scores, labels = (x.clone() for x in results)
+    if how == 'moved':
+        boxes[0, 0] += 5
+    elif how == 'doubled':
+        for x in (boxes, scores, labels):
+            x[0, 1] = x[0, 0]
+    elif how == 'best missing':
+        boxes, scores, labels = (x.roll(-1, 1) for x in (boxes, scores, labels))
+        scores[0, -1] = 0
+    elif how == 'class':
+        labels = 1 - labels
+    else:
+        scores = scores * float('nan')
+    return boxes, scores, labels
+
+
+@pytest.mark.parametrize('how', ['moved', 'doubled', 'best missing', 'class', 'nan'])
+def test_wrong_boxes_are_found(tmp_path, how):
+    network = detector(tmp_path).network
+    raw = network(torch.randn(1, 3, *SHAPE))
+    decoder = Boxes(network.model.bbox_head, raw, SHAPE, 20, Style())
+    assert not decoder.deviation(raw, spoil(decoder(raw), how)) < 1e-2
+
+
+@pytest.mark.parametrize('channels', [1, 5])
+def test_labels_are_those_of_mmseg(tmp_path, channels):
+    path = tmp_path / 'fpn.py'
+    text = CONFIGS['fpn']
+    if channels == 1:
+        text = text.replace('num_classes=5', 'num_classes=2, out_channels=1, threshold=0.45')
+    path.write_text(text)
+    model = load_source(path, part='model').network.model
+    logits = torch.randn(1, channels, 16, 24)
+    meta = [dict(img_shape=SHAPE)]
+    resized = model.decode_head.predict_by_feat(logits, meta)
+    sample = SegDataSample(metainfo=dict(ori_shape=SHAPE, img_shape=SHAPE))
+    (expected,) = model.postprocess_result(resized, [sample])
+    for dtype in (torch.uint8, torch.int32, torch.float32):
+        decoder = LabelMap(model.decode_head, channels, SHAPE, dtype)
+        (found,) = decoder([logits])
+        assert found.dtype == dtype and torch.equal(found.long(), expected.pred_sem_seg.data.long())
+        assert decoder.deviation([logits], [found.numpy()]) < 1e-6
+        assert decoder.deviation([logits], [(found.numpy() + 1) % max(channels, 2)]) > 0.01
+    assert decoder.metadata == (dict(threshold=0.45) if channels == 1 else {})
+
+
+def source_of(name, folder):
+    if name == 'RetinaNet':
+        source = detector(folder)
+    else:
+        path = folder / f'{name}.py'
+        path.write_text(CONFIGS[name])
+        source = load_source(path, part='model')
+    classes = CLASSES[:2] if name == 'RetinaNet' else CLASSES
+    source.metadata.update(classes=classes, palette=[[1, 2, 255]] * len(classes))
+    return source
+
+
+@pytest.mark.parametrize('name', ['classifier', 'fpn', 'RetinaNet'])
+@pytest.mark.parametrize(
+    'backend', ['onnx', *(pytest.param(name, marks=pytest.mark.slow) for name in BACKENDS)]
+)
+def test_export(tmp_path, name, backend):
+    """The export itself compares results with PyTorch's, or raises."""
+    for package in BACKENDS[backend].packages:
+        pytest.importorskip(package)
+    source = source_of(name, tmp_path)
+    report = export_model(source, tmp_path, SHAPE, (backend,), outputs='decoded')[backend]
+    assert '_model_64x96_decoded' in report['file'] and 'decode' not in report
+    kinds = dict(classifier=['probabilities'], fpn=['labels'])
+    nms = backend in ('onnx', 'executorch', 'litert')
+    found = kinds.get(name, ['boxes', 'scores', 'labels', 'count'][: 3 + (backend == 'litert')])
+    found = found if nms or name != 'RetinaNet' else found[:2]
+    assert [output['kind'] for output in report['outputs']] == found
+    opened = open_exported(tmp_path / report['file'])
+    outputs = opened.run(torch.full((1, 3, *SHAPE), 0.5))
+    shapes = [output['shape'] for output in report['outputs']]
+    assert [[*output.shape] for output in outputs] == shapes
+    assert opened.description['outputs'] == report['outputs']
+    if name == 'fpn' and backend in ('onnx', 'executorch', 'litert'):
+        assert outputs[0].dtype == np.uint8
+    if name == 'classifier':
+        assert outputs[0].sum() == pytest.approx(1, abs=1e-2)
+
+
+@pytest.mark.slow
+def test_core_ml_says_what_vision_and_xcode_look_for(tmp_path):
+    options = dict(shape=SHAPE, formats=('coreml',), outputs='decoded', author='A', license='B')
+    specs = {}
+    for name in ('classifier', 'fpn', 'RetinaNet'):
+        file = export_model(source_of(name, tmp_path), tmp_path, **options)['coreml']['file']
+        specs[name] = ct.utils.load_spec(str(tmp_path / file))
+        metadata = specs[name].description.metadata
+        assert (metadata.author, metadata.license) == ('A', 'B')
+    assert specs['classifier'].description.predictedFeatureName == 'classLabel'
+    preview = specs['fpn'].description.metadata.userDefined
+    assert preview['com.apple.coreml.model.preview.type'] == 'imageSegmenter'
+    assert '#0102ff' in preview['com.apple.coreml.model.preview.params']
+    program, nms = specs['RetinaNet'].pipeline.models
+    assert [x.name for x in nms.description.output] == ['coordinates', 'confidence']
+    assert [x.name for x in program.description.output] == ['coordinates', 'confidence']
+    settings = nms.nonMaximumSuppression
+    assert [*settings.stringClassLabels.vector] == ['a', 'b'] and settings.iouThreshold == 0.5
+
+
+def test_what_cannot_be_decoded(tmp_path):
+    for source, options, words in (
+        (load_source('s0'), dict(outputs='decoded'), 'is for --part model'),
+        (load(tmp_path, 'YOLOX'), dict(outputs='decoded'), 'YOLOXHead has a decoding of its own'),
+        (load_source('s0'), dict(max_detections=9), '--max-detections is for --outputs decoded'),
+        (detector(tmp_path), dict(outputs='decoded', formats=('ncnn',), max_detections=9), 'onnx'),
+    ):
+        with pytest.raises(ValueError, match=words):
+            export_model(
+                source, tmp_path / 'out', SHAPE, **dict(dict(formats=('onnx',)), **options)
+            )
+    assert not (tmp_path / 'out').exists()
