@@ -97,7 +97,8 @@ class ChannelsLast(nn.Module):
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         """Map an image to outputs by name."""
-        outputs = self.program(image.float().permute(0, 3, 1, 2))
+        image = image if image.is_floating_point() else image.float()
+        outputs = self.program(image.permute(0, 3, 1, 2))
         outputs = [x.permute(0, 2, 3, 1) if x.dim() == 4 else x for x in outputs]
         return dict(zip(self.names, outputs, strict=True))
 

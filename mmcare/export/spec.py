@@ -64,6 +64,7 @@ class ExportSpec:
         divisor = self.size_divisor if self.dynamic else None
         return rewrites.export_program(self.network, self.input_shape, divisor)
 
+    @torch.no_grad()
     def reference_outputs(self, name: str) -> Sequence[Tensor]:
         """Compute the reference's outputs for one of the images, once for all files.
 
