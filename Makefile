@@ -33,13 +33,8 @@ define make_environment
 endef
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: .venv .venv-mmcv .venv-onedl bench demo demo-seg dist docs help install lint phone test test-core \
+.PHONY: .venv .venv-mmcv .venv-onedl bench demo demo-seg dist docs help install lint phone test test-arm test-core \
 	test-mmcv test-onedl test-phone test-third-party test-slow test-torch2.0 test-torch2.1 typecheck
-=======
-.PHONY: .venv .venv-onedl bench demo demo-seg dist docs help install lint phone test test-onedl \
-	test-arm test-phone test-reach test-slow test-torch2.0 test-torch2.1 typecheck
->>>>>>> wt-arm
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile

@@ -55,7 +55,7 @@ def parse_args() -> argparse.Namespace:
     return arguments
 
 
-def build(arch: str, option: str) -> nn.Module | None:
+def build(arch: str, option: str, **options: Any) -> nn.Module | None:
     """Build a network in training mode; None if it does not have the option."""
     parts = option.split('+')
     chosen = {key: value for part in parts for key, value in ARGUMENTS.get(part, {}).items()}
@@ -66,7 +66,7 @@ def build(arch: str, option: str) -> nn.Module | None:
         return None
     else:
         timm = require('timm', 'the training benchmark', 'bench')
-        network = timm.create_model(arch, features_only=True)
+        network = timm.create_model(arch, features_only=True, **options)
     if 'channels_last' in parts:
         network.to(memory_format=torch.channels_last)
     if 'compiled' in parts:

@@ -1,7 +1,4 @@
-"""Convert checkpoints between published files and those of MM toolboxes, and fuse them.
-
-Only tools/convert_checkpoint.py and tools/reparameterize_model.py import this module.
-"""
+"""Convert checkpoints between published files and those of MM toolboxes, and fuse them."""
 
 from __future__ import annotations
 

@@ -63,12 +63,15 @@ get_compiling_cuda_version = get_compiler_version
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
     """Return the indices (K,) of the boxes (N, 4) that are kept, by falling score.
 
-    As MMCV's, it takes boxes and scores of two dtypes, which autocast makes.
+    As MMCV's, it takes boxes and scores of two dtypes, which autocast makes, and of equal scores
+    keeps the box that comes first in PyTorch's own order, which is not that of the input.
     """
     if offset:
         raise NotImplementedError(f'nms with offset=1 {COMPILE}')
     dtype = torch.promote_types(boxes.dtype, scores.dtype)
-    return torchvision.ops.nms(boxes.to(dtype), scores.to(dtype), iou_threshold)
+    scores, order = scores.sort(0, descending=True)
+    kept = torchvision.ops.nms(boxes[order].to(dtype), scores.to(dtype), iou_threshold)
+    return order[kept]
 
 
 def roi_align_forward(

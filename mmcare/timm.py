@@ -101,7 +101,8 @@ class CAREClassifier(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         """Map images (B, in_chans, H, W) to the last map (B, C, H / 32, W / 32), rounded up."""
         maps = self.backbone(x)
-        return [identity(features) for identity, features in zip(self.maps, maps)][-1]
+        # Indices, since torch.fx cannot iterate over the maps.
+        return [identity(maps[index]) for index, identity in enumerate(self.maps)][-1]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Any:
         """Map (B, C, H, W) to logits (B, K), the mean of both heads, or to their input (B, C)."""

@@ -1,1 +1,1 @@
-__version__ = '1.0.0rc5'
+__version__ = '1.0.0rc6'

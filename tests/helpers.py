@@ -182,16 +182,13 @@ def _draw(key, shape):
     return drawn.astype(np.float32)
 
 
-def published_forward(weights, variant, image, identity_kernel=False):
+def published_forward(weights, variant, image):
     """Compute the four stage outputs of an image whose sides are multiples of 32.
 
     All in the dtype of the image and in the released order: phi(k)^T v is summed over all
     positions before it is divided by their number.
     """
-    weights = {
-        key: value.to(image.dtype) if value.is_floating_point() else value
-        for key, value in weights.items()
-    }
+    weights = {key: value.to(image.dtype) for key, value in weights.items()}
 
     def conv(name, x, **options):
         return F.conv2d(x, weights[f'{name}.weight'], weights[f'{name}.bias'], **options)
@@ -201,13 +198,8 @@ def published_forward(weights, variant, image, identity_kernel=False):
         return conv(name, x, padding=(height // 2, width // 2), groups=x.shape[1])
 
     def norm(name, x):
-        return F.batch_norm(
-            x,
-            weights[f'{name}.running_mean'],
-            weights[f'{name}.running_var'],
-            weights[f'{name}.weight'],
-            weights[f'{name}.bias'],
-        )
+        kinds = ('running_mean', 'running_var', 'weight', 'bias')
+        return F.batch_norm(x, *(weights[f'{name}.{kind}'] for kind in kinds))
 
     def attention(name, x, head):
         batch, channels, height, width = x.shape
@@ -217,12 +209,9 @@ def published_forward(weights, variant, image, identity_kernel=False):
             for part in (query, key, x)
         )
         number = height * width
-        if identity_kernel:
-            out = query @ (key.transpose(2, 3) @ value / number)
-        else:
-            query, key = F.elu(query) + 1, F.elu(key) + 1
-            scale = query @ key.mean(2, keepdim=True).transpose(2, 3) + 1e-6
-            out = query @ (key.transpose(2, 3) @ value / number) / scale
+        query, key = F.elu(query) + 1, F.elu(key) + 1
+        scale = query @ key.mean(2, keepdim=True).transpose(2, 3) + 1e-6
+        out = query @ (key.transpose(2, 3) @ value / number) / scale
         return out.transpose(2, 3).reshape(x.shape)
 
     def inter(name, x, closing=True):
@@ -242,14 +231,11 @@ def published_forward(weights, variant, image, identity_kernel=False):
             memory, wide, near, far = state.split(group, 1)
             mixer = f'{name}.token_mixer'
             if stage < 2:
-                wide = depthwise(f'{mixer}.dwconvatt_1', wide) + depthwise(
-                    f'{mixer}.dwconvatt_2', wide
-                )
+                wide = sum(depthwise(f'{mixer}.dwconvatt_{index}', wide) for index in (1, 2))
             else:
                 wide = attention(mixer, wide, HEAD_CHANNELS[stage])
-            features = torch.cat(
-                [wide, depthwise(f'{mixer}.dwconv1', near), depthwise(f'{mixer}.dwconv2', far)], 1
-            )
+            near, far = depthwise(f'{mixer}.dwconv1', near), depthwise(f'{mixer}.dwconv2', far)
+            features = torch.cat([wide, near, far], 1)
             features = inter(f'{name}.inter_layer.inter1', features)
             mixed = torch.cat([memory, features], 1)
             last = stage == 3 and block == depth - 1

@@ -1,7 +1,6 @@
 """The benchmarks: what is fused, run, counted and written. No time is asserted."""
 
 import json
-import re
 import sys
 
 import pandas as pd
@@ -13,15 +12,14 @@ from torch import nn
 sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
 
 import accuracy
+import counts
 import latency
 import operators
-import sweep
 import training
 
 from mmcare.export import export_model
-from mmcare.export.backends import BACKENDS, open_exported
+from mmcare.export.backends import open_exported
 from mmcare.export.source import IMAGENET, Network, Source
-from mmcare.export.spec import ExportSpec, draw_images
 from mmcare.models.deployment import BackboneInfo
 
 
@@ -130,30 +128,6 @@ def test_ratios_and_pareto_line():
     assert 'had 0.50 of a core' in text and '| 30.0 (2.00)' in text and '**9.0** (0.90)' in text
 
 
-def test_recordings_of_phones(tmp_path):
-    """Other files are tabled; only those of the peers have an accuracy to draw."""
-    times = dict(s0=[10.0, 12.0], resnet18=[20.0, 21.0], mine=[5.0, 6.0])
-    recording = planted() | dict(settings=dict(shape=[64, 64], runs=2, threads='threads as named'))
-    recording |= dict(milliseconds={'litert-wasm': times, 'litert-webgpu': dict(mine=[1.0, 2.0])})
-    del recording['processor_share']
-    latency.write(recording, tmp_path)
-    rows = pd.read_csv(tmp_path / 'latency.csv')
-    assert list(rows['label']) == ['CARE-S0', 'ResNet18', 'mine', 'mine']
-    assert list(rows['x_care'][:2]) == [1, 1.875]
-    table = latency.latency_table(recording, 'litert-wasm')  # a file without an accuracy is first
-    assert list(table.index[table['pareto']]) == ['s0']
-    assert [path.name for path in tmp_path.glob('*.png')] == ['accuracy_litert-wasm.png']
-
-
-def test_the_page_shows_the_recording():
-    """docs/latency.md itself draws its pictures again."""
-    page = (ROOT / 'docs/latency.md').read_text()
-    (file,) = re.findall(r'--from-recording (\S+)', page)
-    recorded = latency.markdown(json.loads((ROOT / file).read_text()))
-    assert recorded.split('\n\n')[1] in page and recorded.split('\n\n')[3] in page
-    assert latency.PEERS['link'].str.startswith('https://').all()
-
-
 def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
     source = Source('thin', 'random', Network(thin_backbone()), IMAGENET)
     report = export_model(source, tmp_path, (64, 64), ('onnx', 'executorch'))
@@ -173,37 +147,6 @@ def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
         call(operators, monkeypatch, files[0], '--out-dir', tmp_path / 'other')
 
 
-def test_operators_outside_delegates(tmp_path):
-    """Here cumsum, which XNNPACK does not have, between two additions."""
-
-    class Summed(nn.Module):
-        def forward(self, image):
-            sums = (image + image).cumsum(3)
-            return (sums + sums,)
-
-    metadata = dict(name='summed', part='backbone', shape=(8, 8))
-    images = draw_images(3, (8, 8))
-    spec = ExportSpec(Summed(), Summed(), ['sum'], (1, 3, 8, 8), images, metadata=metadata)
-    report = BACKENDS['executorch'].export(spec, tmp_path)
-    path = tmp_path / report['file']
-    assert report['delegates'] == 2 and report['outside'] == {'aten_cumsum_default': 1}
-    kinds = list(operators.read_executorch(path, torch.zeros(1, 3, 8, 8), 2)['kind'])
-    assert 'native_call_cumsum.out' in kinds and 'OPERATOR_CALL' not in kinds
-
-
-def test_time_per_megapixel(tmp_path, monkeypatch):
-    for side, ms in ((512, 8.0), (256, 1.0)):
-        recording = planted(s0=[ms] * 3, resnet18=[2 * ms] * 3)
-        recording['settings']['shape'] = [side, side]
-        (tmp_path / f'{side}.json').write_text(json.dumps(recording))
-    call(sweep, monkeypatch, *sorted(tmp_path.glob('*.json')), '--out-dir', tmp_path)
-    assert (tmp_path / 'sweep.png').stat().st_size > 10_000
-    table, _ = sweep.read(sorted(tmp_path.glob('*.json')), 'xnnpack')
-    expected = {256: 1 / 0.256**2, 512: 8 / 0.512**2}
-    assert table['CARE-S0'].to_dict() == pytest.approx(expected)
-    assert table['ResNet18'].to_dict() == pytest.approx({k: 2 * v for k, v in expected.items()})
-
-
 def test_bytes_that_are_kept_are_counted_once():
     """By hand: a convolution keeps its input, GELU its own, a product both factors."""
 
@@ -218,6 +161,22 @@ def test_bytes_that_are_kept_are_counted_once():
 
     kept = 3 + 4 + 4  # image, before GELU, after GELU: channels of 2 x 64 positions
     assert training.bytes_kept(Network(), torch.rand(2, 3, 8, 8), 'float32') == kept * 2 * 64 * 4
+
+
+def test_kernels_of_a_step(tmp_path, monkeypatch):
+    """By hand: convolution and ReLU, mean, stack and sum; 4 kernels of gradients."""
+
+    class Network(nn.Sequential):
+        def forward(self, images):
+            return (super().forward(images),)
+
+    network = Network(nn.Conv2d(3, 8, 1), nn.ReLU())
+    assert counts.count(network, torch.zeros(2, 3, 8, 8), 'float32')[0] == 5 + 4
+    assert network[0].weight.grad is None
+    call(counts, monkeypatch, 's0', '--shape', 64, 64, '--out-dir', tmp_path)
+    table = pd.read_csv(tmp_path / 'counts.csv').set_index('precision')
+    assert table['kernels']['bfloat16'] > table['kernels']['float32']  # casts
+    assert table['GB']['bfloat16'] < table['GB']['float32']
 
 
 def test_training_steps_side_by_side(tmp_path, monkeypatch):

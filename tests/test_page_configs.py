@@ -78,7 +78,8 @@ def test_your_own_mixer():
     from helpers import THIN
     from mmengine.registry import MODELS
 
-    exec(FILES['my_mixer.py'], {'__name__': 'my_mixer'})
+    if 'PoolingCARE' not in MODELS:  # the page itself is a test that may have run before
+        exec(FILES['my_mixer.py'], {'__name__': 'my_mixer'})
     model = MODELS.build(dict(type='PoolingCARE', arch=THIN, layer_scale_init_value=0.1))
     model.init_weights()
     kinds = [type(stage.blocks[0].mixer.global_learner).__name__ for stage in model.stages]
@@ -131,6 +132,7 @@ def train_briefly(toolbox, name):
     if 'size' in config.model.data_preprocessor:  # images are padded to the crop
         config.model.data_preprocessor.size = (HEIGHT, WIDTH)
     weights = torch.load('renamed.pth')
+    config.model.backbone.drop_path_rate = 0.0  # or a block may rest in the only step
     loaded = []
     for prefix in ({}, dict(prefix='backbone.')):
         config.model.backbone.init_cfg.update(prefix)

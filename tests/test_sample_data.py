@@ -80,21 +80,3 @@ def test_ade20k_in_mmseg(directories):
         assert 0 < (labels == 255).mean() < 0.3, 'a part is unlabelled'
         seen |= {names[label] for label in np.unique(labels) if label != 255}
     assert seen == ADE20K_NAMES
-
-
-@pytest.mark.parametrize('listed', [True, False])
-def test_imagenet_in_mmpretrain(listed, directories):
-    from mmpretrain.datasets import ImageNet
-    from mmpretrain.datasets.categories import IMAGENET_CATEGORIES
-
-    directory = directories[make_imagenet]
-    for split, count in (('train', 24), ('val', 8)):
-        ann_file = f'meta/{split}.txt' if listed else ''
-        dataset = ImageNet(str(directory), split, data_prefix=split, ann_file=ann_file)
-        assert len(dataset) == count
-        items = [dataset.get_data_info(index) for index in range(count)]
-        folders = {item['img_path'].split('/')[-2]: item['gt_label'] for item in items}
-        expected = ['airliner', 'baseball', 'kite', 'starfish, sea star']
-        if listed:
-            assert sorted(IMAGENET_CATEGORIES[label] for label in folders.values()) == expected
-        assert len(folders) == 4

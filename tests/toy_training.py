@@ -90,14 +90,7 @@ def collate(batch):
 
 
 def build(
-    work_dir,
-    by_epoch=True,
-    checkpoint=(),
-    hooks=(),
-    exact=True,
-    loader=(),
-    kind=Runner,
-    **options,
+    work_dir, by_epoch=True, checkpoint=(), hooks=(), exact=True, loader=(), kind=Runner, **options
 ):
     """Build a runner for all epochs, or as many iterations."""
     interval = 1 if by_epoch else ITERATIONS
@@ -116,16 +109,13 @@ def build(
         train_cfg=dict(by_epoch=by_epoch, val_interval=interval, **length),
         optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.05)),
         param_scheduler=dict(type='LinearLR', start_factor=0.1, end=12, by_epoch=False),
-        val_dataloader=in_order,
-        val_cfg=dict(type=Validation),
-        val_evaluator=[],
-        test_dataloader=in_order,
-        test_cfg=dict(type=Validation),
-        test_evaluator=[],
         randomness=dict(seed=3),
         default_hooks=dict(checkpoint={**saving, **dict(checkpoint)}),
         custom_hooks=[*[dict(type='mmcare.ExactResumeHook')] * exact, *hooks],
     )
+    for mode in ('val', 'test'):
+        evaluation = dict(dataloader=in_order, cfg=dict(type=Validation), evaluator=[])
+        arguments.update({f'{mode}_{key}': value for key, value in evaluation.items()})
     build.count += 1
     return kind(**{'model': Model(), **arguments, **options})
 
@@ -208,9 +198,8 @@ def kill_and_resume(work_dir, moment, **arguments):
     hooks = [StopAt(moment['iteration'], kill=True)] if 'iteration' in moment else []
     killed = run(work_dir, moment.get('event'), hooks=hooks, **arguments)
     left = names(work_dir)
-    return dict(
-        moment=moment, killed=killed, left=left, resumed=run(work_dir, resume=True, **arguments)
-    )
+    resumed = run(work_dir, resume=True, **arguments)
+    return dict(moment=moment, killed=killed, left=left, resumed=resumed)
 
 
 def main(folder):
@@ -221,13 +210,11 @@ def main(folder):
         whole = run(folder / name, by_epoch=by_epoch)
         moments = [dict(event=event) for event in range(whole['events'], 0, -step)]
         moments.append(dict(iteration=2 * ITERATIONS + 2))
-        report[name] = dict(
-            whole=whole,
-            runs=[
-                kill_and_resume(folder / f'{name}_{index}', moment, by_epoch=by_epoch)
-                for index, moment in enumerate(moments)
-            ],
-        )
+        runs = [
+            kill_and_resume(folder / f'{name}_{index}', moment, by_epoch=by_epoch)
+            for index, moment in enumerate(moments)
+        ]
+        report[name] = dict(whole=whole, runs=runs)
     print(json.dumps(report))
 
 

@@ -31,7 +31,8 @@ except KeyboardInterrupt:
     print('stopped: nothing is written', file=sys.stderr)
     sys.exit(130)
 
-SHOWN = 'file', 'bytes', 'delegates', 'outside', 'deviations', 'quantization', 'runtime', 'pictures'
+SHOWN = 'file', 'bytes', 'delegates', 'outside', 'deviations', 'quantization', 'runtime'
+SHOWN += 'pictures', 'resize', 'names'
 
 OPTIONS = {
     name: option for backend in BACKENDS.values() for name, option in backend.options.items()
@@ -56,8 +57,8 @@ def parse_args() -> argparse.Namespace:
         'raw maps of a detector; default: backbone'
     )
     add('--part', choices=PARTS, default='backbone', help=help_part)
-    help_shape = 'of the images; default: 512 512'
-    add('--shape', type=int, nargs=2, default=(512, 512), metavar=('H', 'W'), help=help_shape)
+    help_shape = "of the images; default: the test pipeline's, rounded up to 32; 512 512 of an arch"
+    add('--shape', type=int, nargs=2, metavar=('H', 'W'), help=help_shape)
     endings = ', '.join(f'{name}: {backend.ending}' for name, backend in BACKENDS.items())
     help_format = f'{endings}; default: coreml onnx'
     add('--format', nargs='+', choices=BACKENDS, default=('coreml', 'onnx'), help=help_format)
@@ -118,7 +119,7 @@ def main() -> None:
             reports = export_model(
                 load_source(arguments.source, arguments.checkpoint, arguments.part),
                 arguments.out_dir,
-                shape=tuple(arguments.shape),
+                shape=arguments.shape and tuple(arguments.shape),
                 formats=tuple(arguments.format),
                 input_kind=arguments.input,
                 outputs=arguments.outputs,
@@ -136,7 +137,9 @@ def main() -> None:
     for report in reports.values():
         shown = {key: report[key] for key in SHOWN if key in report}
         print(yaml.safe_dump(shown, sort_keys=False, default_flow_style=None, width=100))
-    print(f'Written to {arguments.out_dir}; what other libraries print is in {log}')
+    height, width = report['shape']
+    print(f'Written to {arguments.out_dir}, for images of height {height} and width {width}')
+    print(f'What other libraries print is in {log}')
 
 
 if __name__ == '__main__':

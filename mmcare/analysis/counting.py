@@ -35,30 +35,6 @@ PARTS = {
     'head': 'head',
 }
 
-# Table, shipped config, side of the image, and the paper's GMACs and million parameters as printed.
-PAPER_ROWS = (
-    (2, 'imagenet/care_s0_in1k', 512, '3.8', ''),
-    (2, 'imagenet/care_s1_in1k', 512, '5.4', ''),
-    (2, 'imagenet/care_s2_in1k', 512, '10.1', ''),
-    (3, 'ablation/care_s2_symmetric_in1k', 224, '2.0', '19.7'),
-    (3, 'ablation/care_s2_stacked_in1k', 224, '2.1', '20.9'),
-    (3, 'ablation/care_s2_global_only_in1k', 224, '2.0', '20.7'),
-    (3, 'imagenet/care_s2_in1k', 224, '1.9', '19.5'),
-    (4, 'ablation/care_s0_no_inter1_in1k', 224, '0.5', '5.5'),
-    (4, 'ablation/care_s0_no_inter2_in1k', 224, '0.3', '2.7'),
-    (4, 'ablation/care_s0_no_memory_in1k', 224, '0.5', '5.4'),
-    (4, 'imagenet/care_s0_in1k', 224, '0.7', '7.3'),
-    (5, 'imagenet/care_s0_in1k', 224, '0.72', '7.34'),
-    (5, 'ablation/care_s0_no_early_conv_in1k', 224, '0.72', '7.34'),
-    (5, 'ablation/care_s0_no_multi_scale_in1k', 224, '0.71', '7.32'),
-    (5, 'imagenet/care_s1_in1k', 224, '1.03', '9.60'),
-    (5, 'ablation/care_s1_no_early_conv_in1k', 224, '1.03', '9.60'),
-    (5, 'ablation/care_s1_no_multi_scale_in1k', 224, '1.02', '9.57'),
-    (5, 'imagenet/care_s2_in1k', 224, '1.93', '19.48'),
-    (5, 'ablation/care_s2_no_early_conv_in1k', 224, '1.93', '19.48'),
-    (5, 'ablation/care_s2_no_multi_scale_in1k', 224, '1.92', '19.43'),
-)
-
 
 def build_network(source: str | Path, head: bool = True) -> nn.Module:
     """Build the backbone of a config with random weights; for classifiers also neck and head.
@@ -130,14 +106,14 @@ def compare_with_paper() -> pd.DataFrame:
         (million parameters), the counted ``macs`` and ``parameters``, and ``agree``: whether these
         round to the paper's figures.
     """
+    printed = dict(GMACs=str, M=str)  # with their number of digits
+    table = pd.read_csv(Path(__file__).with_name('paper.csv'), dtype=printed, na_filter=False)
     rows = []
-    for row in PAPER_ROWS:
-        _, config, side, gmacs, millions = row
+    for _, config, side, gmacs, millions in table.itertuples(index=False):
         found = count_complexity(build_network(shipped_config(config)), (side, side)).sum()
         agree = _rounds_to(found.macs / 1e9, gmacs) and _rounds_to(found.parameters / 1e6, millions)
-        rows.append((*row, found.macs, found.parameters, agree))
-    columns = ['table', 'config', 'size', 'GMACs', 'M', 'macs', 'parameters', 'agree']
-    return pd.DataFrame(rows, columns=columns)
+        rows.append((found.macs, found.parameters, agree))
+    return table.join(pd.DataFrame(rows, columns=['macs', 'parameters', 'agree']))
 
 
 def _rounds_to(value: float, printed: str) -> bool:

@@ -3,6 +3,7 @@
 from mmcare.engine.hooks.atomic_checkpoint_hook import AtomicCheckpointHook
 from mmcare.engine.hooks.bfloat16_ops_hook import BFloat16OpsHook
 from mmcare.engine.hooks.channels_last_hook import ChannelsLastHook
+from mmcare.engine.hooks.compile_hook import CompileHook
 from mmcare.engine.hooks.data_check_hook import DataCheckHook
 from mmcare.engine.hooks.exact_resume_hook import ExactResumeHook
 from mmcare.engine.hooks.safe_loading_hook import SafeLoadingHook
@@ -11,6 +12,7 @@ __all__ = [
     'AtomicCheckpointHook',
     'BFloat16OpsHook',
     'ChannelsLastHook',
+    'CompileHook',
     'DataCheckHook',
     'ExactResumeHook',
     'SafeLoadingHook',

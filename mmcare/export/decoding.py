@@ -72,9 +72,11 @@ def describe_scores(model: nn.Module, config: Config | None, channels: int) -> d
             dataset_type = registry.get(dataset_type)
     load = getattr(dataset_type, '_load_metainfo', None)  # concatenated data sets have none
     metainfo = load(deepcopy(dataset.get('metainfo'))) if load else {}
+    if load and dataset.get('classes'):  # mmpretrain's argument: names, or a file of names
+        metainfo = load(dict(metainfo, classes=dataset.classes))
     for key in ('classes', 'palette'):
         values = metainfo.get(key) or ()
-        if len(values) == head.num_classes:
+        if len(values) == head.num_classes and not isinstance(values, str):
             described[key] = [value if isinstance(value, str) else [*value] for value in values]
     return described
 

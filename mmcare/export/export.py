@@ -14,6 +14,7 @@ import torch
 
 from mmcare.export.backends import validate_formats
 from mmcare.export.calibration import Images, add_images
+from mmcare.export.preprocessing import choose_shape
 from mmcare.export.source import Source
 from mmcare.export.spec import build_spec
 from mmcare.files import check_writable, moved_into_place
@@ -29,7 +30,7 @@ CALIBRATION = 64  # pictures
 def export_model(
     source: Source,
     out_dir: str | os.PathLike,
-    shape: tuple[int, int] = (512, 512),
+    shape: tuple[int, int] | None = None,
     formats: Sequence[str] = ('coreml', 'onnx'),
     input_kind: str | None = None,
     outputs: str = 'raw',
@@ -44,7 +45,8 @@ def export_model(
     Args:
         source: See :func:`mmcare.export.load_source`; it is left as it is.
         out_dir: Where the files go, replacing older ones.
-        shape: Height and width of the images.
+        shape: Height and width of the images; None: those that the config's test pipeline makes,
+            rounded up to multiples of 32, and 512 and 512 without a config.
         formats: Keys of :data:`mmcare.export.backends.BACKENDS`.
         input_kind: ``'image'``: files take pixels from 0 to 255 and normalize them; ``'tensor'``:
             files take normalized images. None: an image for Core ML, a tensor for others.
@@ -68,6 +70,7 @@ def export_model(
         ImportError: If a package is missing that a format needs.
     """
     options = {name: value for name, value in options.items() if value}
+    shape = shape or choose_shape(source.config)
     backends = validate_formats(formats, precision, calibration, options)
     check_writable(Path(out_dir))
     input_kinds = {backend.name: input_kind or backend.input_kind for backend in backends}
@@ -87,6 +90,12 @@ def export_model(
             report = backend.export(own, Path(folder))
             if without_pictures and source.config is not None:
                 report['pictures'] = f'none compared: {without_pictures}'
+            if source.config is not None and report['inputs'][0]['resize'] is None:
+                report['resize'] = 'none in the test pipeline: larger pictures cannot be tested'
+            if source.network.part == 'model' and 'classes' not in report:
+                report['names'] = (
+                    'left out: the test data do not name as many classes as the head has'
+                )
             text = json.dumps(report, indent=2, allow_nan=False)
             Path(folder, f'{report["file"]}.json').write_text(f'{text}\n')
             reports[backend.name] = report

@@ -24,6 +24,15 @@ class ResizeToFit(Resize):
         super()._resize_img(results)
 
 
+def _name_steps(config: Config) -> dict[str, Any]:
+    """Return the steps of the test pipeline by name."""
+    dataset = (config.get('test_dataloader') or {}).get('dataset') or {}
+    return {  # types are names, or classes
+        getattr(step.type, '__name__', step.type).rpartition('.')[2]: step
+        for step in dataset.get('pipeline') or ()
+    }
+
+
 def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     """Change a config, in place, so that it tests single images within a height and width.
 
@@ -37,9 +46,7 @@ def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     size = shape[1], shape[0]
     loader, model = config.test_dataloader, config.model
     loader.batch_size = 1
-    steps = {}
-    for step in loader.dataset.get('pipeline') or ():  # types are names, or classes
-        steps[getattr(step.type, '__name__', step.type).rpartition('.')[2]] = step
+    steps = _name_steps(config)
     if 'Resize' in steps:
         steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
     if 'ResizeToMultiple' in steps:
@@ -58,6 +65,22 @@ def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     if 'mode' in (model.get('test_cfg') or {}):
         model.test_cfg.mode = 'whole'
     return steps
+
+
+def choose_shape(config: Config | None) -> tuple[int, int]:
+    """Choose the height and width that a config's test pipeline makes, rounded up to 32.
+
+    For mmseg's models it is the size of training images: pipelines only fix the shorter side.
+    Return 512 and 512 if nothing fixes a size.
+    """
+    if config is None:
+        return 512, 512
+    steps, preprocessor = _name_steps(config), config.model.get('data_preprocessor') or {}
+    size = steps.get('CenterCrop', {}).get('crop_size') or steps.get('Resize', {}).get('scale')
+    if preprocessor.get('size'):
+        size = preprocessor['size'][::-1]
+    width, height = np.broadcast_to(size or 512, 2).tolist()
+    return -(-height // 32) * 32, -(-width // 32) * 32
 
 
 def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str, Any] | None:

@@ -77,10 +77,8 @@ def check_sqnr(
                 'int8, give more pictures, like those of the application (--calibration, '
                 f'--images), or compress the weights less; {file} is not written'
             )
-    rounded = [round(snr, 1) for snr in ratios]
-    return dict(
-        images=len(spec.calibration), snr=dict(zip(spec.output_names, rounded, strict=True))
-    )
+    rounded = dict(zip(spec.output_names, np.round(ratios, 1).tolist(), strict=True))
+    return dict(images=len(spec.calibration), snr=rounded)
 
 
 def signal_to_noise(

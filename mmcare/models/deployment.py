@@ -32,9 +32,9 @@ def find_care(model: nn.Module) -> tuple[str, BackboneInfo]:
         kind = type(model).__name__
         raise ValueError(f'the {kind} must hold exactly one CARE, it holds {len(found)}')
     ((name, care),) = found
-    archs = [arch for arch, values in CARE.arch_zoo.items() if values == care.arch]
+    known = (arch for arch, values in CARE.arch_zoo.items() if values == care.arch)
     info = BackboneInfo(
-        arch=archs[0] if archs else str(care.arch),
+        arch=next(known, str(care.arch)),
         in_channels=care.stem.conv.in_channels,
         output_names=tuple(f'stage{index + 1}' for index in care.out_indices),
         first_conv='stem.conv',

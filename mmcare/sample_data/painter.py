@@ -80,7 +80,6 @@ def draw_outline(
     """Draw the outline of a shape with random proportions and rotation: corners (N, 2).
 
     Args:
-        rng: Generator of both.
         shape: ``'disc'``, ``'kite'``, ``'cross'`` (a Latin one), ``'star'`` (with five points) or
             ``'blob'`` (a smooth curve).
         size: Longer side of the upright box around the rotated shape.

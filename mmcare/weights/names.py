@@ -24,12 +24,7 @@ NAMES = (
     *(
         (f'.inter_layer.inter{i}_{theirs}.', f'.inter{i}.{ours}.')
         for i in (1, 2)
-        for theirs, ours in (
-            ('norm', 'norm'),
-            ('fc1', 'expand'),
-            ('conv', 'depthwise'),
-            ('fc2', 'project'),
-        )
+        for theirs, ours in dict(norm='norm', fc1='expand', conv='depthwise', fc2='project').items()
     ),
 )
 HEADS = ('head.cls_head.', 'head.distill_head.')
@@ -64,17 +59,13 @@ def _rename(state: Mapping[str, Value], names: Iterable[tuple[str, str]]) -> dic
     return renamed
 
 
-def add_backbone_prefix(state: Mapping[str, Value]) -> dict[str, Value]:
-    """Put the backbone's keys under ``backbone.``, as MM models name them."""
+def to_classifier_keys(state: Mapping[str, Value]) -> dict[str, Value]:
+    """Rename published weights, or those of a backbone alone, to ``backbone.*`` and ``head.*``."""
+    state = from_published(state) if is_published(state) else state
     return {
         (BACKBONE + key if key.startswith(BACKBONE_PARTS) else key): value
         for key, value in state.items()
     }
-
-
-def to_classifier_keys(state: Mapping[str, Value]) -> dict[str, Value]:
-    """Rename published weights, or those of a backbone alone, to ``backbone.*`` and ``head.*``."""
-    return add_backbone_prefix(from_published(state) if is_published(state) else state)
 
 
 def without_wrapper(state: Mapping[Any, Value]) -> dict[str, Value]:

@@ -1,5 +1,6 @@
-"""Detectors train in bfloat16 with the hook, and not without it."""
+"""Detectors train in bfloat16 with the hook; on MMCV's compiled operators not without it."""
 
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -26,8 +27,9 @@ def test_a_detector_trains_in_bfloat16(tmp_path):
         with torch.autocast('cpu', torch.bfloat16):
             return model.parse_losses(model(**batch, mode='loss'))[0]
 
-    with pytest.raises(RuntimeError, match='BFloat16'):
-        loss()
+    if find_spec('mmcv._ext').origin.endswith('.so'):  # compiled; torchvision's take bfloat16
+        with pytest.raises(RuntimeError, match='BFloat16'):
+            loss()
     for _ in range(3):  # a runner that trains, validates and tests
         HOOKS.build(config.default_hooks.bfloat16_ops).before_run(SimpleNamespace(model=model))
     assert loss().isfinite()

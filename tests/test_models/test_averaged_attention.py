@@ -10,7 +10,7 @@ from mmcare.models.averaged_attention import average_attention
 from mmcare.models.backbones.care import LinearAttention
 
 BIASES = (-25, -15, -9, -6, -3, 0, 30, 300, 2000)
-LIMITS = {torch.float32: 1e-5, torch.float16: 1e-2}
+LIMITS = {torch.float32: 1e-5, torch.float16: 3e-2}  # of float16 2.3e-2 was seen, at x = 500
 SIZES = [(1, 1), (7, 9), (50, 84)]  # the last of stage 3 of an image of 800x1344
 
 
@@ -30,16 +30,8 @@ def test_both_forms(dtype, size, parts, heads):
             average_attention(averaged)
             found = averaged(x.to(dtype))
             assert found.dtype == dtype
-            print(
-                dtype,
-                size,
-                parts,
-                heads,
-                bias,
-                channels,
-                scale,
-                f'{deviation([expected], [found.double()]):.1e}',
-            )
+            largest = expected.abs().max().clamp(min=torch.finfo(dtype).tiny)
+            assert (found.double() - expected).abs().max() <= LIMITS[dtype] * largest
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, pytest.param(torch.float16, marks=newer)])

@@ -22,7 +22,7 @@ from helpers import (
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcare.compatibility import autocast_off
-from mmcare.models import CARE, CAREAblation
+from mmcare.models import CARE
 from mmcare.models.backbones.care import LinearAttention
 
 PARAMETERS = {'s0': 5_285_904, 's1': 7_548_328, 's2': 16_401_144}
@@ -44,22 +44,14 @@ def test_reference_outputs(s0):
         assert output.abs().max() == pytest.approx(largest, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ('variant', 'identity'), [('s0', False), ('s1', False), ('s2', False), ('s0', True)]
-)
-def test_agrees_with_published_functions(variant, identity):
+@pytest.mark.parametrize('variant', ['s0', 's1', 's2'])
+def test_agrees_with_published_functions(variant):
     weights = published_weights(variant)
     model = load_published(CARE(variant), variant)
     image = reference_image(96, 160)
     with torch.no_grad():
-        if identity:  # without a normaliser these weights grow out of all range
-            model = load_published(CAREAblation(variant, feature_map='identity'), variant)
-            for state, ends in ((weights, 'qk.weight'), (model.state_dict(), 'query_key.weight')):
-                for key, value in state.items():
-                    if key.endswith(('gamma', ends)):
-                        value.mul_(0.01)
         outputs = model(image)
-        expected = published_forward(weights, variant, image, identity)
+        expected = published_forward(weights, variant, image)
     assert deviation(expected, outputs) <= 1e-4
 
 
@@ -138,7 +130,7 @@ def test_initialisation():
         elif 'norm' in name:
             assert (parameter == 1).all(), name
     blocks = [block for stage in model.stages for block in stage.blocks]
-    rates = [block.drop_path.drop_prob for block in blocks[:-1]]
+    rates = [block.drop_path_rate for block in blocks[:-1]]
     assert rates == pytest.approx([0.5 * index / 17 for index in range(17)])
     assert [block.gamma is None for block in blocks] == [False] * 17 + [True]
 

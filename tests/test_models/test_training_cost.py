@@ -53,3 +53,26 @@ def test_compiled(with_cp):
         found.append((outputs, gradients, dict(model.named_buffers()), predicted))
     torch._dynamo.reset()
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
+def test_drop_path_skips_whole_samples():
+    """What is kept is divided by its share."""
+    model = thin_backbone(drop_path_rate=0.6)
+    block = model.stages[2].blocks[0]
+    state = torch.randn(64, 32, 4, 4)
+    with torch.no_grad():
+        update = block(state) - state
+        block.training = True  # its norms are not
+        found = block(state) - state
+    kept = found.flatten(1).any(1)
+    assert 0 < kept.sum() < 64 and block.drop_path_rate == pytest.approx(0.4)
+    torch.testing.assert_close(found[kept], update[kept] / 0.6, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize('last', [False, True])
+def test_attention_keeps_the_layout(last):
+    """Of slices, too, as a block makes them."""
+    attention = thin_backbone().stages[2].blocks[0].mixer.global_learner
+    layout = torch.channels_last if last else torch.contiguous_format
+    state = torch.randn(2, 32, 4, 6).to(memory_format=layout)
+    assert attention(state[:, 8:16]).is_contiguous(memory_format=layout)

@@ -223,21 +223,6 @@ def test_downloads_are_read_as_local_files(tmp_path, monkeypatch, state, safe_lo
         server.shutdown()
 
 
-def test_one_process_of_a_machine_downloads(tmp_path, monkeypatch):
-    """The others wait for it; its failure raises everywhere."""
-    address, file = 'https://example.com/file.pth', tmp_path / 'checkpoints' / 'file.pth'
-    asked = []
-    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
-    monkeypatch.setattr(torch.hub, 'download_url_to_file', lambda *given, **_: asked.append(given))
-    for rank in ('1', '0'):
-        monkeypatch.setenv('LOCAL_RANK', rank)
-        assert reading._download(address) == file
-    assert asked == [(address, str(file))]
-    monkeypatch.setattr(reading, 'all_gather_object', lambda own: ['no route', own])
-    with pytest.raises(OSError, match='no route'):
-        reading._download(address)
-
-
 def test_metadata_cannot_change_loading(tmp_path, state, safe_loading):
     """PyTorch would put the file's own tensor, of its type, in place of the parameter."""
     state['stem.conv.weight'] = state['stem.conv.weight'].double()
@@ -295,3 +280,18 @@ def test_safetensors_metadata_checksum(tmp_path, state):
     file.write_bytes(file.read_bytes().replace(b'"original"', b'"otherone"'))
     with pytest.raises(CheckpointError, match=r'file\.safetensors .* checksum'):
         read_checkpoint(file)
+
+
+def test_one_process_of_a_machine_downloads(tmp_path, monkeypatch):
+    """The others wait for it; its failure raises everywhere."""
+    address, file = 'https://example.com/file.pth', tmp_path / 'checkpoints' / 'file.pth'
+    asked = []
+    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
+    monkeypatch.setattr(torch.hub, 'download_url_to_file', lambda *given, **_: asked.append(given))
+    for rank in ('1', '0'):
+        monkeypatch.setenv('LOCAL_RANK', rank)
+        assert reading._download(address) == file
+    assert asked == [(address, str(file))]
+    monkeypatch.setattr(reading, 'all_gather_object', lambda own: ['no route', own])
+    with pytest.raises(OSError, match='no route'):
+        reading._download(address)

@@ -18,13 +18,12 @@ from helpers import (
     thin_backbone,
 )
 from mmengine.runner import Runner
-from torch import nn
 
 from mmcare.engine import SafeLoadingHook
 from mmcare.models import CARE, CAREAblation
 from mmcare.models.loading import read_state_dict
-from mmcare.weights.names import add_backbone_prefix, from_published, to_published
-from mmcare.weights.reading import CheckpointError, load_weights, write_checkpoint
+from mmcare.weights.names import from_published, to_classifier_keys, to_published
+from mmcare.weights.reading import CheckpointError, write_checkpoint
 
 
 def load_in_a_run(model, file):
@@ -53,7 +52,7 @@ def files(source, tmp_path_factory):
     training = dict(epoch=299, arch='CARE_S0', args=args, metric=np.float64(78.4))
     ema = {key: value + 1 for key, value in published.items()}
     wrapped = {f'module.{key}': value for key, value in published.items()}
-    converted = add_backbone_prefix(from_published(published))
+    converted = to_classifier_keys(published)
     model = Images()
     model.backbone.load_state_dict(source.state_dict())
     save = {
@@ -103,17 +102,6 @@ def test_prefix_selects_a_part(source, tmp_path):
     assert_equal(backbone.state_dict(), source.state_dict())
 
 
-def test_a_published_file_as_a_state_dict(files, source):
-    """As the released evaluation loads it, on names of our own: all of PyTorch's rules hold."""
-    state = load_weights(files / 'published.pth.tar')
-    backbone = nn.ModuleDict(dict(backbone=CARE(THIN), head=nn.Module()))
-    with pytest.raises(RuntimeError, match=r'Unexpected key.* in state_dict: "head'):
-        backbone.load_state_dict(state)
-    missing, unexpected = backbone.load_state_dict(state, strict=False)
-    assert not missing and len(unexpected) == 8
-    assert_equal(backbone['backbone'].state_dict(), source.state_dict())
-
-
 @pytest.mark.parametrize('variant', ['s0', 's1', 's2'])
 def test_names_are_those_of_the_published_files(variant):
     """The stored list of keys: parameter names never change between versions."""
@@ -158,7 +146,7 @@ def assert_refused(file, words, **arguments):
 def test_wrong_variant(given, wanted, words, tmp_path):
     """By each way, whatever ``strict`` says."""
     backbone = random_backbone(**given)
-    for state in (to_published(backbone.state_dict()), add_backbone_prefix(backbone.state_dict())):
+    for state in (to_published(backbone.state_dict()), to_classifier_keys(backbone.state_dict())):
         torch.save(dict(state_dict=state), tmp_path / 'wrong.pth')
         assert_refused(tmp_path / 'wrong.pth', words, **{'arch': THIN, **wanted})
 
@@ -177,16 +165,16 @@ def test_wrong_variant(given, wanted, words, tmp_path):
     ids=['nan', 'too large', 'integers', 'sparse', 'meta', 'list', 'numpy'],
 )
 def test_values_that_cannot_be_weights(source, value, words, tmp_path):
-    state = {**add_backbone_prefix(source.state_dict()), 'backbone.stem.conv.weight': value}
+    state = {**to_classifier_keys(source.state_dict()), 'backbone.stem.conv.weight': value}
     torch.save(state, tmp_path / 'file.pth')
     assert_refused(tmp_path / 'file.pth', words, arch=THIN)
 
 
 def test_fused_and_plain(tmp_path):
     fused = thin_backbone()
-    torch.save(add_backbone_prefix(fused.state_dict()), tmp_path / 'plain.pth')
+    torch.save(to_classifier_keys(fused.state_dict()), tmp_path / 'plain.pth')
     fused.switch_to_deploy()
-    torch.save(add_backbone_prefix(fused.state_dict()), tmp_path / 'fused.pth')
+    torch.save(to_classifier_keys(fused.state_dict()), tmp_path / 'fused.pth')
     assert_refused(tmp_path / 'fused.pth', 'weights are fused .* with deploy=True', arch=THIN)
     assert_refused(tmp_path / 'plain.pth', 'not: fuse them first', arch=THIN, deploy=True)
     backbone = CARE(THIN, deploy=True)

@@ -1,6 +1,6 @@
 # ADE20K as in the scene parsing challenge of 2016: 150 classes, label 0 of the files is ignored.
 data_root = 'data/ade/ADEChallengeData2016'
-backend_args = None  # of mmengine.fileio, for object stores: see docs/scale.md
+backend_args = None  # of mmengine.fileio, for object stores: see docs/multi_gpu.md
 
 train_pipeline = [
     dict(type='LoadImageFromFile', backend_args=backend_args),

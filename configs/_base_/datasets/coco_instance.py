@@ -1,6 +1,6 @@
 # COCO 2017 instance segmentation, short side 800, long side at most 1333.
 data_root = 'data/coco/'
-backend_args = None  # of mmengine.fileio, for object stores: see docs/scale.md
+backend_args = None  # of mmengine.fileio, for object stores: see docs/multi_gpu.md
 
 train_pipeline = [
     dict(type='LoadImageFromFile', backend_args=backend_args),

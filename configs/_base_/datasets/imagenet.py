@@ -1,6 +1,6 @@
 # ImageNet-1K at 224 x 224, augmented as in Section 4.1 of the paper.
 data_root = 'data/imagenet'
-backend_args = None  # of mmengine.fileio, for object stores: see docs/scale.md
+backend_args = None  # of mmengine.fileio, for object stores: see docs/multi_gpu.md
 interpolations = 'bilinear', 'bicubic'  # one of the two by chance, as in the released script
 bgr_mean, bgr_std = [103.53, 116.28, 123.675], [57.375, 57.12, 58.395]  # images are BGR as read
 

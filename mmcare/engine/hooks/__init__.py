@@ -15,7 +15,7 @@ class SwitchableHook(Hook):
             ``Hook``, which does nothing, is built in its place.
     """
 
-    def __new__(cls, enabled: bool = True) -> Any:
+    def __new__(cls, enabled: bool = True, **options: Any) -> Any:
         return super().__new__(cls if enabled else Hook)
 
     def __init__(self, enabled: bool = True) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -75,7 +74,7 @@ class ExactResumeHook(SwitchableHook):
             fault = f'it has {len(held)} schedulers, the run has {len(needed)}'
         else:
             lists = (held, map(vars, needed)) if isinstance(needed, list) else ((), ())
-            kept, ignored = map(_ends, lists)
+            kept, ignored = ([s.get('T_max', s.get('end')) for s in part] for part in lists)
             if kept != ignored:  # a longer run would keep the last rate, which is tiny
                 text = f'The schedules of the checkpoint, which end at {kept}, are kept; those of '
                 text += f'the config end at {ignored}. To train longer, start anew or by load_from.'
@@ -108,11 +107,6 @@ class ExactResumeHook(SwitchableHook):
         # Mixed, or iterations of runs with neighboring seeds would draw the same numbers.
         mixed = np.random.SeedSequence([runner.seed, runner.iter, get_rank()])
         set_random_seed(int(mixed.generate_state(1)[0]))
-
-
-def _ends(schedulers: Iterable[Any]) -> list[int | None]:
-    """Return the epochs or iterations at which schedules end."""
-    return [scheduler.get('T_max', scheduler.get('end')) for scheduler in schedulers]
 
 
 def _holds_state(optimizer: dict[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """Backends that networks are exported to, a file each."""
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def validate_formats(
     return chosen
 
 
-def open_exported(path: Path, float16: bool = False) -> Exported:
+def open_exported(path: str | PathLike, float16: bool = False) -> Exported:
     """Open a file, which says itself what it takes, to compute it in float32 or in float16.
 
     Raises:
@@ -54,6 +55,7 @@ def open_exported(path: Path, float16: bool = False) -> Exported:
         ImportError: If the package is missing that runs it.
         ValueError: If it is damaged or of another format, or if nothing computes it in float16.
     """
+    path = Path(path)
     backends = {backend.ending: backend for backend in BACKENDS.values()}
     if path.suffix not in backends:
         raise ValueError(f'{path} is not {", ".join(backends)}')

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, NamedTuple
@@ -15,6 +16,7 @@ from torch.export import ExportedProgram
 
 from mmcare.compatibility import require
 from mmcare.export.postprocessing import Style
+from mmcare.export.prediction import predict
 from mmcare.export.rewrites import aten
 from mmcare.export.spec import ExportSpec, Run
 from mmcare.export.verify import FLOAT16, check_sqnr, verify
@@ -40,6 +42,13 @@ class Exported:
     def input_kind(self) -> str:
         """``'image'``, pixels from 0 to 255, or ``'tensor'``, normalized images."""
         return self.description.get('inputs', [{}])[0].get('kind', 'tensor')
+
+    def predict(self, picture: str | PathLike | np.ndarray) -> dict[str, Any]:
+        """Return what the file of a whole model finds in a picture, a path or pixels (H, W, 3).
+
+        See :func:`mmcare.export.prediction.predict`.
+        """
+        return predict(self.run, self.description, picture)
 
 
 class WriteResult(NamedTuple):

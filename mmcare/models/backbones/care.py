@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_activation_layer
-from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
 from mmengine.model.weight_init import PretrainedInit, update_init_info
 from mmengine.registry import MODELS as MMENGINE_MODELS
@@ -47,6 +46,12 @@ def depthwise_conv(channels: int, height: int, width: int) -> nn.Conv2d:
     return nn.Conv2d(channels, channels, (height, width), padding=padding, groups=channels)
 
 
+def layout(*maps: Tensor) -> torch.memory_format:
+    """Return channels-last if one of the maps, which may be slices of others, is laid out so."""
+    last = any(each.stride(1) < each.stride(3) for each in maps)
+    return torch.channels_last if last else torch.contiguous_format
+
+
 class LinearAttention(nn.Module):
     """Multi-head linear attention over all positions, Eq. 2 and 6, with phi = ELU + 1.
 
@@ -74,7 +79,8 @@ class LinearAttention(nn.Module):
         """Map (B, heads * C, H, W) to the same shape and dtype."""
         query_key, dtype = self.query_key(x), torch.promote_types(x.dtype, torch.float32)
         with autocast_off(x):
-            return self.attend(query_key.to(dtype), x.to(dtype)).reshape(x.shape).to(x.dtype)
+            out = self.attend(query_key.to(dtype), x.to(dtype)).reshape(x.shape).to(x.dtype)
+        return out.contiguous(memory_format=layout(x))
 
     def attend(self, query_key: Tensor, values: Tensor) -> Tensor:
         """Map (B, 2 * heads * C, H, W) and (B, heads * C, H, W) to (B * heads, C, H * W)."""
@@ -212,7 +218,7 @@ class CAREBlock(nn.Module):
         self.inter2 = inter2
         self.gamma: nn.Parameter | None = None
         if layer_scale is not None:
-            self.drop_path = DropPath(drop_path_rate)
+            self.drop_path_rate = drop_path_rate
             self.gamma = nn.Parameter(torch.full((sum(self.widths),), float(layer_scale)))
 
     def forward(self, state: Tensor) -> Tensor:
@@ -222,7 +228,11 @@ class CAREBlock(nn.Module):
         update = self.inter2(torch.cat([memory, features], dim=1))
         if self.gamma is None:
             return update
-        return state + self.drop_path(self.gamma[:, None, None] * update)
+        scale = self.gamma[:, None, None]
+        if self.training and self.drop_path_rate > 0.0:
+            # On one number a sample, not on the map.
+            scale = scale * F.dropout(scale.new_ones(len(state), 1, 1, 1), self.drop_path_rate)
+        return state + scale * update
 
 
 def missing(side: int) -> int:
@@ -240,9 +250,7 @@ def crop(x: Tensor, images: Tensor, stride: int, weight: Tensor) -> Tensor:
     height, width = images.shape[2:]
     # A negative padding is a copy, and its size needs no comparison, which tracers would record.
     x = F.pad(x, (0, -(missing(width) // stride), 0, -(missing(height) // stride)))
-    channels_last = images.stride(1) < images.stride(3) or weight.stride(1) < weight.stride(3)
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    return x.contiguous(memory_format=layout)
+    return x.contiguous(memory_format=layout(images, weight))
 
 
 class Stem(nn.Module):

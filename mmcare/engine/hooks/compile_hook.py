@@ -1,0 +1,50 @@
+"""Compile the backbone for training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmcare.compatibility import check_compile
+from mmcare.engine.hooks import SwitchableHook
+from mmcare.models import CARE
+from mmcare.registry import HOOKS
+
+
+@HOOKS.register_module()
+class CompileHook(SwitchableHook):
+    """Compile each CARE of a model with ``torch.compile``, also behind DDP.
+
+    For images of one size, such as the crops of ADE20K and ImageNet: each further size or number of
+    images is compiled again. Validation runs as without the hook. Names of weights and checkpoints
+    stay the same.
+
+    Args:
+        enabled: See :class:`SwitchableHook`.
+        **options: Of ``torch.compile``, such as ``mode='max-autotune'``.
+
+    Raises:
+        ImportError: If PyTorch is older than 2.2.
+    """
+
+    def __init__(self, enabled: bool = True, **options: Any) -> None:
+        super().__init__(enabled)
+        self.options = options
+        self._compiled: dict[CARE, Any] = {}
+
+    def before_train(self, runner: Any) -> None:
+        """Compile when the first batch comes."""
+        check_compile()
+        for module in runner.model.modules():
+            if isinstance(module, CARE):
+                module.compile(**self.options)
+                self._compiled[module] = module._compiled_call_impl
+
+    def before_val(self, runner: Any) -> None:
+        """Go back to what is not compiled."""
+        for module in self._compiled:
+            module._compiled_call_impl = None
+
+    def after_val(self, runner: Any) -> None:
+        """Use what is compiled again."""
+        for module, compiled in self._compiled.items():
+            module._compiled_call_impl = compiled

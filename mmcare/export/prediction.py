@@ -1,0 +1,179 @@
+"""What a file finds in a picture: boxes, a label map or probabilities, by its description alone."""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import mmcv
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def predict(
+    run: Callable[[Tensor], Sequence[np.ndarray]],
+    description: Mapping[str, Any],
+    picture: str | os.PathLike | np.ndarray,
+) -> dict[str, Any]:
+    """Prepare a picture as a file describes, run the file, and read its outputs.
+
+    Args:
+        run: Maps an image (1, 3, H, W) to the outputs of the file of a whole model.
+        description: Of the file.
+        picture: A path, or pixels (H, W, 3) as OpenCV reads them (BGR, from 0 to 255).
+
+    Returns:
+        Of a detector, ``boxes`` (N, 4) as x1, y1, x2, y2 in pixels of the picture, ``scores`` (N,)
+        and ``labels`` (N,), the best first. Of a segmentor, ``labels`` (H, W). Of a classifier,
+        ``scores`` (K,) and ``labels`` (K,), the best first. ``names`` of the classes, or None.
+
+    Raises:
+        ValueError: If the file is not of a whole model, or does not describe what is needed.
+        FileNotFoundError: If there is no picture.
+    """
+    if description.get('part') != 'model':
+        raise ValueError('only files of whole models predict: export with --part model')
+    pixels = mmcv.imread(picture if isinstance(picture, np.ndarray) else os.fspath(picture))
+    if pixels is None:
+        raise ValueError(f'{picture} is not a picture')
+    image, size = prepare(pixels, description['inputs'][0], description['shape'])
+    names = [output['name'] for output in description['outputs']]
+    outputs = dict(zip(names, map(torch.from_numpy, run(image)), strict=True))
+    activation = description.get('activation')
+    if 'decode' in description:
+        found = decode_boxes(outputs, description['decode'], size)
+        found['boxes'] *= torch.tensor([*np.divide(pixels.shape[1::-1], size[::-1])] * 2).float()
+    elif names != ['logits'] or activation is None:
+        raise ValueError('the file does not describe how its outputs are decoded')
+    elif outputs['logits'].dim() == 4:
+        shapes = image.shape[2:], size, pixels.shape[:2]
+        found = dict(labels=read_labels(outputs['logits'], *shapes))
+    else:
+        (logits,) = outputs['logits']
+        scores = logits.sigmoid() if activation == 'sigmoid' else logits.softmax(0)
+        found = dict(zip(('scores', 'labels'), scores.sort(descending=True), strict=True))
+    results = {name: value.numpy() for name, value in found.items()}
+    return dict(results, names=description.get('classes'))
+
+
+def prepare(
+    pixels: np.ndarray, taken: Mapping[str, Any], shape: Sequence[int]
+) -> tuple[Tensor, tuple[int, int]]:
+    """Resize, crop, normalize and pad pixels (H, W, 3) to an image (1, 3, *shape).
+
+    Args:
+        pixels: In BGR, from 0 to 255.
+        taken: Describes the input of a file.
+        shape: Its height and width.
+
+    Returns:
+        The image, and its height and width without padding.
+    """
+    if taken['kind'] == 'tensor' and not taken['mean']:
+        raise ValueError('the file does not name mean and std of images')
+    how, sides = taken['resize'] or {}, pixels.shape[:2]
+    if how.get('shorter'):
+        height, width = (side * how['shorter'] // min(sides) for side in sides)
+    else:
+        ratio = min(np.divide(shape, sides))
+        if not how:  # the test pipeline leaves sizes as they are
+            ratio = min(ratio, 1)
+        height, width = (round(side * ratio) for side in sides)
+    options = {key: how[key] for key in ('interpolation', 'backend') if key in how}
+    pixels = mmcv.imresize(pixels, (width, height), **options)
+    if how.get('crop'):
+        rows, columns = how['crop']
+        top, left = round((height - rows) / 2), round((width - columns) / 2)
+        pixels = pixels[top : top + rows, left : left + columns]
+    if taken['channels'] == 'RGB':
+        pixels = pixels[..., ::-1]
+    image = torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1)
+    if taken['kind'] == 'tensor':
+        mean, std = torch.tensor([taken['mean'], taken['std']])[..., None, None]
+        image = (image - mean) / std
+    padded = torch.tensor(taken['padding'])[None, :, None, None].repeat(1, 1, *shape)
+    padded[0, :, : image.shape[1], : image.shape[2]] = image
+    return padded, (image.shape[1], image.shape[2])
+
+
+def read_labels(logits: Tensor, shape: Any, size: tuple[int, int], whole: Any) -> Tensor:
+    """Enlarge logits (1, K, h, w) to an image, cut off padding, enlarge to a picture, and choose.
+
+    One channel is that of class 1 where its probability is above 0.3, the default of mmseg's heads.
+    """
+    number = logits.shape[1]
+    labels = torch.zeros(whole, dtype=torch.int64)
+    best = torch.full(whole, -math.inf if number > 1 else math.log(0.3 / 0.7))
+    for label in range(number):  # one by one: all classes of a photograph take gigabytes
+        plane = F.interpolate(logits[:, label : label + 1], shape, mode='bilinear')
+        plane = F.interpolate(plane[..., : size[0], : size[1]], whole, mode='bilinear')[0, 0]
+        labels[plane > best] = label if number > 1 else 1
+        best = best.maximum(plane)
+    return labels
+
+
+def decode_boxes(
+    maps: Mapping[str, Tensor], decode: Mapping[str, Any], size: tuple[int, int]
+) -> dict[str, Tensor]:
+    """Decode the maps of a one-stage detector as mmdet's base head does; the best boxes first.
+
+    Args:
+        maps: By the names of the outputs.
+        decode: Describes priors, the coder of boxes and thresholds, see docs/deploy.md.
+        size: Height and width of the image without padding.
+    """
+    from torchvision.ops import batched_nms, clip_boxes_to_image  # which backbones do without
+
+    params, test = decode['prior_params'], decode['test_cfg']
+    anchors = params.get('base_anchors', [[[0.0] * 4]] * len(decode['strides']))
+    levels = []
+    for level, (stride, around) in enumerate(zip(decode['strides'], anchors, strict=True), 1):
+        # (priors * values, H, W) of each name to (H * W * priors, values)
+        rows = {
+            name: maps[f'{name}{level}'][0].permute(1, 2, 0).flatten().reshape(-1, values)
+            for name, values in dict(bbox_pred=4, centerness=1).items()
+            if f'{name}{level}' in maps
+        }
+        height, width = maps[f'cls_score{level}'].shape[2:]
+        y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing='ij')
+        cells = (torch.stack([x, y, x, y], 2) + params.get('offset', 0)) * stride
+        priors = (cells[:, :, None] + torch.tensor(around)).reshape(-1, 4)
+        scores = maps[f'cls_score{level}'][0].permute(1, 2, 0).reshape(len(priors), -1)
+        is_sigmoid = decode['score_activation'] == 'sigmoid'  # softmax has a class for nothing
+        scores = scores.sigmoid() if is_sigmoid else scores.softmax(1)[:, :-1]
+        index, labels = (scores > test.get('score_thr', 0)).nonzero().T
+        scores = scores[index, labels]
+        best = scores.argsort(descending=True)
+        best = best[: test['nms_pre']] if test.get('nms_pre', -1) > 0 else best
+        index, labels, scores = index[best], labels[best], scores[best]
+        if 'centerness' in rows:
+            scores = scores * rows['centerness'][index, 0].sigmoid()
+        boxes = decode_values(rows['bbox_pred'][index], priors[index], decode['coder'])
+        levels.append((boxes, scores, labels))
+    boxes, scores, labels = map(torch.cat, zip(*levels, strict=True))
+    boxes = clip_boxes_to_image(boxes, size)
+    large = (boxes[:, 2:] - boxes[:, :2] > test.get('min_bbox_size', -1)).all(1)
+    boxes, scores, labels = boxes[large], scores[large], labels[large]
+    kept = batched_nms(boxes, scores, labels, test['nms']['iou_threshold'])[: test['max_per_img']]
+    return dict(boxes=boxes[kept], scores=scores[kept], labels=labels[kept])
+
+
+def decode_values(values: Tensor, priors: Tensor, coder: Mapping[str, Any]) -> Tensor:
+    """Decode values (N, 4), distances or deltas, of priors (N, 4) to x1, y1, x2, y2."""
+    low, high = priors.chunk(2, 1)
+    if coder['type'] == 'DistancePointBBoxCoder':
+        return torch.cat([low - values[:, :2], high + values[:, 2:]], 1)
+    if coder['type'] != 'DeltaXYWHBBoxCoder':
+        raise ValueError(f'a {coder["type"]} is not decoded here')
+    values = values * torch.tensor(coder['stds']) + torch.tensor(coder['means'])
+    shifts, scales = values.chunk(2, 1)
+    shifts, most = shifts * (high - low), abs(math.log(coder['wh_ratio_clip']))
+    if coder['add_ctr_clamp']:
+        shifts, scales = (
+            shifts.clamp(-coder['ctr_clamp'], coder['ctr_clamp']),
+            scales.clamp(max=most),
+        )
+    centers, halves = (low + high) / 2 + shifts, (high - low) * scales.clamp(-most, most).exp() / 2
+    return torch.cat([centers - halves, centers + halves], 1)

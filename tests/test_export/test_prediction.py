@@ -1,0 +1,109 @@
+"""What a file finds in a picture is what the toolbox finds, without the toolbox."""
+
+import json
+from dataclasses import replace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from export_helpers import smooth
+from helpers import ROOT
+from mmengine.config import Config
+from mmengine.dataset import Compose, pseudo_collate
+from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
+from torch import nn
+from toy_configs import make_data, toy_config
+
+from mmcare.export import load_source
+from mmcare.export.backends import BACKENDS
+from mmcare.export.backends.base import Exported
+from mmcare.export.decoding import describe_scores
+from mmcare.export.evaluation import pad_images
+from mmcare.export.preprocessing import choose_shape, describe_resizing, fit_config
+from mmcare.export.spec import build_spec
+
+SHAPE = (64, 96)
+
+
+@pytest.fixture(params=['classification', 'segmentation', 'retinanet', 'rtmdet'])
+def exported(request, tmp_path):
+    """A thin model that is sure of what it sees, described as a file, and a picture."""
+    task, config = request.param, tmp_path / 'toy.py'
+    make_data(task, tmp_path / 'data')
+    toy_config(task, tmp_path / 'data', tmp_path / 'run').dump(config)
+    source = load_source(config, part='model')
+    for name, weight in source.network.named_parameters():
+        if 'head' in name and weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=1.5 / weight[0].numel() ** 0.5)
+    spec = build_spec(source, SHAPE, ['tensor'], None, None, {})
+    spec = replace(spec, resize=describe_resizing(source.config, SHAPE))
+    description = json.loads(json.dumps(BACKENDS['onnx'].describe(spec)))
+    run = torch.no_grad()(lambda images: [one.numpy() for one in source.network(images)])
+    pixels = (smooth(0, (75, 140))[0].permute(1, 2, 0) * 50 + 120).clamp(0, 255).byte().numpy()
+    cv2.imwrite(str(tmp_path / 'picture.png'), pixels)
+    return source, Exported(run, spec.input_shape, description), tmp_path / 'picture.png'
+
+
+@torch.no_grad()
+def by_the_toolbox(source, picture):
+    """Predict by the toolbox's model and test pipeline, fitted to the size of the file."""
+    config = source.config.copy()
+    fit_config(config, SHAPE)
+    with DefaultScope.overwrite_default_scope(config.default_scope):
+        steps = config.test_dataloader.dataset.pipeline
+        # RTMDet's Pad fills with grey, files are padded with the mean.
+        left_out = ('LoadAnnotations', 'Pad')
+        steps = [TRANSFORMS.build(one) for one in steps if one.type not in left_out]
+        model = MODELS.build(config.model).eval()
+        model.load_state_dict(source.network.model.state_dict())
+        pad_images(model, SHAPE)
+        return model.test_step(pseudo_collate([Compose(steps)(dict(img_path=str(picture)))]))[0]
+
+
+def test_as_the_toolbox(exported):
+    source, program, picture = exported
+    found, sample = program.predict(picture), by_the_toolbox(source, picture)
+    if 'boxes' in found:
+        wanted = sample.pred_instances
+        assert len(found['boxes']) == len(wanted) > 0
+        np.testing.assert_allclose(found['scores'], wanted.scores, atol=1e-4)
+        best = found['scores'] > found['scores'][-1] + 1e-3  # equal ones may change places
+        np.testing.assert_allclose(found['boxes'][best], wanted.bboxes[best], atol=0.5)
+        assert (found['labels'] == wanted.labels.numpy())[best].mean() > 0.99
+    elif 'scores' in found:
+        np.testing.assert_allclose(found['scores'], sample.pred_score[found['labels']], atol=1e-4)
+        assert found['labels'][0] == sample.pred_label
+    else:
+        assert (found['labels'] == sample.pred_sem_seg.data[0].numpy()).mean() > 0.999
+
+
+@pytest.mark.parametrize(
+    ('name', 'shape'),
+    [
+        ('your_data/detector', (640, 640)),
+        ('your_data/segmentor', (480, 640)),
+        ('your_data/classifier', (224, 224)),
+        ('retinanet/care_s0_cells', (256, 320)),
+        ('mask_rcnn/care_s0_coco', (800, 1344)),
+        ('fpn/care_s0_ade20k', (512, 512)),
+        ('imagenet/care_s0_in1k', (224, 224)),
+        ('mask_rcnn/care_s0_nuclei', (512, 512)),  # whose pictures keep their sizes
+    ],
+)
+def test_default_shape(name, shape):
+    """What the test pipeline makes, rounded up to multiples of 32."""
+    assert choose_shape(Config.fromfile(ROOT / f'configs/{name}.py')) == shape
+
+
+def test_classes_of_a_file_of_names(tmp_path):
+    """mmpretrain's argument ``classes=classes.txt``."""
+    (tmp_path / 'classes.txt').write_text('ant\nbee')
+    config = Config.fromfile(ROOT / 'configs/your_data/classifier.py')
+    dataset = config.test_dataloader.dataset
+    dataset.classes = str(tmp_path / 'classes.txt')
+    dataset.pop('metainfo')
+    model = nn.Module()
+    model.head = nn.Module()
+    model.head.num_classes = 2
+    assert describe_scores(model, config, 2)['classes'] == ['ant', 'bee']
