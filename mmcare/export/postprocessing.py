@@ -70,7 +70,7 @@ class LabelMap(Decoder):
         self.outputs = [dict(name='labels', kind='labels')]
         if channels == 1:
             self.metadata = dict(threshold=head.threshold)
-        self.register_buffer('classes', torch.arange(max(channels, 2.0))[None, :, None, None])
+        self.register_buffer('classes', torch.arange(max(channels, 2)).float()[None, :, None, None])
 
     def enlarge(self, logits: Tensor) -> Tensor:
         """Resize logits to the image, with those of class 0 if there is one channel."""

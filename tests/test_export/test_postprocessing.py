@@ -1,5 +1,7 @@
 """Results in files: probabilities, maps of labels, and boxes are those of the toolboxes."""
 
+from dataclasses import replace
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from mmcare.export import export_model, load_source
 from mmcare.export.backends import BACKENDS, open_exported
 from mmcare.export.decoding import read_detections
 from mmcare.export.postprocessing import Boxes, LabelMap, Style
+from mmcare.export.source import IMAGENET
 
 CLASSES = ['a', 'b', 'c', 'd', 'e']
 STYLES = [backend.style for backend in BACKENDS.values()]
@@ -26,7 +29,7 @@ def detector(folder, name='RetinaNet'):
     head.test_cfg.max_per_img = 20
     for parameter in head.parameters():
         if parameter.dim() > 1:  # so that scores differ
-            parameter.normal_(0, 0.3)
+            parameter.normal_(0, 0.1)
     return source
 
 
@@ -132,8 +135,8 @@ def source_of(name, folder):
         path.write_text(CONFIGS[name])
         source = load_source(path, part='model')
     classes = CLASSES[:2] if name == 'RetinaNet' else CLASSES
-    source.metadata.update(classes=classes, palette=[[1, 2, 255]] * len(classes))
-    return source
+    about = dict(classes=classes, palette=[[1, 2, 255]] * len(classes))
+    return replace(source, normalization=IMAGENET, metadata=about)
 
 
 @pytest.mark.parametrize('name', ['classifier', 'fpn', 'RetinaNet'])
