@@ -3,11 +3,10 @@
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 from torch import Tensor, nn
@@ -120,26 +119,3 @@ def describe_decoding(model: nn.Module) -> dict[str, Any]:
         box_transform_applied=type(coder).__name__ == 'DistancePointBBoxCoder',
     )
     return dict(decode=json.loads(json.dumps(described, default=Tensor.tolist)))
-
-
-def read_detections(
-    description: Mapping[str, Any], outputs: Sequence[Any]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Read what a decoded detector's file has found, before NMS where that is not in the file.
-
-    Returns:
-        Boxes (N, 4) as x1, y1, x2, y2 in pixels of the file's input, scores (N,), which are above
-        the config's threshold, and labels (N,).
-    """
-    entries = description['outputs']
-    found = {entry['kind']: torch.as_tensor(x) for entry, x in zip(entries, outputs, strict=True)}
-    boxes, how = found['boxes'].reshape(-1, 4), entries[0]
-    if how['box_format'] == 'cxcywh':
-        low = boxes[:, :2] - boxes[:, 2:] / 2
-        boxes = torch.cat([low, low + boxes[:, 2:]], 1)
-    scores = found['scores'].reshape(len(boxes), -1)  # of each class where there are no labels
-    rows, labels = (scores > description['score_thr']).nonzero(as_tuple=True)
-    scores = scores[rows, labels]
-    if 'labels' in found:
-        labels = found['labels'].reshape(-1)[rows].long()
-    return boxes[rows] * boxes.new_tensor(how['scale']), scores, labels

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
 
 from mmcare.export.backends.base import Exported
-from mmcare.export.decoding import read_detections
+from mmcare.export.prediction import read_detections
 from mmcare.export.source import HEADS, Network
 from mmcare.weights.reading import digest_weights
 

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.ops import box_iou, nms
 
 CANDIDATES = 1000  # of a detector, which take part in NMS
 MAX_DETECTIONS = 100
@@ -27,7 +26,9 @@ NMS_OPTIONS = {
 class Style:
     """How the users of a backend expect results."""
 
-    nms: str = 'matrix'  # by matrix products; 'operator': the backend's; 'outside': not in the file
+    # 'matrix': in the network, by matrix products; 'operator': by the backend's operator;
+    # 'pipeline': in the file, after the network; 'outside': left to the app.
+    nms: str = 'matrix'
     box_format: str = 'xyxy'  # or 'cxcywh'
     relative: bool = False  # boxes are shares of width and height, not pixels
     names: Mapping[str, str] = field(default_factory=dict)  # of kinds of results
@@ -123,16 +124,12 @@ class Boxes(Decoder):
         self.number, self.iou = min(number, self.candidates), config.nms.iou_threshold
         boxes: dict[str, Any] = dict(box_format=style.box_format)
         boxes['scale'] = self.sides.tolist() if style.relative else [1.0] * 4
-        kinds = ['boxes', 'scores'] if style.nms == 'outside' else ['boxes', 'scores', 'labels']
+        self.suppresses = style.nms in ('matrix', 'operator')
+        kinds = ['boxes', 'scores'] + ['labels'] * self.suppresses
         kinds += ['count'] * (style.labels == torch.float32)
         self.outputs = [dict(name=style.names.get(kind, kind), kind=kind) for kind in kinds]
         self.outputs[0] |= boxes
-        self.metadata = dict(
-            nms='outside' if style.nms == 'outside' else 'inside',
-            iou_threshold=self.iou,
-            score_thr=config.get('score_thr', 0.0),
-            max_per_img=config.get('max_per_img', -1),
-        )
+        self.metadata = dict(nms=style.nms, test_cfg=config)
 
     def read(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return all boxes (P, 4), x1, y1, x2, y2 as shares of the image, and scores (P, K)."""
@@ -150,8 +147,10 @@ class Boxes(Decoder):
     def forward(self, raw: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Decode, then keep the best where NMS is inside."""
         boxes, scores = self.read(raw)
-        if self.style.nms == 'outside':
+        if not self.suppresses:
             return self.write(boxes), scores
+        # Boxes outside of the image have no area.
+        scores = scores * ((boxes[:, 2:] - boxes[:, :2]).amin(1, True) > 0).float()
         best = scores.amax(1).topk(self.candidates).indices
         number_of_classes = scores.shape[1]
         scores, pairs = scores.index_select(0, best).flatten().topk(self.candidates)
@@ -165,6 +164,8 @@ class Boxes(Decoder):
 
     def suppress(self, boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
         """Return 1 for boxes (N, 4) that stay, from the best to the worst, and 0 for others."""
+        from torchvision.ops import box_iou, nms  # which backbones do without
+
         if self.style.nms == 'operator':
             kept = nms(boxes + 2.0 * labels[:, None], scores, self.iou)  # classes lie apart
             return torch.zeros_like(scores).index_fill(0, kept, 1.0)
@@ -192,7 +193,9 @@ class Boxes(Decoder):
             The largest of: the distance of a box with its score from the nearest candidate of its
             class; the score of a missing box above those of its neighbours; 1 for a box too many.
         """
-        if self.style.nms == 'outside':
+        from torchvision.ops import box_iou
+
+        if not self.suppresses:
             return super().deviation(raw, found)
 
         def read(results: Sequence[Any]) -> list[Tensor]:

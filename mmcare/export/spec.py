@@ -97,7 +97,7 @@ class ExportSpec:
         image = draw_images(channels, other)['random']
         return replace(self, dynamic=True, images={**self.images, 'random, another size': image})
 
-    def with_normalization(self, takes_bytes: bool) -> 'ExportSpec':
+    def with_normalization(self, takes_bytes: bool = False) -> 'ExportSpec':
         """Take pixels from 0 to 255, which the network normalizes, in files perhaps as bytes."""
         assert self.normalization is not None, 'build_spec raises'
         mean, std = self.normalization.mean, self.normalization.std

@@ -34,7 +34,7 @@ class CoreML(Backend):
     says_type = True
     runtime = 'the interpreter of ML Programs'
     style = Style(  # as Vision expects results
-        nms='outside',
+        nms='pipeline',
         box_format='cxcywh',
         relative=True,
         names=dict(boxes='coordinates', scores='confidence'),
@@ -121,8 +121,8 @@ def append_nms(model: Any, description: Mapping[str, Any]) -> Any:
     pipeline.description.input.MergeFrom(program.description.input)
     pipeline.description.output.MergeFrom(step.description.output)
     nms = step.nonMaximumSuppression
-    nms.iouThreshold = description['iou_threshold']
-    nms.confidenceThreshold = description['score_thr']
+    nms.iouThreshold = description['test_cfg']['nms']['iou_threshold']
+    nms.confidenceThreshold = description['test_cfg'].get('score_thr', 0.0)
     nms.pickTop.perClass = True
     boxes, scores = (output.name for output in program.description.output)
     nms.coordinatesInputFeatureName = nms.coordinatesOutputFeatureName = boxes
