@@ -18,6 +18,15 @@ from mmcare.export.spec import ExportSpec
 TARGETS = ('iOS16', 'iOS17', 'iOS18', 'iOS26')
 COMPRESSIONS = ('palettize4', 'palettize8', 'int8')
 RUNTIME = 'PyTorch, with sums in float32; not Core ML'  # on every system
+TEXTS = {  # of inputs and outputs, for Xcode
+    'image': 'An image, prepared as the description "mmcare" in the metadata says.',
+    'classLabel': 'The most probable class.',
+    'classLabel_probs': 'The probability of each class.',
+    'labels': 'The class of each pixel.',
+    'coordinates': "A box's centre (x, y), width and height, as shares of the image.",
+    'confidence': 'The score of each class for a box.',
+    'maps': 'An output of the network.',
+}
 PREVIEW = 'com.apple.coreml.model.preview'  # in Xcode
 
 
@@ -60,6 +69,12 @@ class CoreML(Backend):
             preview = dict(labels=classes, colors=colors)
             model.user_defined_metadata[f'{PREVIEW}.type'] = 'imageSegmenter'
             model.user_defined_metadata[f'{PREVIEW}.params'] = json.dumps(preview)
+        features = model.get_spec().description
+        for feature in (*features.input, *features.output):
+            texts = (
+                model.input_description if feature in features.input else model.output_description
+            )
+            texts[feature.name] = TEXTS.get(feature.name, TEXTS['maps'])
         model.short_description = 'CARE {arch}: {part}'.format(**description)
         model.author, model.license = (spec.options.get(key, '') for key in ('author', 'license'))
         model.version = description['mmcare_version']
