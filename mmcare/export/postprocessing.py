@@ -64,6 +64,8 @@ class Probabilities(Decoder):
 class LabelMap(Decoder):
     """Logits (1, K, h, w) to the class of each pixel (1, H, W); one channel to 0 and 1."""
 
+    classes: Tensor
+
     def __init__(self, head: Any, channels: int, shape: tuple[int, int], dtype: torch.dtype):
         super().__init__()
         self.shape, self.align_corners = shape, head.align_corners

@@ -103,7 +103,7 @@ def prepare(
     if taken['kind'] == 'tensor':
         mean, std = torch.tensor([taken['mean'], taken['std']])[..., None, None]
         image = (image - mean) / std
-    padded = torch.tensor(taken['padding'])[None, :, None, None].repeat(1, 1, *shape)
+    padded = torch.tensor(taken['padding']).float()[None, :, None, None].repeat(1, 1, *shape)
     padded[0, :, : image.shape[1], : image.shape[2]] = image
     return padded, (image.shape[1], image.shape[2])
 

@@ -198,3 +198,46 @@ def test_what_cannot_be_decoded(tmp_path):
                 source, tmp_path / 'out', SHAPE, **dict(dict(formats=('onnx',)), **options)
             )
     assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize('name', ['classifier', 'fpn', 'RetinaNet'])
+def test_mediapipe_opens_tflite(tmp_path, name):
+    """It takes bytes, enlarges logits itself, and reads names from the metadata."""
+    mediapipe = pytest.importorskip('mediapipe')
+    from mediapipe.tasks.python import vision
+
+    outputs = 'raw' if name == 'fpn' else 'decoded'
+    source = source_of(name, tmp_path)
+    report = export_model(source, tmp_path, SHAPE, ('litert',), 'image', outputs)['litert']
+    path, pixels = tmp_path / report['file'], torch.randint(0, 256, (*SHAPE, 3)).byte()
+    kind, verb = dict(
+        classifier=('ImageClassifier', 'classify'),
+        fpn=('ImageSegmenter', 'segment'),
+        RetinaNet=('ObjectDetector', 'detect'),
+    )[name]
+    base = mediapipe.tasks.BaseOptions(model_asset_path=str(path))
+    options = dict(output_category_mask=True) if name == 'fpn' else dict(max_results=5)
+    options = getattr(vision, f'{kind}Options')(base_options=base, **options)
+    image = mediapipe.Image(image_format=mediapipe.ImageFormat.SRGB, data=pixels.numpy())
+    with getattr(vision, kind).create_from_options(options) as task:
+        found = getattr(task, verb)(image)
+        labels = getattr(task, 'labels', None)
+    program = open_exported(path)
+    if name == 'fpn':
+        (logits,) = program.run(pixels.permute(2, 0, 1)[None].float())
+        wanted = torch.nn.functional.interpolate(torch.from_numpy(logits), SHAPE, mode='bilinear')
+        mask = found.category_mask.numpy_view().squeeze()
+        assert labels == CLASSES and (mask == wanted[0].argmax(0).numpy()).mean() > 0.95
+        return
+    predicted = program.predict(pixels.flip(2).numpy())
+    if name == 'classifier':
+        best = found.classifications[0].categories
+        assert [one.category_name for one in best] == [CLASSES[i] for i in predicted['labels']]
+    else:
+        best = [one.categories[0] for one in found.detections]
+        boxes = [one.bounding_box for one in found.detections]
+        boxes = [[b.origin_x, b.origin_y, b.width, b.height] for b in boxes]
+        low, high = np.split(predicted['boxes'][:5], 2, 1)
+        np.testing.assert_allclose(boxes, np.hstack([low, high - low]), atol=1.5)
+        assert [one.category_name for one in best] == [CLASSES[i] for i in predicted['labels'][:5]]
+    np.testing.assert_allclose([one.score for one in best], predicted['scores'][:5], atol=0.01)

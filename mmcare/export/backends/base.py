@@ -1,7 +1,7 @@
 """What a backend is, and a file that it has opened."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from os import PathLike
@@ -149,7 +149,7 @@ class Backend:
         with TemporaryDirectory() as folder:
             report = self.export(replace(raw, decoder_of=None), Path(folder))
             outputs = self.open(Path(folder, report['file'])).run
-            references = {
+            references: dict[str, Sequence[Tensor]] = {
                 name: [torch.from_numpy(x) for x in outputs(image.tensor)]
                 for name, image in spec.images.items()
             }

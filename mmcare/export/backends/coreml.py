@@ -97,7 +97,7 @@ def convert_coreml(spec: ExportSpec, precision: str = 'float16', target: str = '
     dtype = np.float16 if half and not spec.decoder else np.float32
     kind, classifier = spec.decoder and spec.decoder.outputs[0]['kind'], None
     results = np.int32 if kind == 'labels' else dtype
-    outputs = [ct.TensorType(name=name, dtype=results) for name in spec.output_names]
+    outputs: Any = [ct.TensorType(name=name, dtype=results) for name in spec.output_names]
     if kind == 'probabilities' and spec.metadata.get('classes'):
         classifier, outputs = ct.ClassifierConfig(spec.metadata['classes']), None
     if spec.normalization is None or spec.input_kind == 'tensor':
