@@ -97,7 +97,7 @@ class Backend:
 
     def export(self, spec: ExportSpec, folder: Path) -> dict[str, Any]:
         """Write a file into a folder and return its report, or raise an ExportError."""
-        raw, spec = spec, spec.with_decoder(self.style)
+        raw, spec = spec, spec.with_decoder(self.choose_style(spec))
         description = self.describe(spec)
         path = folder / self.file_name(spec)
         result = self.write(spec, path, description)
@@ -156,6 +156,10 @@ class Backend:
         own = replace(spec, references=references)
         deviations = verify(run, own, self.runtime, file, QUANTIZED_RESULTS)
         return dict(quantization=report['quantization'], deviations=deviations)
+
+    def choose_style(self, spec: ExportSpec) -> Style:
+        """Choose how results are given."""
+        return self.style
 
     def settings(self, spec: ExportSpec) -> dict[str, str]:
         """Name the precision of a file, and how its weights are compressed, if they are."""

@@ -17,7 +17,7 @@ from mmcare.compatibility import require
 from mmcare.export import rewrites
 from mmcare.export.backends.base import Backend, Exported, WriteResult, count_convolutions
 from mmcare.export.backends.mil import open_package
-from mmcare.export.postprocessing import NMS_OPTIONS
+from mmcare.export.postprocessing import NMS_OPTIONS, Style
 from mmcare.export.spec import ExportSpec
 
 
@@ -36,6 +36,11 @@ class ExecuTorch(Backend):
         ),
         **NMS_OPTIONS,
     }
+
+    def choose_style(self, spec: ExportSpec) -> Style:
+        """Leave NMS to the app where Core ML computes: mil.py has no operators for it."""
+        is_coreml = spec.options.get('delegate') == 'coreml'
+        return Style(nms='outside', label_map=torch.int32) if is_coreml else self.style
 
     def settings(self, spec: ExportSpec) -> dict[str, str]:
         """Name the precision, and the delegate if it is Core ML."""
