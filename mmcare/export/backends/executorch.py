@@ -137,7 +137,11 @@ def open_coreml(path: Path) -> Exported:
     with TemporaryDirectory() as folder:
         executorchcoreml.unflatten_directory_contents(bytes(data), folder)
         (package,) = Path(folder).rglob('*.mlpackage')
-        return open_package(package)
+        (metadata,) = Path(folder).rglob('metadata.json')
+        names = json.loads(metadata.read_text())['outputNames']
+        (call,) = plan.chains[0].instructions  # its arguments are inputs, then outputs
+        values = dict(zip(call.instr_args.args[len(plan.inputs) :], names, strict=True))
+        return open_package(package, [values[output] for output in plan.outputs])
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:

@@ -7,7 +7,7 @@ https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.de
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from mmcare.compatibility import require
 from mmcare.export.backends.base import Exported
 
 
-def open_package(path: Path) -> Exported:
-    """Open an ``.mlpackage`` to compute its program.
+def open_package(path: Path, names: Sequence[str] = ()) -> Exported:
+    """Open an ``.mlpackage`` to compute its program; the outputs are in the order of names.
 
     Raises:
         ImportError: If coremltools is missing.
@@ -37,6 +37,7 @@ def open_package(path: Path) -> Exported:
     program = spec.pipeline.models[0] if spec.HasField('pipeline') else spec
     function = load(program, spec.specificationVersion, model.weights_dir).functions['main']
     (image,), results = function.inputs.values(), [*function.outputs]
+    results.sort(key=lambda result: [*names, result.name].index(result.name))
     constants = {}
     steps: list[tuple[Any, Any, list[str]]] = []
     for operation in function.operations:
@@ -134,6 +135,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'elu': lambda x, alpha: F.elu(x, alpha),
     'exp': lambda x: x.exp(),
     'gelu': lambda x, mode: F.gelu(x, approximate=dict(EXACT='none')[mode]),
+    'identity': lambda x: x,
     'layer_norm': lambda x, axes, epsilon, gamma=None, beta=None: F.layer_norm(
         x, x.shape[-len(axes) :], gamma, beta, epsilon
     ),
