@@ -124,6 +124,7 @@ class Boxes(Decoder):
         self.register_buffer('sides', torch.tensor([width, height, width, height]).float())
         self.candidates = min(config.get('nms_pre', CANDIDATES), CANDIDATES, len(priors))
         self.number, self.iou = min(number, self.candidates), config.nms.iou_threshold
+        self.least = config.get('min_bbox_size', -1)
         boxes: dict[str, Any] = dict(box_format=style.box_format)
         boxes['scale'] = self.sides.tolist() if style.relative else [1.0] * 4
         self.suppresses = style.nms in ('matrix', 'operator')
@@ -151,14 +152,16 @@ class Boxes(Decoder):
         boxes, scores = self.read(raw)
         if not self.suppresses:
             return self.write(boxes), scores
-        # Boxes outside of the image have no area.
-        scores = scores * ((boxes[:, 2:] - boxes[:, :2]).amin(1, True) > 0).float()
+        if self.least >= 0:  # boxes outside of the image have no area
+            sizes = (boxes[:, 2:] - boxes[:, :2]) * self.sides[:2]
+            scores = scores * (sizes.amin(1, True) > self.least).float()
         best = scores.amax(1).topk(self.candidates).indices
         number_of_classes = scores.shape[1]
         scores, pairs = scores.index_select(0, best).flatten().topk(self.candidates)
         rows = torch.div(pairs, number_of_classes, rounding_mode='floor')
         boxes = boxes.index_select(0, best).index_select(0, rows)
-        labels = pairs - rows * number_of_classes
+        # Not in integers: PT2E turns the factor into a float.
+        labels = pairs.float() - rows.float() * number_of_classes
         scores, order = (scores * self.suppress(boxes, scores, labels)).topk(self.number)
         boxes, labels = self.write(boxes.index_select(0, order)), labels.index_select(0, order)
         results = [boxes[None], scores[None], labels[None].to(self.style.labels)]

@@ -22,21 +22,23 @@ CLASSES = ['a', 'b', 'c', 'd', 'e']
 STYLES = [backend.style for backend in BACKENDS.values()]
 
 
-def detector(folder, name='RetinaNet'):
+def detector(folder, name='RetinaNet', std=0.1):
     source = load(folder, name)
     head = source.network.model.bbox_head
-    head.test_cfg.update(nms_pre=1000, score_thr=0.3, nms=dict(type='nms', iou_threshold=0.5))
+    head.test_cfg.update(
+        nms_pre=1000, min_bbox_size=0, score_thr=0.3, nms=dict(type='nms', iou_threshold=0.5)
+    )
     head.test_cfg.max_per_img = 20
     for parameter in head.parameters():
         if parameter.dim() > 1:  # so that scores differ
-            parameter.normal_(0, 0.1)
+            parameter.normal_(0, std)
     return source
 
 
 @pytest.mark.parametrize('name', ['RetinaNet', 'FCOS', 'RTMDet', 'ATSS'])
 @pytest.mark.parametrize('style', STYLES, ids=list(BACKENDS))
 def test_boxes_are_those_of_mmdet(tmp_path, name, style):
-    network = detector(tmp_path, name).network
+    network = detector(tmp_path, name, 0.3).network
     head, raw = network.model.bbox_head, network(torch.randn(1, 3, *SHAPE))
     maps = [list(raw[start : start + 3]) for start in range(0, len(raw), 3)]
     meta = dict(img_shape=SHAPE, scale_factor=(1.0, 1.0))
@@ -139,34 +141,41 @@ def source_of(name, folder):
     return replace(source, normalization=IMAGENET, metadata=about)
 
 
-@pytest.mark.parametrize('name', ['classifier', 'fpn', 'RetinaNet'])
 @pytest.mark.parametrize(
-    'backend', ['onnx', *(pytest.param(name, marks=pytest.mark.slow) for name in BACKENDS)]
+    ('name', 'backend', 'options', 'kinds'),
+    [
+        ('classifier', 'onnx', {}, 'probabilities'),
+        ('fpn', 'litert', {}, 'labels'),
+        ('fpn', 'ncnn', {}, 'labels'),
+        ('RetinaNet', 'onnx', {}, 'boxes scores labels'),
+        ('RetinaNet', 'litert', {}, 'boxes scores labels count'),
+        ('RetinaNet', 'ncnn', {}, 'boxes scores'),
+        ('RetinaNet', 'executorch', {}, 'boxes scores labels'),
+        pytest.param(
+            *('RetinaNet', 'executorch', dict(precision='int8'), 'boxes scores labels'),
+            marks=pytest.mark.slow,
+        ),
+        ('RetinaNet', 'executorch', dict(delegate='coreml'), 'boxes scores'),
+    ],
 )
-def test_export(tmp_path, name, backend):
-    """The export itself compares results with PyTorch's, or raises."""
+def test_export(tmp_path, pictures, name, backend, options, kinds):
+    """The export itself compares results with PyTorch's, or raises; test_core_ml has others."""
     for package in BACKENDS[backend].packages:
         pytest.importorskip(package)
     source = source_of(name, tmp_path)
-    report = export_model(source, tmp_path, SHAPE, (backend,), outputs='decoded')[backend]
+    options = dict(options, outputs='decoded', images=pictures)
+    report = export_model(source, tmp_path, SHAPE, (backend,), **options)[backend]
     assert '_model_64x96_decoded' in report['file'] and 'decode' not in report
-    kinds = dict(classifier=['probabilities'], fpn=['labels'])
-    nms = backend in ('onnx', 'executorch', 'litert')
-    found = kinds.get(name, ['boxes', 'scores', 'labels', 'count'][: 3 + (backend == 'litert')])
-    found = found if nms or name != 'RetinaNet' else found[:2]
-    assert [output['kind'] for output in report['outputs']] == found
+    assert [output['kind'] for output in report['outputs']] == kinds.split()
     opened = open_exported(tmp_path / report['file'])
     outputs = opened.run(torch.full((1, 3, *SHAPE), 0.5))
     shapes = [output['shape'] for output in report['outputs']]
     assert [[*output.shape] for output in outputs] == shapes
     assert opened.description['outputs'] == report['outputs']
-    if name == 'fpn' and backend in ('onnx', 'executorch', 'litert'):
+    if backend == 'litert' and name == 'fpn':
         assert outputs[0].dtype == np.uint8
-    if name == 'classifier':
-        assert outputs[0].sum() == pytest.approx(1, abs=1e-2)
 
 
-@pytest.mark.slow
 def test_core_ml_says_what_vision_and_xcode_look_for(tmp_path):
     options = dict(shape=SHAPE, formats=('coreml',), outputs='decoded', author='A', license='B')
     specs = {}
