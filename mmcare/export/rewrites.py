@@ -70,12 +70,15 @@ def normalize_inside(
 
 
 def separate_convolutions(network: nn.Module) -> nn.Module:
-    """Copy a network so that each module has its own copy of a convolution that it shares.
+    """Return a network in which each module has its own copy of a convolution that it shared.
 
     RTMDet's head has one convolution for all levels and a norm for each level. ExecuTorch (1.5.1)
     names the fused weights of such a pair after the convolution alone, so that all levels would get
     the last level's. pnnx (20261020) does not convert such a pair.
     """
+    modules = [module for _, module in network.named_modules(remove_duplicate=False)]
+    if len(modules) == len(set(modules)):
+        return network
     network = deepcopy(network)
     for module in [*network.modules()]:
         for name, child in module.named_children():
@@ -94,6 +97,7 @@ class ChannelsLast(nn.Module):
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         """Map an image to outputs by name."""
+        image = image if image.is_floating_point() else image.float()
         outputs = self.program(image.permute(0, 3, 1, 2))
         outputs = [x.permute(0, 2, 3, 1) if x.dim() == 4 else x for x in outputs]
         return dict(zip(self.names, outputs, strict=True))
