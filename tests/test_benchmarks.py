@@ -1,6 +1,7 @@
 """The benchmarks: what is fused, run, counted and written. No time is asserted."""
 
 import json
+import re
 import sys
 
 import pandas as pd
@@ -126,6 +127,15 @@ def test_ratios_and_pareto_line():
     assert latency.losses(table) == {'CARE-S0': 'EfficientFormerV2-S1'}
     text = latency.markdown(recording)
     assert 'had 0.50 of a core' in text and '| 30.0 (2.00)' in text and '**9.0** (0.90)' in text
+
+
+def test_the_page_shows_the_recording():
+    """docs/latency.md itself draws its pictures again."""
+    page = (ROOT / 'docs/latency.md').read_text()
+    (file,) = re.findall(r'--from-recording (\S+)', page)
+    recorded = latency.markdown(json.loads((ROOT / file).read_text()))
+    assert recorded.split('\n\n')[1] in page and recorded.split('\n\n')[3] in page
+    assert latency.PEERS['link'].str.startswith('https://').all()
 
 
 def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):

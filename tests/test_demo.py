@@ -43,3 +43,12 @@ def test_trains_tests_and_draws(demo, tmp_path):
     for name in ('curves.png', 'predictions.png'):
         assert cv2.imread(str(tmp_path / 'out' / name)).std() > 10, f'{name} is empty'
     assert (tmp_path / 'out' / checkpoint).is_file()
+
+
+@pytest.mark.slow
+def test_mim_trains_and_tests(demo, tmp_path):
+    _, name, package, checkpoint, metric = KINDS[demo]
+    config, options = shipped_config(f'demo/{name}'), ['--work-dir=out', '--cfg-options']
+    run('mim', 'train', package, config, *options, *SHORT[demo], cwd=tmp_path)
+    done = run('mim', 'test', package, config, '--checkpoint', f'out/{checkpoint}', cwd=tmp_path)
+    assert metric in done.stdout + done.stderr

@@ -58,7 +58,7 @@ def describe(found: dict[str, Any], least: float) -> list[str]:
     ]
     if 'boxes' not in found:
         return scored[:5]
-    boxes = found['boxes'].round(1).tolist()
+    boxes = found['boxes'].astype(float).round(1).tolist()
     number = (found['scores'] >= least).sum()
     return [f'{text} {box}' for text, box in zip(scored, boxes, strict=True)][:number]
 

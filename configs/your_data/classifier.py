@@ -14,7 +14,7 @@ batch_size = 32
 
 train_pipeline = [
     dict(type='LoadImageFromFile'),
-    dict(type='RandomResizedCrop', scale=size, crop_ratio_range=(0.35, 1.0)),
+    dict(type='RandomResizedCrop', scale=size[::-1], crop_ratio_range=(0.35, 1.0)),
     dict(type='RandomFlip', prob=0.5),
     dict(type='ColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
     dict(type='PackInputs'),
@@ -31,14 +31,12 @@ train_dataloader = dict(
     num_workers=2,
     persistent_workers=False,  # exact resume: see mmcare.ExactResumeHook
     sampler=dict(type='DefaultSampler', shuffle=True),
-    collate_fn=dict(type='default_collate'),
     dataset=dict(**dataset, **train, pipeline=train_pipeline),
 )
 val_dataloader = dict(
     batch_size=batch_size,
     num_workers=2,
     sampler=dict(type='DefaultSampler', shuffle=False),
-    collate_fn=dict(type='default_collate'),
     dataset=dict(**dataset, **val, pipeline=test_pipeline, test_mode=True),
 )
 test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader['dataset'], **test))
@@ -95,25 +93,18 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),
 ]
-auto_scale_lr = dict(enable=False, base_batch_size=batch_size)
 
 custom_imports = dict(imports=['mmcare', 'mmcare.classification'], allow_failed_imports=False)
 default_scope = 'mmpretrain'
 default_hooks = dict(
-    timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=10, log_metric_by_epoch=False),
-    param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='mmcare.AtomicCheckpointHook', interval=1, max_keep_ckpts=3),
-    sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='VisualizationHook'),
     safe_loading=dict(type='mmcare.SafeLoadingHook'),
     exact_resume=dict(type='mmcare.ExactResumeHook'),
     data_check=dict(type='mmcare.DataCheckHook'),
     channels_last=dict(type='mmcare.ChannelsLastHook'),
 )
-visualizer = dict(
-    type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer'
-)
-env_cfg = dict(mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0))
+visualizer = dict(type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
 randomness = dict(seed=0)
 sync_bn = 'torch'  # on several GPUs

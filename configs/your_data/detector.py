@@ -112,7 +112,6 @@ model = dict(
         assigner=dict(type='DynamicSoftLabelAssigner', topk=13),
         allowed_border=-1,
         pos_weight=-1,
-        debug=False,
     ),
     test_cfg=dict(
         nms_pre=1000,
@@ -138,16 +137,12 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),
 ]
-auto_scale_lr = dict(enable=False, base_batch_size=batch_size)
 
 custom_imports = dict(imports=['mmcare'], allow_failed_imports=False)
 default_scope = 'mmdet'
 default_hooks = dict(
-    timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=10, log_metric_by_epoch=False),
-    param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='mmcare.AtomicCheckpointHook', interval=1, max_keep_ckpts=3),
-    sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='DetVisualizationHook'),
     safe_loading=dict(type='mmcare.SafeLoadingHook'),
     exact_resume=dict(type='mmcare.ExactResumeHook'),
@@ -155,9 +150,6 @@ default_hooks = dict(
     bfloat16_ops=dict(type='mmcare.BFloat16OpsHook'),
     channels_last=dict(type='mmcare.ChannelsLastHook'),
 )
-visualizer = dict(
-    type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer'
-)
-env_cfg = dict(mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0))
+visualizer = dict(type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
 randomness = dict(seed=0)
 sync_bn = 'torch'  # on several GPUs

@@ -141,7 +141,6 @@ model = dict(
             ),
             allowed_border=-1,
             pos_weight=-1,
-            debug=False,
         ),
         rpn_proposal=dict(nms_pre=1000, max_per_img=500, nms=dict(type='nms', iou_threshold=0.7)),
         rcnn=dict(
@@ -149,7 +148,6 @@ model = dict(
             sampler=dict(type='RandomSampler', num=128, pos_fraction=0.25),
             mask_size=28,
             pos_weight=-1,
-            debug=False,
         ),
     ),
     test_cfg=dict(
@@ -180,16 +178,12 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),
 ]
-auto_scale_lr = dict(enable=False, base_batch_size=batch_size)
 
 custom_imports = dict(imports=['mmcare'], allow_failed_imports=False)
 default_scope = 'mmdet'
 default_hooks = dict(
-    timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=10, log_metric_by_epoch=False),
-    param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='mmcare.AtomicCheckpointHook', interval=1, max_keep_ckpts=3),
-    sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='DetVisualizationHook'),
     safe_loading=dict(type='mmcare.SafeLoadingHook'),
     exact_resume=dict(type='mmcare.ExactResumeHook'),
@@ -197,9 +191,6 @@ default_hooks = dict(
     bfloat16_ops=dict(type='mmcare.BFloat16OpsHook'),
     channels_last=dict(type='mmcare.ChannelsLastHook'),
 )
-visualizer = dict(
-    type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer'
-)
-env_cfg = dict(mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0))
+visualizer = dict(type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
 randomness = dict(seed=0)
 sync_bn = 'torch'  # on several GPUs

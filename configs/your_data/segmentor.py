@@ -53,7 +53,7 @@ val_dataloader = dict(
     dataset=dict(**dataset, **val, pipeline=test_pipeline, test_mode=True),
 )
 test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader['dataset'], **test))
-val_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])
+val_evaluator = dict(type='IoUMetric')
 test_evaluator = val_evaluator
 
 if pretrained is None:
@@ -67,7 +67,9 @@ if pretrained is None:
     )
     lr, betas = 1e-3, (0.9, 0.98)
 else:
-    weights = dict(init_cfg=dict(type='Pretrained', checkpoint=pretrained), drop_path_rate=0.1)
+    weights = dict(
+        init_cfg=dict(type='Pretrained', checkpoint=pretrained), norm_eval=True, drop_path_rate=0.1
+    )
     lr, betas = 2e-4, (0.9, 0.999)  # the paper's rate; not tried with the published weights
 
 model = dict(
@@ -77,8 +79,6 @@ model = dict(
         mean=[123.675, 116.28, 103.53],
         std=[58.395, 57.12, 57.375],
         bgr_to_rgb=True,
-        pad_val=0,
-        seg_pad_val=255,
         size=size[::-1],
         test_cfg=dict(size_divisor=32),  # the head resizes maps to each other's sizes
     ),
@@ -90,13 +90,10 @@ model = dict(
         in_index=[0, 1, 2, 3],
         feature_strides=[4, 8, 16, 32],
         channels=channels,
-        dropout_ratio=0.1,
         num_classes=len(classes),
         norm_cfg=dict(type='BN'),
-        align_corners=False,
-        loss_decode=dict(type='CrossEntropyLoss', avg_non_ignore=True, loss_weight=1.0),
+        loss_decode=dict(type='CrossEntropyLoss', avg_non_ignore=True),
     ),
-    train_cfg=dict(),
     test_cfg=dict(mode='whole'),
 )
 
@@ -113,25 +110,18 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),
 ]
-auto_scale_lr = dict(enable=False, base_batch_size=batch_size)
 
 custom_imports = dict(imports=['mmcare'], allow_failed_imports=False)
 default_scope = 'mmseg'
 default_hooks = dict(
-    timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=10, log_metric_by_epoch=False),
-    param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='mmcare.AtomicCheckpointHook', interval=1, max_keep_ckpts=3),
-    sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='SegVisualizationHook', interval=1),
     safe_loading=dict(type='mmcare.SafeLoadingHook'),
     exact_resume=dict(type='mmcare.ExactResumeHook'),
     data_check=dict(type='mmcare.DataCheckHook'),
     channels_last=dict(type='mmcare.ChannelsLastHook'),
 )
-visualizer = dict(
-    type='SegLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer'
-)
-env_cfg = dict(mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0))
+visualizer = dict(type='SegLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
 randomness = dict(seed=0)
 sync_bn = 'torch'  # on several GPUs

@@ -72,7 +72,9 @@ def read_images(
     normalization = source.normalization
     if normalization is None:
         raise ValueError('the config has no mean and std of images')
-    mean, std = torch.tensor([normalization.mean, normalization.std])[..., None, None]
+    mean, std, fill = torch.tensor(
+        [normalization.mean, normalization.std, normalization.padding or normalization.mean]
+    )[..., None, None]
     data: Any
     if folder is None:
         data = _load_data(source, shape, loader)
@@ -93,7 +95,8 @@ def read_images(
         image = image.flip(0) if normalization.channels == 'RGB' else image
         height, width = image.shape[1:]
         padding = 0, shape[1] - width, 0, shape[0] - height
-        images.append(F.pad((image - mean) / std, padding)[None].contiguous())
+        image = (F.pad(image - fill, padding) + (fill - mean)) / std
+        images.append(image[None].contiguous())
     if not images:
         raise ValueError(f'{folder or f"the data set of {loader}"} holds no pictures')
     return images

@@ -83,6 +83,19 @@ def choose_shape(config: Config | None) -> tuple[int, int]:
     return -(-height // 32) * 32, -(-width // 32) * 32
 
 
+def read_padding(config: Config, channels: int) -> tuple[float, ...] | None:
+    """Return the pixel, in BGR, with which the test pipeline's ``Pad`` fills up images.
+
+    Return None if there is no ``Pad``: images are filled up with zeros after normalization.
+    """
+    step = _name_steps(config).get('Pad')
+    if step is None:
+        return None
+    value = step.get('pad_val', 0)
+    value = value.get('img', 0) if isinstance(value, dict) else value
+    return tuple(np.broadcast_to(value, channels).astype(float).tolist())
+
+
 def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str, Any] | None:
     """Describe how pictures are resized to a height and width.
 

@@ -13,6 +13,7 @@ from mmengine.utils import import_modules_from_strings
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from mmcare.export.preprocessing import read_padding
 from mmcare.models import CARE
 from mmcare.models.deployment import BackboneInfo, find_care, fuse_all
 from mmcare.models.loading import check_state_dict, strict_loading
@@ -30,6 +31,7 @@ class Normalization:
     mean: tuple[float, ...]  # of pixels from 0 to 255, in the network's order of channels
     std: tuple[float, ...]
     channels: str  # that order, 'RGB' or 'BGR'
+    padding: tuple[float, ...] | None = None  # pixel in that order; None: zeros, once normalized
 
 
 IMAGENET = Normalization((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), 'RGB')
@@ -168,7 +170,10 @@ def _describe_model(config: Config, part: str) -> tuple[Mapping[str, Any], Norma
     mean, std = tuple(map(float, preprocessor['mean'])), tuple(map(float, preprocessor['std']))
     # Images are read as BGR.
     to_rgb = preprocessor.get('bgr_to_rgb') or preprocessor.get('to_rgb')
-    return built, Normalization(mean, std, 'RGB' if to_rgb else 'BGR')
+    padding = read_padding(config, len(mean))
+    if padding and to_rgb:
+        padding = padding[::-1]
+    return built, Normalization(mean, std, 'RGB' if to_rgb else 'BGR', padding)
 
 
 def _load(network: Network, checkpoint: str | os.PathLike) -> None:

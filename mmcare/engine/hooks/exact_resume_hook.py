@@ -28,7 +28,7 @@ class ExactResumeHook(SwitchableHook):
 
     MMEngine does not save the states of generators. With this hook the random numbers of a training
     iteration depend only on its number, the rank and the run's seed; those of the dataloader's
-    workers on the epoch, too. Checkpoints written within an epoch or between accumulated gradients
+    workers also on the epoch. Checkpoints written within an epoch or between accumulated gradients
     cannot be resumed exactly. On GPUs also set ``randomness.deterministic=True``, but not for
     segmentors: PyTorch raises, see docs/resume.md.
 

@@ -2,15 +2,19 @@
 
 import http.server
 import json
+import os
 import shutil
 import socket
 import ssl
+import subprocess
+import sys
 from functools import cache, partial
 from pathlib import Path
 from threading import Thread
 from urllib.parse import urlsplit
 
 import cv2
+import mmcv
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,8 +28,8 @@ from PIL import Image
 from serve import PhoneServer
 from toy_configs import make_data, toy_config
 
-from mmcare.export import export_model, load_source
-from mmcare.export.calibration import read_images
+from mmcare.export import export_model, load_source, open_exported
+from mmcare.export.prediction import decode_boxes, prepare, read_labels
 
 SHAPE, HERE = (64, 96), Path(__file__).parent
 SERVE = 'python', HERE.parent / 'serve.py'
@@ -300,36 +304,40 @@ def test_webgpu_in_software(exported, serve, phone):
     assert float(rows['deviation'][0]) < 1e-2 and not rows['median'][1]
 
 
-@torch.no_grad()
 @pytest.mark.parametrize('task', ['segmentation', 'retinanet', 'rtmdet'])
-def test_seen_as_by_the_toolbox(task, exported, serve, phone, photos):
-    """A photo becomes mmcv's tensor; from a tensor come mmseg's map and mmdet's boxes."""
+def test_seen_as_in_python(task, exported, serve, phone, photos):
+    """The page prepares a photo and reads outputs as ``open_exported(file).predict(photo)`` does.
+
+    The latter sees what the toolboxes see, see tests/test_export/test_prediction.py.
+    """
     pixels = task == 'segmentation'  # from 0 to 255, taken by its .tflite; rtmdet takes BGR
-    *files, source = exported(task, input_kind='image' if pixels else 'tensor')
-    page, model, norm = phone(serve(*files).url), source.network.model, source.normalization
-    mean, std = torch.tensor([norm.mean, norm.std])[..., None, None]
-    tensors = read_images(source, SHAPE, len(photos), photos[0].parent)
-    for photo, tensor in zip(photos, tensors, strict=True):
+    *files, _ = exported(task, input_kind='image' if pixels else 'tensor')
+    page, programs = phone(serve(*files).url), [open_exported(file) for file in files]
+    for photo in photos:
         page.set_input_files('#photo', photo)
         finish(page)
         assert page.query_selector_all('#legend li') and page.text_content('#steps')
-        for number, layout in enumerate([(0, 2, 3, 1), (0, 1, 2, 3)][-len(files) :]):
-            scaled = pixels and number == 0
-            flat = (tensor * std + mean if scaled else tensor).permute(layout).flatten().tolist()
+        for number, program in enumerate(programs):
+            about, (taken,) = program.description, program.description['inputs']
+            image, size = prepare(mmcv.imread(photo), taken, SHAPE)
+            layout = (0, 2, 3, 1) if taken['layout'] == 'NHWC' else (0, 1, 2, 3)
+            flat = image.permute(layout).flatten().tolist()
             found = page.evaluate((HERE / 'seen.js').read_text(), [number, flat])
             apart = np.abs(np.subtract(found['prepared'], flat)).max()
-            assert apart * (1 if scaled else std.min()) < 1.1  # grey levels
-            metas = [dict(img_shape=SHAPE if pixels else found['size'])]
+            assert apart * min(taken['std'] or [1]) < 1.1  # grey levels
+            assert found['size'] == [*size]
+            names = [output['name'] for output in about['outputs']]
+            outputs = dict(zip(names, map(torch.from_numpy, program.run(image)), strict=True))
             if pixels:
-                logits = model.decode_head.predict(model.extract_feat(tensor), metas, {})
-                assert (logits.argmax(1).flatten().numpy() == found['seen']).mean() > 0.99
+                labels = read_labels(outputs['logits'], SHAPE, SHAPE, SHAPE)
+                assert (labels.flatten().numpy() == found['seen']).mean() > 0.999
                 continue
-            (boxes,) = model.bbox_head.predict_by_feat(*model(tensor), batch_img_metas=metas)
-            wanted = torch.cat([boxes.bboxes, boxes.scores[:, None], boxes.labels[:, None]], 1)
+            boxes, scores, labels = decode_boxes(outputs, about['decode'], size).values()
+            wanted = torch.cat([boxes, scores[:, None], labels[:, None]], 1)
             assert len(found['seen']) == len(wanted) > 0
             for row in wanted[wanted[:, 4] > wanted[-1, 4] + 1e-5]:  # equal ones may differ
                 apart = (torch.tensor(found['seen']) - row).abs()
-                assert (apart < torch.tensor([0.5] * 4 + [1e-3, 1e-9])).all(1).any()
+                assert (apart < torch.tensor([0.5] * 4 + [1e-4, 1e-9])).all(1).any()
 
 
 def test_classes_stages_and_looks(exported, serve, phone, photos, tmp_path):
@@ -351,6 +359,29 @@ def test_classes_stages_and_looks(exported, serve, phone, photos, tmp_path):
     assert width == 1280
     page.select_option('#model', index=1)
     until(page, 'stage4: channel', '#legend li')
+
+
+def test_scores_as_the_description_says(exported, serve, phone, photos):
+    """Of one label among several, of several labels at once, or none that is a probability."""
+    page = phone(serve(exported('classification', precision='int8')[0]).url)
+
+    def see(activation):
+        def change(route):
+            index = route.fetch().json()
+            index['files'][0]['about']['activation'] = activation
+            route.fulfill(json=index)
+
+        page.route('**/files.json', change)
+        page.reload()
+        page.wait_for_selector('#measure:enabled')
+        page.set_input_files('#photo', photos[0])
+        finish(page)
+        return page.eval_on_selector_all('meter', 'all => all.map((one) => one.value)')
+
+    softmax, sigmoid = torch.tensor(see('softmax')), torch.tensor(see('sigmoid'))
+    ratios = (sigmoid.logit() - sigmoid[0].logit()).exp()
+    torch.testing.assert_close(softmax / softmax[0], ratios, rtol=1e-3, atol=1e-6)
+    assert len(sigmoid) == 5 and not torch.isclose(softmax, sigmoid).any() and see(None) == []
 
 
 @pytest.mark.skipif(not shutil.which('node'), reason='no node')
@@ -410,6 +441,23 @@ def test_bad_input_is_one_sentence(exported, tmp_path):
             gather(files, runtimes)
     done = run(*SERVE, damaged, check=False)
     assert done.returncode == 2 and done.stderr.startswith('error: ') and 'cannot be' in done.stderr
+
+
+@pytest.mark.skipif(not RUNTIMES.exists(), reason='no runtimes (make phone)')
+def test_it_starts_where_stdout_is_not_unicode(exported):
+    command = [
+        sys.executable,
+        SERVE[1],
+        exported('retinanet', 'backbone')[1],
+        '--http',
+        '--port',
+        '0',
+    ]
+    environment = os.environ | dict(PYTHONIOENCODING='cp1252')
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as server:
+        lines = iter(server.stdout.readline, b'')
+        assert any(line.startswith(b'http://127.0.0.1') for line in lines)
+        server.terminate()
 
 
 @pytest.fixture
