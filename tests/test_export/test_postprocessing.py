@@ -58,7 +58,7 @@ def test_boxes_are_those_of_mmdet(tmp_path, name, style):
         for mine, theirs in zip((boxes, scores, labels), wanted, strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0, check_dtype=False)
     else:
-        everything = dict(head.test_cfg, nms_pre=100_000, score_thr=0.3)
+        everything = dict(head.test_cfg, nms_pre=100_000, min_bbox_size=-1)
         (expected,) = head.predict_by_feat(
             *maps, batch_img_metas=[meta], cfg=Config(everything), with_nms=False
         )

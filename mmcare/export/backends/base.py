@@ -194,7 +194,7 @@ class Backend:
         norm: Any = spec.normalization
         mean = [*norm.mean] if norm else None
         normalized = spec.input_kind == 'tensor'
-        padding = [0.0] * spec.input_shape[1] if normalized else mean or []
+        padding = [0.0] * spec.input_shape[1] if normalized else mean
         if norm and norm.padding:
             values = zip(norm.padding, norm.mean, norm.std, strict=True)
             padding = [(value - shift) / scale for value, shift, scale in values]
@@ -203,7 +203,7 @@ class Backend:
             kind=spec.input_kind,
             mean=mean if normalized else None,
             std=[*norm.std] if norm and normalized else None,
-            padding=padding if not spec.takes_bytes else [round(value) for value in padding],
+            padding=[round(value) for value in padding or ()] if spec.takes_bytes else padding,
             dtype='uint8' if spec.takes_bytes else 'float32',
             channels=norm and norm.channels,
             resize=spec.resize,
