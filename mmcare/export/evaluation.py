@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
+from torchvision.ops import clip_boxes_to_image
 
 from mmcare.export.backends.base import Exported
 from mmcare.export.prediction import read_detections
@@ -120,6 +121,7 @@ def predict_boxes(
     """Predict as mmdet's base head does, from the detections of a file."""
     (sample,) = data_samples
     boxes, scores, labels = read_detections(description, run(images))
-    found = InstanceData(bboxes=boxes, scores=scores, labels=labels)
     meta, config = sample.metainfo, head.test_cfg
+    boxes = clip_boxes_to_image(boxes, meta['img_shape'])  # without the padding
+    found = InstanceData(bboxes=boxes, scores=scores, labels=labels)
     return [head._bbox_post_process(found, config, rescale, with_nms=True, img_meta=meta)]
