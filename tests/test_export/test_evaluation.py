@@ -110,7 +110,7 @@ def annotate(data, predictions):
 def test_metrics(task, part, backend, outputs, names, made, run_tool, tmp_path, monkeypatch):
     """Every image goes through the file, and the metrics, which are not zero, are PyTorch's.
 
-    LiteRT's takes pixels, and NHWC, and computes in float16.
+    LiteRT's takes pixels, and NHWC; one computes in float16.
     """
     config, weights, shapes = made(task) / 'toy.py', made(task) / 'weights.pth', []
     source, checkpoint = load_source(config, weights, part), ['--checkpoint', weights]
@@ -133,14 +133,15 @@ def test_metrics(task, part, backend, outputs, names, made, run_tool, tmp_path, 
         annotate(made(task) / 'data', masks if masks.exists() else boxes)
     monkeypatch.setattr(backends, 'open_exported', spy)
     monkeypatch.setattr('mmcare.analysis.timing.SECONDS', 1e-9)
-    half = backend == 'litert'
+    half = backend == 'litert' and part == 'model'
     table = run_tool(task, file, *checkpoint, *(['--float16'] if half else []))
     assert list(table) == ['PyTorch', str(file)]
     assert shapes[:4] == [(1, 3, *SHAPE)] * (1 + 3)  # of the outputs' shapes, then of the data
     for name in names:
         assert 0 < table[str(file)][name] < 100
         points = 100 if task == 'segmentation' else 1  # maps of labels are enlarged otherwise
-        tolerance = 0.01 if half else 0.003 * points if outputs == 'decoded' else 1e-3
+        # Untrained, many boxes are equally good, and roundings choose; most of all in two stages.
+        tolerance = 0.01 if backend == 'litert' else 0.003 * points if outputs == 'decoded' else 1e-3
         assert table[str(file)][name] == pytest.approx(table['PyTorch'][name], abs=tolerance)
     assert table[str(file)]['MB'] == size_of(file) / 1e6 and table['PyTorch']['ms'] > 0
     assert ('ms' in table[str(file)]) == (backend != 'coreml')
