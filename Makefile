@@ -161,7 +161,7 @@ test-mmcv: $(MMCV_READY) ## compare MMCV's operators with torchvision's, and tes
 		tests/test_engine/test_bfloat16_ops.py tests/test_models/test_sizes.py $(PARALLEL)
 
 test-torch2.1: $(OLD_READY) ## all tests but those of exports, with PyTorch 2.1 and Python 3.10
-	$(BIN)/python -m pytest tests --ignore tests/test_export $(PARALLEL)
+	$(BIN)/python -m pytest tests $(PARALLEL)
 
 CORE_TESTS := $(addprefix tests/,test_models test_weights test_engine test_torch_tooling.py test_mm_hooks.py)
 test-torch2.0: $(OLDEST_READY) ## the tests of models, weights and hooks with PyTorch 2.0 and Python 3.8
