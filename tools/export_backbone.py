@@ -7,15 +7,20 @@ file is compared with PyTorch before it is saved, and FILE.json next to it is it
 """
 
 import argparse
+import logging
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import yaml
 
 try:
     from mmcare.export import export_model, load_source
     from mmcare.export.backends import BACKENDS
-    from mmcare.export.export import CALIBRATION, INPUT_KINDS, PRECISIONS
+    from mmcare.export.export import CALIBRATION, INPUT_KINDS, LOGGER, OUTPUTS, PRECISIONS
     from mmcare.export.source import PARTS
     from mmcare.export.verify import ExportError
     from mmcare.weights.reading import CheckpointError
@@ -28,6 +33,10 @@ except KeyboardInterrupt:
 
 SHOWN = 'file', 'bytes', 'delegates', 'outside', 'deviations', 'quantization', 'runtime'
 SHOWN += 'pictures', 'resize', 'names'
+
+OPTIONS = {
+    name: option for backend in BACKENDS.values() for name, option in backend.options.items()
+}
 
 
 def parse_args() -> argparse.Namespace:
@@ -60,34 +69,65 @@ def parse_args() -> argparse.Namespace:
         'default: image for Core ML, tensor for others'
     )
     add('--input', choices=INPUT_KINDS, help=help_input)
+    help_outputs = (
+        'decoded: probabilities, a map of class labels, or boxes, scores and labels, of whole '
+        "models; raw: the network's outputs; default: raw"
+    )
+    add('--outputs', choices=OUTPUTS, default='raw', help=help_outputs)
     help_precision = 'default: float16 for Core ML, float32 for others; int8 needs pictures'
     add('--precision', choices=PRECISIONS, help=help_precision)
     help_number = f'number of pictures for int8; default: {CALIBRATION}'
     add('--calibration', type=int, metavar='N', help=help_number)
     help_images = "pictures for int8 and to check files on; default: those of the config's data"
     add('--images', metavar='FOLDER', help=help_images)
-    for backend in BACKENDS.values():
-        for name, option in backend.options.items():
-            add(f'--{name}', **option)
+    for name, option in OPTIONS.items():
+        add(f'--{name.replace("_", "-")}', **option)
     return parser.parse_args()
+
+
+@contextmanager
+def others_in_a_log() -> Iterator[str]:
+    """Show what mmcare logs; send what other libraries print, also natively, to a file."""
+    sys.stdout.flush()
+    streams = os.dup(1), os.dup(2)
+    with (
+        NamedTemporaryFile('w', prefix='mmcare-export-', suffix='.log', delete=False) as log,
+        os.fdopen(streams[1], 'w') as terminal,
+    ):
+        handler = logging.StreamHandler(terminal)
+        LOGGER.addHandler(handler)
+        LOGGER.setLevel(logging.INFO)
+        LOGGER.propagate = False
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield log.name
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            LOGGER.removeHandler(handler)
+            for descriptor, stream in enumerate(streams, 1):
+                os.dup2(stream, descriptor)
+            os.close(streams[0])
 
 
 def main() -> None:
     """Export, and print what was written."""
     arguments = parse_args()
-    names = [name for backend in BACKENDS.values() for name in backend.options]
     try:
-        reports = export_model(
-            load_source(arguments.source, arguments.checkpoint, arguments.part),
-            arguments.out_dir,
-            shape=arguments.shape and tuple(arguments.shape),
-            formats=tuple(arguments.format),
-            input_kind=arguments.input,
-            precision=arguments.precision,
-            calibration=arguments.calibration,
-            images=arguments.images,
-            **{name: getattr(arguments, name) for name in names},
-        )
+        with others_in_a_log() as log:
+            reports = export_model(
+                load_source(arguments.source, arguments.checkpoint, arguments.part),
+                arguments.out_dir,
+                shape=arguments.shape and tuple(arguments.shape),
+                formats=tuple(arguments.format),
+                input_kind=arguments.input,
+                outputs=arguments.outputs,
+                precision=arguments.precision,
+                calibration=arguments.calibration,
+                images=arguments.images,
+                **{name: getattr(arguments, name) for name in OPTIONS},
+            )
     except KeyboardInterrupt:
         print('stopped: nothing is written', file=sys.stderr)
         sys.exit(130)
@@ -99,6 +139,7 @@ def main() -> None:
         print(yaml.safe_dump(shown, sort_keys=False, default_flow_style=None, width=100))
     height, width = report['shape']
     print(f'Written to {arguments.out_dir}, for images of height {height} and width {width}')
+    print(f'What other libraries print is in {log}')
 
 
 if __name__ == '__main__':

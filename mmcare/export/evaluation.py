@@ -1,15 +1,19 @@
 """Put an exported program into a toolbox's model, in place of a part, to test it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from mmengine.structures import InstanceData
 from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
+from torchvision.ops import clip_boxes_to_image
 
 from mmcare.export.backends.base import Exported
+from mmcare.export.prediction import read_detections
 from mmcare.export.source import HEADS, Network
 from mmcare.weights.reading import digest_weights
 
@@ -61,8 +65,11 @@ def replaced_part(model: Any, program: Exported, checked: bool = False) -> Itera
     weights = network.model.state_dict()
     if checked and digest_weights(weights, {}) != program.description['sha256']:
         raise ValueError('the file is of other weights than the checkpoint')
-    found = [[*output.shape] for output in run(image)]
-    expected = [[*output.shape] for output in network(image)]
+    outputs, found = network(image), [[*output.shape] for output in run(image)]
+    expected = [[*output.shape] for output in outputs]
+    decoded = [output for output in program.description.get('outputs', ()) if 'kind' in output]
+    if decoded:
+        expected = [output['shape'] for output in decoded]
     if found != expected:
         raise ValueError(
             f"the file is of another model: its outputs are {found}, those of the config's "
@@ -76,10 +83,15 @@ def replaced_part(model: Any, program: Exported, checked: bool = False) -> Itera
     else:
         head = next(getattr(model, name) for name in HEADS if hasattr(model, name))
         structure = tree_structure(model(image))
-        replaced = [
-            (model, 'extract_feat', lambda images: images),
-            (head, 'forward', lambda images: tree_unflatten(run(images), structure)),
-        ]
+        replaced = [(model, 'extract_feat', lambda images: images)]
+        if decoded and hasattr(model, 'bbox_head'):
+            predict = partial(predict_boxes, head, run, program.description)
+            replaced.append((head, 'predict', predict))
+        else:
+            channels = outputs[0].shape[1]
+            encode = partial(to_logits, decoded[0], channels) if decoded else tuple
+            forward = lambda images: tree_unflatten(encode(run(images)), structure)  # noqa: E731
+            replaced.append((head, 'forward', forward))
     for module, name, function in replaced:
         setattr(module, name, function)
     try:
@@ -87,3 +99,29 @@ def replaced_part(model: Any, program: Exported, checked: bool = False) -> Itera
     finally:
         for module, name, _ in replaced:
             delattr(module, name)  # the class has the method
+
+
+def to_logits(output: Mapping[str, Any], channels: int, results: Sequence[Tensor]) -> list[Tensor]:
+    """Return logits from which a toolbox predicts the probabilities or labels of a file."""
+    if output['kind'] == 'probabilities':
+        is_sigmoid = output['activation'] == 'sigmoid'
+        return [results[0].logit(1e-7) if is_sigmoid else results[0].clamp(1e-30).log()]
+    labels = F.one_hot(results[0].long(), max(channels, 2)).permute(0, 3, 1, 2).float()
+    return [labels if channels > 1 else 40 * labels[:, 1:] - 20]
+
+
+def predict_boxes(
+    head: Any,
+    run: Callable[[Tensor], Sequence[Tensor]],
+    description: Mapping[str, Any],
+    images: Tensor,
+    data_samples: Any,
+    rescale: bool = False,
+) -> list[InstanceData]:
+    """Predict as mmdet's base head does, from the detections of a file."""
+    (sample,) = data_samples
+    boxes, scores, labels = read_detections(description, run(images))
+    meta, config = sample.metainfo, head.test_cfg
+    boxes = clip_boxes_to_image(boxes, meta['img_shape'])  # without the padding
+    found = InstanceData(bboxes=boxes, scores=scores, labels=labels)
+    return [head._bbox_post_process(found, config, rescale, with_nms=True, img_meta=meta)]

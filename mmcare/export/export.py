@@ -1,11 +1,13 @@
 """Export of a network to several formats, with a report on each file."""
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -17,7 +19,9 @@ from mmcare.export.source import Source
 from mmcare.export.spec import build_spec
 from mmcare.files import check_writable, moved_into_place
 
+LOGGER = logging.getLogger('mmcare')
 INPUT_KINDS = ('image', 'tensor')
+OUTPUTS = ('raw', 'decoded')
 PRECISIONS = ('float32', 'float16', 'int8')
 CALIBRATION = 64  # pictures
 
@@ -29,6 +33,7 @@ def export_model(
     shape: tuple[int, int] | None = None,
     formats: Sequence[str] = ('coreml', 'onnx'),
     input_kind: str | None = None,
+    outputs: str = 'raw',
     precision: str | None = None,
     calibration: int | None = None,
     images: Images = None,
@@ -45,6 +50,8 @@ def export_model(
         formats: Keys of :data:`mmcare.export.backends.BACKENDS`.
         input_kind: ``'image'``: files take pixels from 0 to 255 and normalize them; ``'tensor'``:
             files take normalized images. None: an image for Core ML, a tensor for others.
+        outputs: ``'raw'``: the network's; ``'decoded'``: probabilities, class labels, or boxes,
+            scores and labels, of whole models.
         precision: ``'float32'``, ``'float16'`` or ``'int8'``. None: float16 for Core ML, float32
             for others.
         calibration: Largest number of pictures to quantize with; None: 64.
@@ -67,17 +74,19 @@ def export_model(
     backends = validate_formats(formats, precision, calibration, options)
     check_writable(Path(out_dir))
     input_kinds = {backend.name: input_kind or backend.input_kind for backend in backends}
-    spec = build_spec(source, shape, input_kinds.values(), precision, tolerance, options)
+    decoded = outputs == 'decoded'
+    spec = build_spec(source, shape, input_kinds.values(), precision, tolerance, decoded, options)
     number = (calibration or CALIBRATION) if precision == 'int8' else 0
     spec, without_pictures = add_images(spec, source, number, images)
-    reports = {}
+    reports: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as folder:
-        for backend in backends:
-            own = spec
+        for index, backend in enumerate(backends, 1):
+            start, own = perf_counter(), spec
+            LOGGER.info('%d/%d %s: started', index, len(backends), backend.name)
             if 'dynamic' in options and 'dynamic' in backend.options:
                 own = own.with_dynamic_shape()
             if input_kinds[backend.name] == 'image':
-                own = own.with_normalization()
+                own = own.with_normalization(backend.takes_bytes)
             report = backend.export(own, Path(folder))
             if without_pictures and source.config is not None:
                 report['pictures'] = f'none compared: {without_pictures}'
@@ -90,6 +99,10 @@ def export_model(
             text = json.dumps(report, indent=2, allow_nan=False)
             Path(folder, f'{report["file"]}.json').write_text(f'{text}\n')
             reports[backend.name] = report
+            checked = report.get('quantization') or dict(deviation=report['deviations']['random'])
+            size, seconds = report['bytes'] / 1e6, perf_counter() - start
+            facts = report['file'], size, checked, seconds
+            LOGGER.info('%s: %.1f MB, checked: %s, %.0f s', *facts)
         for path in sorted(Path(folder).iterdir()):  # a report after its file
             with moved_into_place(Path(out_dir, path.name)) as temporary:
                 shutil.move(path, temporary)

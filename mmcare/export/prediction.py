@@ -40,11 +40,20 @@ def predict(
         raise ValueError(f'{picture} is not a picture')
     image, size = prepare(pixels, description['inputs'][0], description['shape'])
     names = [output['name'] for output in description['outputs']]
+    kind = description['outputs'][0].get('kind')
     outputs = dict(zip(names, map(torch.from_numpy, run(image)), strict=True))
     activation = description.get('activation')
-    if 'decode' in description:
+    if kind == 'boxes':
+        detections = read_detections(description, [*outputs.values()])
+        found = suppress(*detections, size, description['test_cfg'])
+    elif 'decode' in description:
         found = decode_boxes(outputs, description['decode'], size)
-        found['boxes'] *= torch.tensor([*np.divide(pixels.shape[1::-1], size[::-1])] * 2).float()
+    elif kind == 'labels':
+        whole = outputs['labels'][None, :, : size[0], : size[1]].float()
+        whole = F.interpolate(whole, pixels.shape[:2], mode='nearest-exact')
+        found = dict(labels=whole[0, 0].long())
+    elif kind == 'probabilities':
+        found = rank(outputs['probabilities'][0])
     elif names != ['logits'] or activation is None:
         raise ValueError('the file does not describe how its outputs are decoded')
     elif outputs['logits'].dim() == 4:
@@ -52,8 +61,9 @@ def predict(
         found = dict(labels=read_labels(outputs['logits'], *shapes))
     else:
         (logits,) = outputs['logits']
-        scores = logits.sigmoid() if activation == 'sigmoid' else logits.softmax(0)
-        found = dict(zip(('scores', 'labels'), scores.sort(descending=True), strict=True))
+        found = rank(logits.sigmoid() if activation == 'sigmoid' else logits.softmax(0))
+    if 'boxes' in found:
+        found['boxes'] *= torch.tensor([*np.divide(pixels.shape[1::-1], size[::-1])] * 2).float()
     results = {name: value.numpy() for name, value in found.items()}
     return dict(results, names=description.get('classes'))
 
@@ -93,7 +103,7 @@ def prepare(
     if taken['kind'] == 'tensor':
         mean, std = torch.tensor([taken['mean'], taken['std']])[..., None, None]
         image = (image - mean) / std
-    padded = torch.tensor(taken['padding'])[None, :, None, None].repeat(1, 1, *shape)
+    padded = torch.tensor(taken['padding']).float()[None, :, None, None].repeat(1, 1, *shape)
     padded[0, :, : image.shape[1], : image.shape[2]] = image
     return padded, (image.shape[1], image.shape[2])
 
@@ -124,8 +134,6 @@ def decode_boxes(
         decode: Describes priors, the coder of boxes and thresholds, see docs/deploy.md.
         size: Height and width of the image without padding.
     """
-    from torchvision.ops import batched_nms, clip_boxes_to_image  # which backbones do without
-
     params, test = decode['prior_params'], decode['test_cfg']
     anchors = params.get('base_anchors', [[[0.0] * 4]] * len(decode['strides']))
     levels = []
@@ -153,11 +161,46 @@ def decode_boxes(
         boxes = decode_values(rows['bbox_pred'][index], priors[index], decode['coder'])
         levels.append((boxes, scores, labels))
     boxes, scores, labels = map(torch.cat, zip(*levels, strict=True))
+    return suppress(boxes, scores, labels, size, test)
+
+
+def suppress(
+    boxes: Tensor, scores: Tensor, labels: Tensor, size: tuple[int, int], test: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Clip boxes to an image, and keep the best after NMS, as the config's ``test_cfg`` says."""
+    from torchvision.ops import batched_nms, clip_boxes_to_image  # which backbones do without
+
     boxes = clip_boxes_to_image(boxes, size)
     large = (boxes[:, 2:] - boxes[:, :2] > test.get('min_bbox_size', -1)).all(1)
     boxes, scores, labels = boxes[large], scores[large], labels[large]
     kept = batched_nms(boxes, scores, labels, test['nms']['iou_threshold'])[: test['max_per_img']]
     return dict(boxes=boxes[kept], scores=scores[kept], labels=labels[kept])
+
+
+def rank(scores: Tensor) -> dict[str, Tensor]:
+    """Sort the scores (K,) of classes."""
+    return dict(zip(('scores', 'labels'), scores.sort(descending=True), strict=True))
+
+
+def read_detections(
+    description: Mapping[str, Any], outputs: Sequence[Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Read what a decoded detector's file has found, before NMS where that is not in the file.
+
+    Returns:
+        Boxes (N, 4) as x1, y1, x2, y2 in pixels of the file's input, scores (N,), which are above
+        the config's threshold, and labels (N,).
+    """
+    boxes, scores, *rest = (torch.as_tensor(output) for output in outputs)
+    how = description['outputs'][0]
+    boxes = boxes.reshape(-1, 4) * torch.tensor(how['scale'])
+    if how['box_format'] == 'cxcywh':
+        low = boxes[:, :2] - boxes[:, 2:] / 2
+        boxes = torch.cat([low, low + boxes[:, 2:]], 1)
+    scores = scores.reshape(len(boxes), -1)  # of each class where there are no labels
+    rows, labels = (scores > description['test_cfg'].get('score_thr', 0)).nonzero(as_tuple=True)
+    scores = scores[rows, labels]
+    return boxes[rows], scores, rest[0].reshape(-1)[rows].long() if rest else labels
 
 
 def decode_values(values: Tensor, priors: Tensor, coder: Mapping[str, Any]) -> Tensor:

@@ -70,12 +70,15 @@ def normalize_inside(
 
 
 def separate_convolutions(network: nn.Module) -> nn.Module:
-    """Copy a network so that each module has its own copy of a convolution that it shares.
+    """Return a network in which each module has its own copy of a convolution that it shared.
 
     RTMDet's head has one convolution for all levels and a norm for each level. ExecuTorch (1.5.1)
     names the fused weights of such a pair after the convolution alone, so that all levels would get
     the last level's. pnnx (20261020) does not convert such a pair.
     """
+    modules = [module for _, module in network.named_modules(remove_duplicate=False)]
+    if len(modules) == len(set(modules)):
+        return network
     network = deepcopy(network)
     for module in [*network.modules()]:
         for name, child in module.named_children():
@@ -94,6 +97,7 @@ class ChannelsLast(nn.Module):
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         """Map an image to outputs by name."""
+        image = image if image.is_floating_point() else image.float()
         outputs = self.program(image.permute(0, 3, 1, 2))
         outputs = [x.permute(0, 2, 3, 1) if x.dim() == 4 else x for x in outputs]
         return dict(zip(self.names, outputs, strict=True))
@@ -109,19 +113,30 @@ def _split(x: Tensor, size: int | list[int], dim: int = 0) -> list[Tensor]:
 
 
 def _mean(x: Tensor, dim: list[int], keepdim: bool = False, dtype: Any = None) -> Tensor:
-    if x.dim() != 3 or [axis % 3 for axis in dim] != [2] or not keepdim:
+    if x.dim() != 4 or dim != [1] or keepdim:
         return NotImplemented  # leaves it as it is
-    heads, channels, positions = x.shape
-    mean = x.reshape(heads, channels, 1, positions).mean((2, 3), True, dtype=dtype)
-    return mean.reshape(heads, channels, 1)
+    batch, number, rows, columns = x.shape
+    moved = x.reshape(batch, number, 1, rows * columns).permute(0, 3, 2, 1)
+    return moved.mean((2, 3), True, dtype=dtype).reshape(batch, rows, columns)
 
 
 def _amax(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    if x.dim() != 3 or len(dim) != 1 or not keepdim:
+    if not keepdim:
         return NotImplemented  # leaves it as it is
-    kernel = [x.shape[axis] if axis == dim[0] % 3 else 1 for axis in (1, 2)]
-    shape = [1 if axis == dim[0] % 3 else x.shape[axis] for axis in range(3)]
-    return aten.max_pool2d.default(x.reshape(1, *x.shape), kernel, kernel).reshape(shape)
+    if x.dim() == 4 and dim == [2, 3]:
+        return aten.max_pool2d.default(x, x.shape[2:], x.shape[2:])
+    if x.dim() == 3 and dim == [1]:
+        heads, channels, positions = x.shape
+        pooled = aten.max_pool2d.default(x.reshape(1, *x.shape), [channels, 1], [channels, 1])
+        return pooled.reshape(heads, 1, positions)
+    return NotImplemented
+
+
+def _matmul(x: Tensor, y: Tensor) -> Tensor:
+    if x.dim() != 4 or x.shape[:2] != y.shape[:2]:
+        return NotImplemented  # leaves it as it is
+    product = aten.bmm.default(x.flatten(0, 1), y.flatten(0, 1))
+    return product.reshape(*x.shape[:3], y.shape[3])
 
 
 def _pad(x: Tensor, pad: list[int], mode: str = 'constant', value: float | None = None) -> Tensor:
@@ -176,6 +191,7 @@ EXECUTORCH: Table = {
     **COREML,
     **LITERT,
     aten.amax.default: _amax,
+    aten.matmul.default: _matmul,  # without expanding
     aten.mean.dim: _mean,
     aten.split.Tensor: _split,  # of chunks
     aten.split_with_sizes.default: _split,

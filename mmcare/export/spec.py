@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 
 from mmcare.export import rewrites
 from mmcare.export.decoding import describe_decoding, describe_scores, name_outputs
+from mmcare.export.postprocessing import MAX_DETECTIONS, Decoder, Style, build_decoder
 from mmcare.export.source import Normalization, Source
 from mmcare.models.averaged_attention import average_attention
 from mmcare.models.deployment import BackboneInfo, fuse_all
@@ -47,10 +48,15 @@ class ExportSpec:
     dynamic: bool = False  # height and width are free
     size_divisor: int = 1  # of free heights and widths
     input_kind: str = 'tensor'  # normalized; 'image': pixels from 0 to 255, normalized inside
+    takes_bytes: bool = False  # pixels are uint8 in the file, which is no matter of the network
     normalization: Normalization | None = None  # None: unknown
     resize: Mapping[str, Any] | None = None  # how pictures are resized; None: unknown
     options: Mapping[str, Any] = field(default_factory=dict)  # of single backends
     metadata: Mapping[str, Any] = field(default_factory=dict)  # describes the network
+    # Makes results of the outputs, in a backend's style; None: files have the outputs themselves.
+    decoder_of: Callable[[Style], Decoder] | None = None
+    decoder: Decoder | None = None  # in the network
+    references: dict[str, Sequence[Tensor]] = field(default_factory=dict)  # computed once
 
     @cached_property
     def program(self) -> ExportedProgram:
@@ -58,22 +64,43 @@ class ExportSpec:
         divisor = self.size_divisor if self.dynamic else None
         return rewrites.export_program(self.network, self.input_shape, divisor)
 
-    @cached_property
-    def expected(self) -> dict[str, Sequence[Tensor]]:
-        """The reference's outputs by image, in float64: float32 loses digits of small ELU + 1."""
-        exact = deepcopy(self.reference).double()
-        with torch.no_grad():
-            return {name: exact(image.tensor.double()) for name, image in self.images.items()}
+    @torch.no_grad()
+    def reference_outputs(self, name: str) -> Sequence[Tensor]:
+        """Compute the reference's outputs for one of the images, once for all files.
+
+        They are computed in float64: float32 loses digits of small ELU + 1.
+        """
+        if name not in self.references:
+            exact = deepcopy(self.reference).double()
+            self.references[name] = exact(self.images[name].tensor.double())
+        outputs = self.references[name]
+        return [output.float() for output in outputs] if self.decoder else outputs
+
+    def with_decoder(self, style: Style) -> 'ExportSpec':
+        """Compute results in the file, if that was asked for."""
+        if self.decoder_of is None:
+            return self
+        decoder = self.decoder_of(style)
+        metadata = {key: value for key, value in self.metadata.items() if key != 'decode'}
+        return replace(
+            self,
+            network=nn.Sequential(self.network, decoder),
+            output_names=[output['name'] for output in decoder.outputs],
+            metadata={**metadata, 'activation': None, **decoder.metadata},
+            decoder=decoder,
+        )
 
     def with_dynamic_shape(self) -> 'ExportSpec':
         """Leave height and width free, and also compare images of another size."""
         _, channels, height, width = self.input_shape
         other = height + self.size_divisor, max(width - self.size_divisor, self.info.stride)
         image = draw_images(channels, other)['random']
-        return replace(self, dynamic=True, images={**self.images, 'random, another size': image})
+        network, images = deepcopy(self.network), {**self.images, 'random, another size': image}
+        average_attention(network, by_rows=False)
+        return replace(self, network=network, dynamic=True, images=images)
 
-    def with_normalization(self) -> 'ExportSpec':
-        """Take pixels from 0 to 255, which the network normalizes."""
+    def with_normalization(self, takes_bytes: bool = False) -> 'ExportSpec':
+        """Take pixels from 0 to 255, which the network normalizes, in files perhaps as bytes."""
         assert self.normalization is not None, 'build_spec raises'
         mean, std = self.normalization.mean, self.normalization.std
         pads = self.dynamic or any(side % self.info.stride for side in self.input_shape[2:])
@@ -81,7 +108,8 @@ class ExportSpec:
         network, norm = rewrites.normalize_inside(self.network, mean, std, first_conv)
 
         def to_pixels(image: Tensor) -> Tensor:
-            return image * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
+            pixels = image * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
+            return to_bytes(pixels).float() if takes_bytes else pixels
 
         return replace(
             self,
@@ -93,7 +121,14 @@ class ExportSpec:
             },
             calibration=[to_pixels(image) for image in self.calibration],
             input_kind='image',
+            takes_bytes=takes_bytes,
+            references={} if takes_bytes else self.references,  # rounded images are others
         )
+
+
+def to_bytes(pixels: Tensor) -> Tensor:
+    """Round pixels to uint8."""
+    return pixels.round().clamp(0, 255).byte()
 
 
 def draw_images(channels: int, shape: tuple[int, int]) -> dict[str, CheckImage]:
@@ -117,6 +152,7 @@ def build_spec(
     input_kinds: Collection[str],
     precision: str | None,
     tolerance: float | None,
+    decoded: bool,
     options: Mapping[str, Any],
 ) -> ExportSpec:
     """Fuse a copy of a network for images of one size, and describe it; or raise a ValueError."""
@@ -144,11 +180,24 @@ def build_spec(
         )
     if dynamic and network.part == 'model' and hasattr(network.model, 'decode_head'):
         raise ValueError('heads of segmentors fix sizes: no dynamic sizes with --part model')
+    if decoded and (network.part != 'model' or dynamic):
+        raise ValueError('--outputs decoded is for --part model, without --dynamic')
+    if 'max_detections' in options and not (decoded and hasattr(network.model, 'bbox_head')):
+        raise ValueError('--max-detections is for --outputs decoded of detectors')
     output_names = name_outputs(network, outputs)
     described: dict[str, Any] = dict(activation=None)
     if network.part == 'model':
         described = describe_scores(network.model, source.config, outputs[0].shape[1])
         described |= describe_decoding(network.model)
+    decoder_of = None
+    if decoded:
+        head = getattr(network.model, 'bbox_head', None)
+        if head is not None and 'decode' not in described:
+            raise ValueError(
+                f'the {type(head).__name__} has a decoding of its own: use raw outputs'
+            )
+        number = options.get('max_detections', MAX_DETECTIONS)
+        decoder_of = partial(build_decoder, network.model, outputs, shape, described, number)
     fused = deepcopy(network)
     fuse_all(fused)
     average_attention(fused)
@@ -178,4 +227,5 @@ def build_spec(
         normalization=normalization,
         options=options,
         metadata={**metadata, **described, **source.metadata},
+        decoder_of=decoder_of,
     )

@@ -18,8 +18,15 @@ class AveragedAttention(LinearAttention):
     max phi(k_c)), and a zero with weight eps. phi(x) = exp(min(x, 0)) (1 + max(x, 0)), so that its
     logarithm is exact where ELU + 1 cancels. All weights are divided by the largest, as in a
     softmax: the denominator is at least 1 / N, also where small numbers are flushed to zero, and
-    nothing is larger than C times the largest value.
+    nothing is larger than C or sqrt(W) times the largest value. Sums over positions are averages of
+    rows: processors that sum products in float16, as ARM's, stop at half of 4200 equal numbers.
+
+    In float16, results are off by at most 5e-3 of the largest output and 1e-3 of the largest value,
+    for the same queries and keys. Where eps outweighs all heads, they may be 0. The queries and
+    keys are what float16 makes of them: at 500 its steps are 0.25, which is 28 % of exp(x).
     """
+
+    by_rows = True
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, heads * C, H, W) to the same shape."""
@@ -27,22 +34,29 @@ class AveragedAttention(LinearAttention):
 
     def attend(self, query_key: Tensor, values: Tensor) -> Tensor:
         """Map (B, 2 * heads * C, H, W) and (B, heads * C, H, W) to (B * heads, C, H * W)."""
-        root = (values.shape[2] * values.shape[3]) ** -0.5
-        log_phi = query_key.clamp(max=0.0) + torch.log(query_key.relu() + 1.0)
-        queries, keys, values = map(self.split_heads, (*log_phi.chunk(2, dim=1), values))
-        peaks = keys.amax(2, keepdim=True)  # (B * heads, C, 1)
+        # log(1 + x) <= x, so that this is x below 0, and log(1 + x) above.
+        log_phi = torch.minimum(query_key, torch.log(query_key.relu() + 1.0))
+        queries, keys = log_phi.chunk(2, dim=1)
+        peaks = keys.amax((2, 3), keepdim=True)
         keys = torch.exp(keys - peaks)
-        queries = queries + peaks
+        means = keys.mean((2, 3), keepdim=True).reshape(-1, 1, self.head_channels)
+        queries = self.split_heads(queries + peaks)
         largest = queries.amax(1, keepdim=True).clamp(min=math.log(self.eps))  # (B * heads, 1, N)
         queries = torch.exp(queries - largest)
         rest = torch.exp(math.log(self.eps) - largest)
-        context = torch.bmm(values * root, (keys * root).transpose(1, 2))  # (B * heads, C, C)
-        means = keys.mean(2, keepdim=True).transpose(1, 2)  # (B * heads, 1, C)
-        return torch.bmm(context, queries) / (torch.bmm(means, queries) + rest)
+        height, width = values.shape[2:] if self.by_rows else (1, queries.shape[2])
+        shape, root = (-1, self.head_channels, height, width), width**-0.5
+        values, keys = (part.reshape(shape).transpose(1, 2) for part in (values, keys))
+        rows = torch.matmul(values * root, keys.transpose(2, 3)) * root  # (B * heads, H, C, C)
+        return torch.bmm(rows.mean(1), queries) / (torch.bmm(means, queries) + rest)
 
 
-def average_attention(network: nn.Module) -> None:
-    """Let each :class:`LinearAttention` of a network compute as the averaged one, in place."""
+def average_attention(network: nn.Module, by_rows: bool = True) -> None:
+    """Let each :class:`LinearAttention` of a network compute as the averaged one, in place.
+
+    ``by_rows=False`` sums over all positions at once, which torch.export needs for free sizes.
+    """
     for module in network.modules():
-        if type(module) is LinearAttention:
+        if type(module) in (LinearAttention, AveragedAttention):
             module.__class__ = AveragedAttention
+            module.by_rows = by_rows  # type: ignore[assignment]

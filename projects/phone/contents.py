@@ -68,8 +68,9 @@ def describe(path: Path, source: Source | None) -> tuple[dict[str, Any], bytes]:
         raise ValueError(f'{path} takes images of any size, and does not name one')
     image = draw_images(channels, tuple(shape))['random'].tensor
     takes_pixels = program.input_kind == 'image'
-    image = 120 + 50 * image if takes_pixels else image
-    network = None if int8 or takes_pixels or not source else source.network
+    image = (120 + 50 * image).round().clamp(0, 255) if takes_pixels else image
+    decoded = any('kind' in output for output in about.get('outputs', ()))
+    network = None if int8 or takes_pixels or decoded or not source else source.network
     own = network and (network.part, digest_weights(network.model.state_dict(), {}))
     if network and own == (about.get('part'), about.get('sha256')):
         expected, against = [output.numpy() for output in network(image)], 'PyTorch'

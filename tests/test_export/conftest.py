@@ -2,12 +2,15 @@
 
 import mmcv
 import pytest
-from export_helpers import smooth
 
 
 @pytest.fixture(scope='session')
 def pictures(tmp_path_factory):
     """A folder with four pictures, in a deeper folder, and another file."""
+    from export_helpers import (
+        smooth,
+    )  # here, since pytest imports this file where exports cannot run
+
     folder = tmp_path_factory.mktemp('pictures')
     (folder / 'notes.txt').write_text('no picture')
     for seed in range(4):

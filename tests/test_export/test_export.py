@@ -62,7 +62,8 @@ def test_coreml(exported):
     assert kind.colorSpace == ct.proto.FeatureTypes_pb2.ImageFeatureType.RGB
     outputs = {out.name: out.type.multiArrayType.dataType for out in spec.description.output}
     assert outputs == dict.fromkeys(STAGES, ct.proto.FeatureTypes_pb2.ArrayFeatureType.FLOAT16)
-    assert spec.description.metadata.versionString and 'MIT' in spec.description.metadata.license
+    about = spec.description.metadata
+    assert about.versionString and not about.license + about.author  # of the weights: unknown
 
 
 def test_dynamic_sizes(tmp_path):

@@ -14,6 +14,7 @@ from mmcare.export import export_model, load_source
 from mmcare.export.backends.coreml import convert_coreml
 from mmcare.export.decoding import describe_scores
 from mmcare.export.rewrites import use_matrix_pools
+from mmcare.models.backbones.care import LinearAttention
 from mmcare.weights.reading import CheckpointError
 
 WIDTHS = [16, 16, 32, 128]
@@ -102,7 +103,9 @@ def check_coreml(source, names, expected, image):
     assert [output.name for output in model.get_spec().description.output] == names
     assert deviation(expected, run_program(model, image)) < 1e-5
     operators = count_operators(model)
-    assert not {'batch_norm', 'transpose', 'scatter'} & set(operators)
+    assert not {'batch_norm', 'scatter'} & set(operators)
+    attentions = sum(isinstance(module, LinearAttention) for module in network.modules())
+    assert operators['transpose'] == 2 * attentions  # rows of keys and values
     return operators
 
 
@@ -139,7 +142,8 @@ def test_whole_models(tmp_path, whole, name):
         network = load_source(config, weights, 'model').network
         assert network.backbone.deploy and deviation([expected], network(image)) < 1e-4
     if name == 'upernet':
-        assert operators['reduce_mean'] == 1  # the other pools are matrix products
+        # Of one pool, the others are matrix products, and of keys and rows in two attentions.
+        assert operators['reduce_mean'] == 1 + 2 * 2
         export_model(source, tmp_path / 'out', SHAPE, ('onnx',))
         names, found = run_file(tmp_path / 'out' / 'upernet_model_64x96.onnx', image)
         assert names == ['logits'] and deviation([expected], found) < 1e-4

@@ -35,7 +35,8 @@ def validate_formats(
     for option in options:
         able = [name for name, backend in BACKENDS.items() if option in backend.options]
         if not {*able} & {*formats}:
-            raise ValueError(f'--{option} is for --format {", ".join(able) or "none"}')
+            flag = option.replace('_', '-')
+            raise ValueError(f'--{flag} is for --format {", ".join(able) or "none"}')
     if precision and not all(precision in backend.precisions for backend in chosen):
         able = [name for name, backend in BACKENDS.items() if precision in backend.precisions]
         raise ValueError(f'--precision {precision} is only for --format {", ".join(able)}')

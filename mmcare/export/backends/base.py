@@ -1,23 +1,32 @@
 """What a backend is, and a file that it has opened."""
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
 from mmcare.compatibility import require
+from mmcare.export.postprocessing import Style
 from mmcare.export.prediction import predict
 from mmcare.export.rewrites import aten
 from mmcare.export.spec import ExportSpec, Run
 from mmcare.export.verify import FLOAT16, check_sqnr, verify
 from mmcare.files import size_of
+
+AUTHORS = {  # an option of formats that have a place for both
+    'author': dict(help='who is named as the author in Core ML and LiteRT files'),
+    'license': dict(help='terms of use that these files name'),
+}
+QUANTIZED_RESULTS = 1e-2  # of a quantized file, from those of its own outputs
 
 
 @dataclass(frozen=True)
@@ -59,12 +68,14 @@ class Backend:
     extra = 'export'  # of mmcare, which installs them
     systems = ''  # that have the packages, if not all do
     input_kind = 'tensor'  # what files take by default; or 'image'
+    takes_bytes = False  # pixels are uint8
     # The default first, each with the largest deviation from PyTorch, as a share of an output's
     # largest magnitude. None: the signal-to-noise ratio is compared.
     precisions: ClassVar[Mapping[str, float | None]] = {'float32': 1e-4}
     runtime: str  # what computes its files here
     layout = 'NCHW'  # of images and maps
     says_type = False  # files say in which type they are computed; others leave it to the phone
+    style = Style()  # of results
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # its own, for add_argument
 
     def require(self) -> None:
@@ -86,14 +97,20 @@ class Backend:
 
     def export(self, spec: ExportSpec, folder: Path) -> dict[str, Any]:
         """Write a file into a folder and return its report, or raise an ExportError."""
+        raw, spec = spec, spec.with_decoder(self.choose_style(spec))
         description = self.describe(spec)
         path = folder / self.file_name(spec)
         result = self.write(spec, path, description)
-        checked = self.check(spec, path, description, result)
+        checked = self.check(spec, raw, path, description, result)
         return dict(file=path.name, bytes=size_of(path), **description, **checked, **result.facts)
 
     def check(
-        self, spec: ExportSpec, path: Path, description: Mapping[str, Any], result: WriteResult
+        self,
+        spec: ExportSpec,
+        raw: ExportSpec,
+        path: Path,
+        description: Mapping[str, Any],
+        result: WriteResult,
     ) -> dict[str, Any]:
         """Compare a file with PyTorch, also in float16 where phones choose the type.
 
@@ -102,12 +119,15 @@ class Backend:
         """
         _, other, other_name = result
         run, tolerance = self.open(path).run, self.precisions[description['precision']]
-        compares_float16 = not self.says_type and spec.tolerance is None
+        says_type = self.says_type or 'delegate' in description
+        compares_float16 = not says_type and spec.tolerance is None
         half = self.open_float16(path) if compares_float16 else None
         checked: dict[str, Any] = {}
         if compares_float16 and not half:
             checked['deviations_float16'] = 'not compared: nothing here computes it in float16'
         if tolerance is None or 'compress' in description:
+            if spec.decoder:  # results have no signal-to-noise ratio
+                return checked | self._check_results(spec, raw, run, path.name)
             checked['quantization'] = check_sqnr(run, spec, path.name, other, other_name)
             if half:
                 in_float16 = check_sqnr(half.run, spec, path.name, run, 'float32')
@@ -122,9 +142,24 @@ class Backend:
             checked['deviations_float16'] = verify(half.run, spec, name, path.name, FLOAT16)
         return checked
 
-    def names(self, spec: ExportSpec) -> list[str]:
-        """Name the image and the outputs of a file."""
-        return ['image', *spec.output_names]
+    def _check_results(
+        self, spec: ExportSpec, raw: ExportSpec, run: Run, file: str
+    ) -> dict[str, Any]:
+        """Check a quantized file without its decoder, and compare the results with its outputs."""
+        with TemporaryDirectory() as folder:
+            report = self.export(replace(raw, decoder_of=None), Path(folder))
+            outputs = self.open(Path(folder, report['file'])).run
+            references: dict[str, Sequence[Tensor]] = {
+                name: [torch.from_numpy(x) for x in outputs(image.tensor)]
+                for name, image in spec.images.items()
+            }
+        own = replace(spec, references=references)
+        deviations = verify(run, own, self.runtime, file, QUANTIZED_RESULTS)
+        return dict(quantization=report['quantization'], deviations=deviations)
+
+    def choose_style(self, spec: ExportSpec) -> Style:
+        """Choose how results are given."""
+        return self.style
 
     def settings(self, spec: ExportSpec) -> dict[str, str]:
         """Name the precision of a file, and how its weights are compressed, if they are."""
@@ -138,6 +173,7 @@ class Backend:
         name, part, (height, width) = (spec.metadata[key] for key in ('name', 'part', 'shape'))
         words = [name] if part == 'backbone' else [name, part]
         words.append('dynamic' if spec.dynamic else f'{height}x{width}')
+        words += ['decoded'] if spec.decoder else []
         default = next(iter(self.precisions))
         words += [value for value in self.settings(spec).values() if value != default]
         return '_'.join(words) + self.ending
@@ -145,9 +181,11 @@ class Backend:
     def describe(self, spec: ExportSpec) -> dict[str, Any]:
         """Describe a file for those who run it without PyTorch; keys are in docs/deploy.md."""
         order = [0, 2, 3, 1] if self.layout == 'NHWC' else [0, 1, 2, 3]
-        image = spec.images['random'].tensor
+        outputs = spec.reference_outputs('random')
+        outputs = spec.decoder(outputs) if spec.decoder else outputs
         tensors: list[dict[str, Any]] = []
-        for name, x in zip(self.names(spec), [image, *spec.network(image)], strict=True):
+        names = ['image', *spec.output_names]
+        for name, x in zip(names, [spec.images['random'].tensor, *outputs], strict=True):
             shape, layout = [*x.shape], None
             if x.dim() == 4:
                 shape = [None if spec.dynamic and axis > 1 else x.shape[axis] for axis in order]
@@ -165,10 +203,14 @@ class Backend:
             kind=spec.input_kind,
             mean=mean if normalized else None,
             std=[*norm.std] if norm and normalized else None,
-            padding=padding,
+            padding=[round(value) for value in padding or ()] if spec.takes_bytes else padding,
+            dtype='uint8' if spec.takes_bytes else 'float32',
             channels=norm and norm.channels,
             resize=spec.resize,
         )
+        if spec.decoder:
+            for tensor, output in zip(tensors[1:], spec.decoder.outputs, strict=True):
+                tensor |= output
         ends = dict(inputs=tensors[:1], outputs=tensors[1:])
         return {**spec.metadata, 'format': self.name, **self.settings(spec), **ends}
 

@@ -9,15 +9,25 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from mmcare.export.backends.base import Backend, Exported, WriteResult
+from mmcare.export.backends.base import AUTHORS, Backend, Exported, WriteResult
 from mmcare.export.backends.mil import open_package
-from mmcare.export.rewrites import COREML, export_program
+from mmcare.export.postprocessing import Style
+from mmcare.export.rewrites import COREML, aten
 from mmcare.export.spec import ExportSpec
 
-TARGETS = ('iOS16', 'iOS17', 'iOS18')
+TARGETS = ('iOS16', 'iOS17', 'iOS18', 'iOS26')
 COMPRESSIONS = ('palettize4', 'palettize8', 'int8')
 RUNTIME = 'PyTorch, with sums in float32; not Core ML'  # on every system
-LICENSE = 'mmcare: Apache-2.0; the published CARE weights: MIT'
+TEXTS = {  # of inputs and outputs, for Xcode
+    'image': 'An image, prepared as the description "mmcare" in the metadata says.',
+    'classLabel': 'The most probable class.',
+    'classLabel_probs': 'The probability of each class.',
+    'labels': 'The class of each pixel.',
+    'coordinates': "A box's centre (x, y), width and height, as shares of the image.",
+    'confidence': 'The score of each class for a box.',
+    'maps': 'An output of the network.',
+}
+PREVIEW = 'com.apple.coreml.model.preview'  # in Xcode
 
 
 class CoreML(Backend):
@@ -32,9 +42,17 @@ class CoreML(Backend):
     precisions: ClassVar = {'float16': 1e-2, **Backend.precisions}
     says_type = True
     runtime = 'the interpreter of ML Programs'
+    style = Style(  # as Vision expects results
+        nms='pipeline',
+        box_format='cxcywh',
+        relative=True,
+        names=dict(boxes='coordinates', scores='confidence'),
+        label_map=torch.int32,
+    )
     options: ClassVar = {
         'target': dict(choices=TARGETS, help=f'oldest iOS for Core ML; default: {TARGETS[0]}'),
         'compress': dict(choices=COMPRESSIONS, help='how weights are compressed for Core ML'),
+        **AUTHORS,
     }
 
     def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
@@ -43,8 +61,22 @@ class CoreML(Backend):
         model = convert_coreml(spec, description['precision'], target)
         if compression:
             model = compress_coreml(model, compression)
+        classes = description.get('classes')
+        if 'nms' in description:
+            model = append_nms(model, description)
+        if spec.decoder and description['outputs'][0]['kind'] == 'labels' and classes:
+            colors = [f'#{r:02x}{g:02x}{b:02x}' for r, g, b in description.get('palette', ())]
+            preview = dict(labels=classes, colors=colors)
+            model.user_defined_metadata[f'{PREVIEW}.type'] = 'imageSegmenter'
+            model.user_defined_metadata[f'{PREVIEW}.params'] = json.dumps(preview)
+        features = model.get_spec().description
+        for feature in (*features.input, *features.output):
+            texts = (
+                model.input_description if feature in features.input else model.output_description
+            )
+            texts[feature.name] = TEXTS.get(feature.name, TEXTS['maps'])
         model.short_description = 'CARE {arch}: {part}'.format(**description)
-        model.license = LICENSE
+        model.author, model.license = (spec.options.get(key, '') for key in ('author', 'license'))
         model.version = description['mmcare_version']
         model.user_defined_metadata['mmcare'] = json.dumps(description)
         model.save(str(path))
@@ -62,22 +94,66 @@ def convert_coreml(spec: ExportSpec, precision: str = 'float16', target: str = '
     import coremltools as ct
 
     half = precision == 'float16'
-    dtype = np.float16 if half else np.float32
+    dtype = np.float16 if half and not spec.decoder else np.float32
+    kind, classifier = spec.decoder and spec.decoder.outputs[0]['kind'], None
+    results = np.int32 if kind == 'labels' else dtype
+    outputs: Any = [ct.TensorType(name=name, dtype=results) for name in spec.output_names]
+    if kind == 'probabilities' and spec.metadata.get('classes'):
+        classifier, outputs = ct.ClassifierConfig(spec.metadata['classes']), None
     if spec.normalization is None or spec.input_kind == 'tensor':
         image = ct.TensorType(name='image', shape=spec.input_shape, dtype=dtype)
     else:
         layout = getattr(ct.colorlayout, spec.normalization.channels)
         image = ct.ImageType(name='image', shape=spec.input_shape, color_layout=layout)
-    program = export_program(spec.network, spec.input_shape)
+    decompositions = {**torch.export.default_decompositions(), **COREML}
+    del decompositions[aten.matmul.default]  # ML Programs have it
+    program = spec.program.run_decompositions(decompositions)
+    # ML Programs have log(x + 1) as one operator; the converter takes it from log1p alone.
+    for node in program.graph.find_nodes(op='call_function', target=aten.log.default):
+        (source,) = node.args
+        if source.target is aten.add.Tensor and source.args[1:] == (1.0,):
+            node.target, node.args = aten.log1p.default, source.args[:1]
     return ct.convert(
-        program.run_decompositions({**torch.export.default_decompositions(), **COREML}),
+        program,
         inputs=[image],
-        outputs=[ct.TensorType(name=name, dtype=dtype) for name in spec.output_names],
+        outputs=outputs,
+        classifier_config=classifier,
         convert_to='mlprogram',
         minimum_deployment_target=getattr(ct.target, target),
         compute_precision=ct.precision.FLOAT16 if half else ct.precision.FLOAT32,
         skip_model_load=platform.system() != 'Darwin',
     )
+
+
+def append_nms(model: Any, description: Mapping[str, Any]) -> Any:
+    """Make a pipeline of a model of boxes and scores, and Core ML's non-maximum suppression."""
+    import coremltools as ct
+
+    program = model.get_spec()
+    pipeline = ct.proto.Model_pb2.Model(specificationVersion=program.specificationVersion)
+    pipeline.pipeline.models.add().CopyFrom(program)
+    step = pipeline.pipeline.models.add(specificationVersion=program.specificationVersion)
+    for output in program.description.output:
+        step.description.input.add().CopyFrom(output)
+        kept = step.description.output.add(name=output.name)
+        kept.type.multiArrayType.dataType = output.type.multiArrayType.dataType
+        sizes = kept.type.multiArrayType.shapeRange.sizeRanges
+        values = output.type.multiArrayType.shape[1]
+        sizes.add(lowerBound=0, upperBound=-1)
+        sizes.add(lowerBound=values, upperBound=values)
+    pipeline.description.input.MergeFrom(program.description.input)
+    pipeline.description.output.MergeFrom(step.description.output)
+    nms = step.nonMaximumSuppression
+    nms.iouThreshold = description['test_cfg']['nms']['iou_threshold']
+    nms.confidenceThreshold = description['test_cfg'].get('score_thr', 0.0)
+    nms.pickTop.perClass = True
+    boxes, scores = (output.name for output in program.description.output)
+    nms.coordinatesInputFeatureName = nms.coordinatesOutputFeatureName = boxes
+    nms.confidenceInputFeatureName = nms.confidenceOutputFeatureName = scores
+    number = program.description.output[1].type.multiArrayType.shape[1]
+    classes = description.get('classes') or [str(index) for index in range(number)]
+    nms.stringClassLabels.vector.extend(classes)
+    return ct.models.MLModel(pipeline, weights_dir=model.weights_dir, skip_model_load=True)
 
 
 def compress_coreml(model: Any, compression: str) -> Any:

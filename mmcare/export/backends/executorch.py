@@ -3,7 +3,9 @@
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +16,8 @@ from torch.export import ExportedProgram
 from mmcare.compatibility import require
 from mmcare.export import rewrites
 from mmcare.export.backends.base import Backend, Exported, WriteResult, count_convolutions
+from mmcare.export.backends.mil import open_package
+from mmcare.export.postprocessing import NMS_OPTIONS, Style
 from mmcare.export.spec import ExportSpec
 
 
@@ -23,14 +27,37 @@ class ExecuTorch(Backend):
     name = 'executorch'
     ending = '.pte'
     packages = ('executorch',)
-    precisions: ClassVar = {**Backend.precisions, 'int8': None}
+    precisions: ClassVar = {**Backend.precisions, 'float16': 1e-2, 'int8': None}
     runtime = 'ExecuTorch'
+    options: ClassVar = {
+        'delegate': dict(
+            choices=('xnnpack', 'coreml'),
+            help='what computes .pte files; coreml: for iPhones, in float16; default: xnnpack',
+        ),
+        **NMS_OPTIONS,
+    }
+
+    def choose_style(self, spec: ExportSpec) -> Style:
+        """Leave NMS to the app where Core ML computes: mil.py has no operators for it."""
+        is_coreml = spec.options.get('delegate') == 'coreml'
+        return Style(nms='outside', label_map=torch.int32) if is_coreml else self.style
+
+    def settings(self, spec: ExportSpec) -> dict[str, str]:
+        """Name the precision, and the delegate if it is Core ML."""
+        settings = super().settings(spec)
+        if spec.options.get('delegate') == 'coreml':
+            if spec.precision not in (None, 'float16'):
+                raise ValueError('--delegate coreml is for --precision float16')
+            return dict(precision='float16', delegate='coreml')
+        if settings['precision'] == 'float16':
+            raise ValueError('--precision float16 of executorch is for --delegate coreml')
+        return settings
 
     def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
         """Write a ``.pte`` file.
 
-        Operators that XNNPACK does not take cut the program into several ``delegates`` and run in
-        slower kernels ``outside``, as the report says.
+        Operators that the delegate does not take cut the program into several ``delegates`` and run
+        in slower kernels ``outside``, as the report says.
         """
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.devtools.backend_debug import get_delegation_info
@@ -39,13 +66,18 @@ class ExecuTorch(Backend):
         int8 = description['precision'] == 'int8'
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # of ExecuTorch about its own code
-            network = rewrites.separate_convolutions(spec.network)
-            program = decompose(rewrites.export_program(network, spec.input_shape))
+            if 'delegate' in description:
+                program, partitioner = spec.program, partition_coreml()
+            else:
+                separate = rewrites.separate_convolutions(spec.network)
+                own = spec if separate is spec.network else replace(spec, network=separate)
+                program = decompose(own.program)
+                partitioner = XnnpackPartitioner()
             if int8:
                 program = quantize(program, spec.calibration)
             edge: Any = to_edge_transform_and_lower(
                 program,
-                partitioner=[XnnpackPartitioner()],
+                partitioner=[partitioner],
                 constant_methods=dict(mmcare=json.dumps(description)),
             )
         info = get_delegation_info(edge.exported_program().graph_module)
@@ -65,10 +97,12 @@ class ExecuTorch(Backend):
 
         if threads._threadpool_get_thread_count() != 1:  # programs opened before would lose theirs
             threads._unsafe_reset_threadpool(1)  # of the process
-        program = Runtime.get().load_program(str(path))
-        method, description = program.load_method('forward'), '{}'
+        program, description = Runtime.get().load_program(str(path)), '{}'
         if 'mmcare' in program.method_names:
             (description,) = program.load_method('mmcare').execute([])
+        if json.loads(description).get('delegate') == 'coreml':
+            return replace(open_coreml(path), description=json.loads(description))
+        method = program.load_method('forward')
 
         def run(images: Tensor) -> list[np.ndarray]:
             # ExecuTorch ignores strides and reads values in the order of the memory.
@@ -76,6 +110,38 @@ class ExecuTorch(Backend):
 
         shape = tuple(method.metadata.input_tensor_meta(0).sizes())
         return Exported(run, shape, json.loads(description))
+
+
+def partition_coreml() -> Any:
+    """Return what gives Core ML its part of a program, as an ML Program in float16."""
+    import coremltools as ct
+    from executorch.backends.apple.coreml.compiler import CoreMLBackend
+    from executorch.backends.apple.coreml.partition import CoreMLPartitioner
+
+    specs = CoreMLBackend.generate_compile_specs(
+        compute_precision=ct.precision.FLOAT16, minimum_deployment_target=ct.target.iOS16
+    )
+    return CoreMLPartitioner(compile_specs=specs)
+
+
+def open_coreml(path: Path) -> Exported:
+    """Compute the ML Program in a file that Core ML computes as a whole."""
+    from executorch.backends.apple.coreml import executorchcoreml
+    from executorch.exir._serialize._program import deserialize_pte_binary
+
+    program = deserialize_pte_binary(path.read_bytes()).program
+    plan = program.execution_plan[0]
+    if len(plan.delegates) != 1 or plan.delegates[0].id != 'CoreMLBackend':
+        raise ValueError('Core ML takes only parts of it')
+    data = program.backend_delegate_data[plan.delegates[0].processed.index].data
+    with TemporaryDirectory() as folder:
+        executorchcoreml.unflatten_directory_contents(bytes(data), folder)
+        (package,) = Path(folder).rglob('*.mlpackage')
+        (metadata,) = Path(folder).rglob('metadata.json')
+        names = json.loads(metadata.read_text())['outputNames']
+        (call,) = plan.chains[0].instructions  # its arguments are inputs, then outputs
+        values = dict(zip(call.instr_args.args[len(plan.inputs) :], names, strict=True))
+        return open_package(package, [values[output] for output in plan.outputs])
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:

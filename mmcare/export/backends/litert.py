@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from mmcare.compatibility import require
-from mmcare.export.backends.base import Backend, Exported, WriteResult
+from mmcare.export.backends import tflite_metadata
+from mmcare.export.backends.base import AUTHORS, Backend, Exported, WriteResult
+from mmcare.export.postprocessing import NMS_OPTIONS, Style
 from mmcare.export.rewrites import LITERT, ChannelsLast
-from mmcare.export.spec import ExportSpec
+from mmcare.export.spec import ExportSpec, to_bytes
 from mmcare.export.verify import ExportError
 
 FORCE_FLOAT16 = 4  # TFLITE_XNNPACK_DELEGATE_FLAG_FORCE_FP16
@@ -31,6 +34,9 @@ class LiteRT(Backend):
     precisions: ClassVar = {**Backend.precisions, 'float16': 5e-3, 'int8': None}
     runtime = 'LiteRT'
     layout = 'NHWC'
+    takes_bytes = True
+    style = Style(relative=True, labels=torch.float32)  # as MediaPipe expects boxes
+    options: ClassVar = {**NMS_OPTIONS, **AUTHORS}
 
     def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
         """Write a ``.tflite`` file, which computes the same with and without XNNPACK."""
@@ -40,15 +46,21 @@ class LiteRT(Backend):
         program = spec.program.run_decompositions(dict(LITERT))
         network = ChannelsLast(program.module(), spec.output_names)
         try:
-            image = spec.images['random'].tensor.permute(0, 2, 3, 1)
+            image = _to_input(spec.images['random'].tensor, spec.takes_bytes)
             litert_torch.convert(network, sample_kwargs=dict(image=image)).export(str(path))
         except Exception as error:  # the converter has classes of its own
             raise ExportError(f'LiteRT cannot convert {path.name}: {error}') from error
         if description['precision'] == 'int8':
-            _quantize(path, spec.calibration, spec.output_names)
+            images = [_to_input(image, spec.takes_bytes).numpy() for image in spec.calibration]
+            _quantize(path, images, spec.output_names)
         if description['precision'] == 'float16':
             _cast(path)
-        _store(path, description)
+        author, terms = (spec.options.get(key, '') for key in ('author', 'license'))
+        standard = tflite_metadata.write_metadata(description, author, terms)
+        entries = dict(mmcare=json.dumps(description).encode(), TFLITE_METADATA=standard)
+        _store(path, {name: data for name, data in entries.items() if data})
+        if standard:
+            tflite_metadata.append_labels(path, description)
         # A version of LiteRT multiplied transposed matrices wrongly.
         plain = self.open(path, delegate=False).run
         return WriteResult(_count_operators(path), plain, 'LiteRT without XNNPACK')
@@ -61,12 +73,14 @@ class LiteRT(Backend):
         program = runtime.Interpreter(str(path), num_threads=1, **resolver)
         program.allocate_tensors()
         (image,), outputs = program.get_input_details(), program.get_output_details()
-        wrong = [x['name'] for x in (image, *outputs) if x['dtype'] is not np.float32]
+        wrong = [x['name'] for x in (image, *outputs) if x['dtype'] is np.int8]
         if wrong:
             raise ValueError(f'not float32: {", ".join(wrong)}')
 
+        takes_bytes = image['dtype'] is np.uint8
+
         def run(images: Tensor) -> list[np.ndarray]:
-            program.set_tensor(image['index'], images.permute(0, 2, 3, 1).contiguous().numpy())
+            program.set_tensor(image['index'], _to_input(images, takes_bytes).numpy())
             program.invoke()
             found = [program.get_tensor(output['index']) for output in outputs]
             return [x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for x in found]
@@ -86,18 +100,25 @@ class LiteRT(Backend):
             return None
         program = CompiledModel.from_file(str(path), None, Environment.create(), options)
         (image,), outputs = program.create_input_buffers(0), program.create_output_buffers(0)
-        shapes = [output.get_tensor_details()['shape'] for output in outputs]
+        details = [output.get_tensor_details() for output in outputs]
+        takes_bytes = np.dtype(image.get_tensor_details()['dtype']) == np.uint8
 
         def run(images: Tensor) -> list[np.ndarray]:
-            image.write(images.permute(0, 2, 3, 1).contiguous().numpy())
+            image.write(_to_input(images, takes_bytes).numpy())
             program.run_by_index(0, [image], outputs)
             found = [
-                output.read(prod(shape), np.float32).reshape(shape)
-                for output, shape in zip(outputs, shapes, strict=True)
+                output.read(prod(how['shape']), np.dtype(how['dtype'])).reshape(how['shape'])
+                for output, how in zip(outputs, details, strict=True)
             ]
             return [x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for x in found]
 
         return replace(self.open(path), run=run)
+
+
+def _to_input(images: Tensor, takes_bytes: bool) -> Tensor:
+    """Turn images (1, C, H, W) into what a file takes: (1, H, W, C), perhaps as uint8."""
+    images = images.permute(0, 2, 3, 1).contiguous()
+    return to_bytes(images) if takes_bytes else images
 
 
 def _cast(path: Path) -> None:
@@ -113,7 +134,7 @@ def _cast(path: Path) -> None:
     path.write_bytes(result.quantized_model)
 
 
-def _quantize(path: Path, images: Sequence[Tensor], names: Sequence[str]) -> None:
+def _quantize(path: Path, images: Sequence[np.ndarray], names: Sequence[str]) -> None:
     """Quantize the convolutions of a file, in place."""
     from ai_edge_litert import schema_py_generated as schema
     from ai_edge_litert.tools import flatbuffer_utils
@@ -123,7 +144,7 @@ def _quantize(path: Path, images: Sequence[Tensor], names: Sequence[str]) -> Non
     quantized = quantizer.Quantizer(str(path))
     for name in ('CONV_2D', 'DEPTHWISE_CONV_2D'):
         quantized.add_static_config('.*', qtyping.TFLOperationName[name], 8, 8)
-    data = [dict(image=image.permute(0, 2, 3, 1).contiguous().numpy()) for image in images]
+    data = [dict(image=image) for image in images]
     # By default it averages the ranges of pictures, and rare activations are cut off.
     ranges = calibrator.Calibrator(str(path), 1, qsv_update_func=min_max_update)
     ranges.calibrate(dict(serving_default=data), quantized._recipe_manager)
@@ -149,17 +170,17 @@ def _quantize(path: Path, images: Sequence[Tensor], names: Sequence[str]) -> Non
     flatbuffer_utils.write_model(model, str(path))
 
 
-def _store(path: Path, description: Mapping[str, Any]) -> None:
-    """Add a description to a file's metadata."""
+def _store(path: Path, entries: Mapping[str, bytes]) -> None:
+    """Add entries to a file's metadata."""
     from ai_edge_litert import schema_py_generated as schema
     from ai_edge_litert.tools import flatbuffer_utils
 
     model = flatbuffer_utils.read_model(str(path))
-    buffer, entry = schema.BufferT(), schema.MetadataT()
-    buffer.data = json.dumps(description).encode()
-    entry.name, entry.buffer = 'mmcare', len(model.buffers)
-    model.buffers.append(buffer)
-    model.metadata = [*(model.metadata or ()), entry]
+    for name, data in entries.items():
+        buffer, entry = schema.BufferT(), schema.MetadataT()
+        buffer.data, entry.name, entry.buffer = data, name, len(model.buffers)
+        model.buffers.append(buffer)
+        model.metadata = [*(model.metadata or ()), entry]
     flatbuffer_utils.write_model(model, str(path))
 
 

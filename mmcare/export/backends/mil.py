@@ -7,7 +7,7 @@ https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.de
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from mmcare.compatibility import require
 from mmcare.export.backends.base import Exported
 
 
-def open_package(path: Path) -> Exported:
-    """Open an ``.mlpackage`` to compute its program.
+def open_package(path: Path, names: Sequence[str] = ()) -> Exported:
+    """Open an ``.mlpackage`` to compute its program; the outputs are in the order of names.
 
     Raises:
         ImportError: If coremltools is missing.
@@ -33,8 +33,11 @@ def open_package(path: Path) -> Exported:
 
     model = ct.models.MLModel(str(path), skip_model_load=True)
     spec = model.get_spec()
-    function = load(spec, spec.specificationVersion, model.weights_dir).functions['main']
-    (image,) = function.inputs.values()
+    # The rest of a pipeline is Core ML's non-maximum suppression.
+    program = spec.pipeline.models[0] if spec.HasField('pipeline') else spec
+    function = load(program, spec.specificationVersion, model.weights_dir).functions['main']
+    (image,), results = function.inputs.values(), [*function.outputs]
+    results.sort(key=lambda result: [*names, result.name].index(result.name))
     constants = {}
     steps: list[tuple[Any, Any, list[str]]] = []
     for operation in function.operations:
@@ -43,10 +46,13 @@ def open_package(path: Path) -> Exported:
             constants[variable.name] = _read(operation)
         else:
             inputs = {key: x for key, x in operation.inputs.items() if x is not None}
-            steps.append((operation, inputs, []))
+            if operation.op_type == 'classify':  # names the classes of the probabilities
+                results = [inputs['probabilities']]
+            else:
+                steps.append((operation, inputs, []))
     if lacking := {operation.op_type for operation, *_ in steps} - {*OPERATORS}:
         raise ValueError(f'mmcare cannot compute {", ".join(sorted(lacking))} (backends/mil.py)')
-    needed = {output.name for output in function.outputs} | {*constants}
+    needed = {result.name for result in results} | {*constants}
     for _, inputs, done in reversed(steps):  # a result is freed after its last use
         done += {variable.name for variable in tree_leaves(inputs)} - needed
         needed |= {*done}
@@ -57,15 +63,15 @@ def open_package(path: Path) -> Exported:
         for operation, inputs, done in steps:
             arguments = tree_map_only(ct.converters.mil.Var, lambda x: values[x.name], inputs)
             try:
-                results = OPERATORS[operation.op_type](**arguments)
-                results = results if isinstance(results, list | tuple) else [results]
-                for output, result in zip(operation.outputs, results, strict=True):
+                found = OPERATORS[operation.op_type](**arguments)
+                found = found if isinstance(found, list | tuple) else [found]
+                for output, result in zip(operation.outputs, found, strict=True):
                     values[output.name] = _round(result, output)
             except Exception as error:
                 raise ValueError(f'{operation.op_type} {operation.name}: {error}') from error
             for name in done:
                 del values[name]
-        return [values[output.name].numpy() for output in function.outputs]
+        return [values[result.name].numpy() for result in results]
 
     description = spec.description.metadata.userDefined.get('mmcare', '{}')
     return Exported(run, tuple(image.shape), json.loads(description), timed=False)
@@ -129,6 +135,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'elu': lambda x, alpha: F.elu(x, alpha),
     'exp': lambda x: x.exp(),
     'gelu': lambda x, mode: F.gelu(x, approximate=dict(EXACT='none')[mode]),
+    'identity': lambda x: x,
     'layer_norm': lambda x, axes, epsilon, gamma=None, beta=None: F.layer_norm(
         x, x.shape[-len(axes) :], gamma, beta, epsilon
     ),
@@ -138,9 +145,11 @@ OPERATORS: dict[str, Callable[..., Any]] = {
         (x.mT if transpose_x else x) @ (y.mT if transpose_y else y)
     ),
     'max_pool': _max_pool,
+    'minimum': lambda x, y: x.minimum(y),
     'mul': lambda x, y: x * y,
     'pad': _pad,
     'real_div': lambda x, y: x / y,
+    'reduce_argmax': lambda x, axis, keep_dims, **_: x.argmax(axis, keep_dims),
     'reduce_max': lambda x, axes, keep_dims: x.amax(axes, keep_dims),
     'reduce_mean': lambda x, axes, keep_dims: x.mean(axes, keep_dims),
     'reduce_sum': lambda x, axes, keep_dims: x.sum(axes, keep_dims),
@@ -149,9 +158,11 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'sigmoid': lambda x: x.sigmoid(),
     'sigmoid_hard': lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1),
     'silu': lambda x: F.silu(x),
+    'softmax': lambda x, axis: x.softmax(axis),
     'slice_by_index': _slice,
     'split': lambda x, split_sizes, axis: x.split(split_sizes, axis),
     'sub': lambda x, y: x - y,
+    'transpose': lambda x, perm: x.permute(perm),
     'upsample_bilinear': _upsample('bilinear'),
     'upsample_nearest_neighbor': _upsample('nearest'),
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmcare.compatibility import require
 from mmcare.export.backends.base import Backend, Exported, WriteResult
+from mmcare.export.postprocessing import Style
 from mmcare.export.rewrites import separate_convolutions
 from mmcare.export.spec import ExportSpec
 from mmcare.export.verify import ExportError
@@ -27,10 +28,7 @@ class Ncnn(Backend):
     extra = 'ncnn'
     precisions: ClassVar = {**Backend.precisions, 'float16': 5e-3}
     runtime = 'ncnn'
-
-    def names(self, spec: ExportSpec) -> list[str]:
-        """Name the image and the outputs."""
-        return ['in0', *(f'out{index}' for index in range(len(spec.output_names)))]
+    style = Style(nms='outside', label_map=torch.float32)
 
     def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
         """Write the files.
@@ -59,7 +57,10 @@ class Ncnn(Backend):
         # Two lines of header, then a layer in each line, its type first; the first is the input.
         lines = param.read_text().splitlines()
         lines[2] += f' 0={width} 1={height} 2={channels}'
-        param.write_text('\n'.join(lines) + '\n')
+        names = {f'out{index}': name for index, name in enumerate(spec.output_names)}
+        names['in0'] = 'image'
+        words = [[names.get(word, word) for word in line.split()] for line in lines]
+        param.write_text(''.join(' '.join(line) + '\n' for line in words))
         layers = [line.split()[0] for line in lines[2:]]
         lacking = sorted({layer for layer in layers if ncnn.create_layer(layer) is None})
         if lacking:
@@ -80,14 +81,18 @@ class Ncnn(Backend):
                 raise ValueError('ncnn cannot read it')
         (line,) = (line for line in param.read_text().splitlines() if line.split()[0] == 'Input')
         sizes = dict(field.split('=') for field in line.split()[5:])
-        names = sorted(net.output_names(), key=lambda name: int(name.removeprefix('out')))
+        about = path / 'mmcare.json'
+        description = json.loads(about.read_text()) if about.exists() else {}
+        outputs = description.get('outputs') or [dict(name=name) for name in net.output_names()]
 
         def run(images: Tensor) -> list[np.ndarray]:
             extractor = net.create_extractor()
             image = images[0].contiguous().numpy()  # a Mat does not keep what it points to
-            extractor.input('in0', ncnn.Mat(image).clone())
-            return [np.array(extractor.extract(name)[1])[None] for name in names]
+            extractor.input(net.input_names()[0], ncnn.Mat(image).clone())
+            found = [np.array(extractor.extract(output['name'])[1]) for output in outputs]
+            return [
+                x.reshape(output.get('shape', (1, *x.shape)))
+                for x, output in zip(found, outputs, strict=True)
+            ]
 
-        about = path / 'mmcare.json'
-        description = json.loads(about.read_text()) if about.exists() else {}
         return Exported(run, (1, *(int(sizes[key]) for key in '210')), description)

@@ -130,6 +130,23 @@ export function decodeBoxes(maps, decode, [imageWidth, imageHeight]) {
   return suppress(found.filter(large), test?.nms?.iou_threshold ?? 0.5, number);
 }
 
+/** Read the boxes in a file's results, as decodeBoxes gives them. */
+export function readBoxes(maps, { outputs, test_cfg: test }, [width, height]) {
+  const [boxes, scores, labels] = outputs.map(({ name }) => maps[name].values);
+  const [{ box_format, scale }, rows] = [outputs[0], boxes.length / 4];
+  const classes = scores.length / rows;
+  const found = [];
+  scores.forEach((score, index) => {
+    if (!(score > (test.score_thr ?? 0))) return;
+    const row = Math.floor(index / classes);
+    let [a, b, c, d] = boxes.slice(row * 4, row * 4 + 4);
+    if (box_format === 'cxcywh') [a, b, c, d] = [a - c / 2, b - d / 2, a + c / 2, b + d / 2];
+    const box = [a, b, c, d].map((side, i) => within(side * scale[i], 0, i % 2 ? height : width));
+    found.push({ box, score, label: labels ? labels[row] : index % classes });
+  });
+  return suppress(found, test.nms.iou_threshold, test.max_per_img);
+}
+
 /** Give the channel of a map that has the largest range, as a grey image. */
 export function liveliest(values, [, channels, height, width]) {
   let best = { range: -1 };

@@ -1,6 +1,6 @@
 // What outputs mean, drawn: boxes, classes, a map of classes, or maps of numbers.
 
-import { decodeBoxes, labelMap, liveliest, sigmoid, softmax } from './decode.js';
+import { decodeBoxes, labelMap, liveliest, readBoxes, sigmoid, softmax } from './decode.js';
 
 const LARGEST = 1024; // pixels of the longer side of a picture
 const ACTIVATIONS = { softmax, sigmoid: (values) => values.map(sigmoid) };
@@ -47,24 +47,26 @@ function legend(lines) {
 
 /** Show maps {values, shape} by their names, of an image that became a small one in an input. */
 export function show({ about, shape: input }, maps, image, small) {
-  const { part, decode, classes, palette, activation } = about;
+  const { part, decode, classes, palette, activation, outputs: [{ kind }] } = about;
   const [{ values, shape }] = Object.values(maps);
   const name = (label) => classes?.[label] ?? `class ${label}`;
   const own = (label) => [61, 103, 149].map((step) => 30 + ((step * (label + 1)) % 200));
   const colour = (label) => palette?.[label] ?? own(label);
   const line = ([label, share]) => [`${name(label)}: ${(100 * share).toFixed(1)} %`, colour(label)];
   if (part !== 'model') return drawMaps(Object.entries(maps), image, small, input);
-  if (decode) {
-    const boxes = decodeBoxes(maps, decode, [small.width, small.height]);
+  if (decode || kind === 'boxes') {
+    const size = [small.width, small.height];
+    const boxes = decode ? decodeBoxes(maps, decode, size) : readBoxes(maps, about, size);
     $('least').hidden = false;
     $('threshold').oninput = () => drawBoxes(boxes, image, small, name, colour);
     return $('threshold').oninput();
   }
   if (shape.length > 2) {
-    const shares = drawMap(labelMap(values, shape, ...input), image, small, input[1], colour);
+    const labels = kind === 'labels' ? values : labelMap(values, shape, ...input);
+    const shares = drawMap(labels, image, small, input[1], colour);
     return legend(shares.sort((a, b) => b[1] - a[1]).map(line));
   }
-  const shares = ACTIVATIONS[activation]?.(values); // or numbers that are no shares
+  const shares = kind ? values : ACTIVATIONS[activation]?.(values); // or numbers that are no shares
   const best = [...(shares ?? values).entries()].sort((a, b) => b[1] - a[1]).slice(0, 5);
   drawPhoto(small);
   legend(best.map(([label, value]) => shares ? [...line([label, value]), value]

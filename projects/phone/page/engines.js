@@ -83,7 +83,8 @@ const RUNTIMES = {
         build: `threads: ${library.env.wasm.numThreads}`,
         note: left.length ? `on the CPU: ${left.join(', ')}` : '',
         async run(data, shape) {
-          const input = new library.Tensor('float32', data, shape);
+          const type = data instanceof Uint8Array ? 'uint8' : 'float32';
+          const input = new library.Tensor(type, data, shape);
           const outputs = await session.run({ [image]: input }, { logSeverityLevel: 2 });
           return order.map((index) => outputs[session.outputNames[index]].data);
         },
@@ -138,7 +139,7 @@ export async function findBackends(runtimes) {
 }
 
 /** Open a file: run(data, shape) maps a Float32Array to arrays of its outputs. */
-export async function open({ runtime, outputs }, bytes, backend) {
+export async function open({ runtime, outputs, about }, bytes, backend) {
   const key = `${runtime}-${backend}`;
   const { start, open: openFile } = RUNTIMES[runtime];
   if (!started.has(key)) {
@@ -148,7 +149,10 @@ export async function open({ runtime, outputs }, bytes, backend) {
   const library = await started.get(key);
   heard = [];
   try {
-    return await openFile(library, bytes, backend, outputs.map(({ name }) => name));
+    const file = await openFile(library, bytes, backend, outputs.map(({ name }) => name));
+    if (about.inputs?.[0].dtype !== 'uint8') return file;
+    const rounded = (data) => new Uint8Array(Uint8ClampedArray.from(data).buffer);
+    return { ...file, run: (data, shape) => file.run(rounded(data), shape) };
   } finally {
     heard = null;
   }

@@ -31,7 +31,7 @@ let store = {}; // of results that the computer has not confirmed; they outlive 
 /** Say why a file is measured only, if it is. */
 function whyNotSeen({ outputs, about: { part, decode } }) {
   if (!part) return 'It does not describe itself, so it is measured only.';
-  const known = part !== 'model' || decode || outputs.length === 1;
+  const known = part !== 'model' || decode || outputs.length === 1 || outputs[0].kind;
   return known ? '' : 'Its head decodes boxes in a way of its own, so it is measured only.';
 }
 

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import test from 'node:test';
-import { labelMap, suppress } from '../page/decode.js';
+import { labelMap, readBoxes, suppress } from '../page/decode.js';
 import { nodesOnCpu, ordered } from '../page/engines.js';
 import { deviation, largestDeviation, measureInTurn, summarize } from '../page/measure.js';
 import { fit } from '../page/prepare.js';
@@ -23,6 +23,19 @@ test('overlapping boxes', () => {
   const boxes = expected.boxes.map(([box, score, label]) => ({ box, score, label }));
   assert.deepEqual(suppress(boxes, 0.4, 1000).map(({ box }) => box), expected.kept);
   assert.equal(suppress(boxes, 0.4, 3).length, 3);
+});
+
+test('boxes of decoded files', () => {
+  const test_cfg = { score_thr: 0.2, nms: { iou_threshold: 0.5 }, max_per_img: 9 };
+  const read = (format, scale, boxes, scores, labels) => readBoxes(
+    Object.fromEntries([boxes, scores, labels].map((values, i) => ['bsl'[i], { values }])),
+    { test_cfg, outputs: [{ name: 'b', box_format: format, scale }, { name: 's' },
+      ...(labels ? [{ name: 'l' }] : [])] }, [64, 32]);
+  const first = { box: [24, 8, 40, 24], score: 0.75, label: 1 };
+  const rows = [...first.box, 0, 0, 0, 0];
+  assert.deepEqual(read('xyxy', [1, 1, 1, 1], rows, [0.75, 0], [1, 0]), [first]);
+  const shares = [0.5, 0.5, 0.25, 0.5, 0.5, 0.5, 0.25, 0.5]; // of two boxes, the same
+  assert.deepEqual(read('cxcywh', [64, 32, 64, 32], shares, [0, 0.75, 0.1, 0.5]), [first]);
 });
 
 test('resizing', () => {

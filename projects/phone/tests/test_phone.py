@@ -411,7 +411,7 @@ def test_numbers_in_node(tmp_path):
         deviation=float((np.abs(values - values[::-1]).max(1) / values.max(1)).max()),
     )
     file.write_text(json.dumps(expected))
-    assert 'pass 6' in run('node', '--test', HERE / 'numbers.test.mjs', EXPECTED=str(file)).stdout
+    assert 'pass 7' in run('node', '--test', HERE / 'numbers.test.mjs', EXPECTED=str(file)).stdout
 
 
 def test_certificate(serve):

@@ -1,0 +1,99 @@
+"""TFLite Model Metadata, which MediaPipe's Tasks and Android's tools read.
+
+A table of a flatbuffer is a dictionary, its keys the slots of the schema
+https://github.com/google-ai-edge/mediapipe/blob/master/mediapipe/tasks/metadata/metadata_schema.fbs
+"""
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NAME, CONTENT, PROCESS, STATS, FILES = 0, 3, 4, 5, 6  # slots of a tensor
+IMAGE, BOX, NORMALIZATION, AXIS_LABELS, VALUE_LABELS = 2, 3, 1, 2, 3  # values of enumerations
+SOFTMAX = 2
+
+
+def describe_tensors(description: Mapping[str, Any]) -> dict[int, Any] | None:
+    """Describe a file's tensors as MediaPipe expects them; None: it has no use for the file."""
+    (image,), outputs = description['inputs'], description['outputs']
+    kind = outputs[0].get('kind', outputs[0]['name'])
+    properties = {0: np.uint8(IMAGE), 1: {0: np.int8(1)}}  # RGB
+    taken: dict[int, Any] = {NAME: 'image', CONTENT: properties, STATS: {0: [255.0], 1: [0.0]}}
+    if image['kind'] == 'tensor' and image['mean']:
+        options = {0: image['mean'], 1: image['std']}
+        taken[PROCESS] = [{0: np.uint8(NORMALIZATION), 1: options}]
+    labels = [{0: 'labels.txt', 2: np.int8(AXIS_LABELS)}] if 'classes' in description else None
+    if kind == 'probabilities':
+        return {2: [taken], 3: [{NAME: 'probability', FILES: labels}]}
+    if kind == 'logits' and outputs[0]['layout']:
+        activation = finish({0: np.int8(SOFTMAX), 1: '1.0.0'}, b'V001')
+        custom = [{0: 'SEGMENTER_METADATA', 1: activation}]
+        return {2: [taken], 3: [{NAME: 'segmentation_masks', FILES: labels}], 9: custom}
+    if kind != 'boxes':
+        return None
+    if labels:
+        labels[0][2] = np.int8(VALUE_LABELS)
+    box = {0: [0, 1, 2, 3], 1: np.int8(1)}  # left, top, right and bottom; boundaries, as shares
+    location = {NAME: 'location', CONTENT: {0: np.uint8(BOX), 1: box}}
+    found = [location, {NAME: 'score'}, {NAME: 'category', FILES: labels}]
+    group = [{0: 'detection_result', 1: ['location', 'category', 'score']}]
+    return {2: [taken], 3: [*found, {NAME: 'number of detections'}], 8: group}
+
+
+def write_metadata(description: Mapping[str, Any], author: str, terms: str) -> bytes | None:
+    """Return the metadata as a flatbuffer."""
+    tensors = describe_tensors(description)
+    if tensors is None:
+        return None
+    model = {0: description['name'], 3: [tensors], 4: author, 5: terms, 7: '1.0.0'}
+    return finish(model, b'M001')
+
+
+def append_labels(path: Path, description: Mapping[str, Any]) -> None:
+    """Append the names of classes to a file, which is then also a zip archive."""
+    if 'classes' in description:
+        with zipfile.ZipFile(path, 'a') as archive:
+            archive.writestr('labels.txt', '\n'.join(description['classes']) + '\n')
+
+
+def finish(table: Mapping[int, Any], identifier: bytes) -> bytes:
+    """Return a flatbuffer with a table."""
+    import flatbuffers
+
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(_build(builder, table), identifier)
+    return bytes(builder.Output())
+
+
+def _build(builder: Any, value: Any) -> int:
+    """Write a string, bytes, a vector, or a table whose scalars are NumPy's; return its offset."""
+    if isinstance(value, str):
+        return builder.CreateString(value)
+    if isinstance(value, bytes):
+        return builder.CreateByteVector(value)
+    if isinstance(value, list):
+        if isinstance(value[0], float | int):
+            dtype = np.float32 if isinstance(value[0], float) else np.uint32
+            return builder.CreateNumpyVector(np.array(value, dtype))
+        offsets = [_build(builder, item) for item in value]
+        builder.StartVector(4, len(offsets), 4)
+        for offset in reversed(offsets):
+            builder.PrependUOffsetTRelative(offset)
+        return builder.EndVector()
+    fields = {
+        slot: item if isinstance(item, np.generic) else _build(builder, item)
+        for slot, item in value.items()
+        if item not in (None, '')
+    }
+    builder.StartObject(max(fields) + 1)
+    for slot, item in fields.items():
+        if isinstance(item, np.int8):
+            builder.PrependInt8Slot(slot, item.item(), None)
+        elif isinstance(item, np.uint8):
+            builder.PrependUint8Slot(slot, item.item(), None)
+        else:
+            builder.PrependUOffsetTRelativeSlot(slot, item, 0)
+    return builder.EndObject()

@@ -1,0 +1,252 @@
+"""Results in files: probabilities, maps of labels, and boxes are those of the toolboxes."""
+
+from dataclasses import replace
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from export_helpers import SHAPE
+from mmengine.config import Config
+from mmseg.structures import SegDataSample
+from test_decoding import load
+from test_whole_models import CONFIGS
+
+from mmcare.export import export_model, load_source
+from mmcare.export.backends import BACKENDS, open_exported
+from mmcare.export.postprocessing import Boxes, LabelMap, Style
+from mmcare.export.prediction import read_detections
+from mmcare.export.source import IMAGENET
+
+CLASSES = ['a', 'b', 'c', 'd', 'e']
+STYLES = [backend.style for backend in BACKENDS.values()]
+
+
+def detector(folder, name='RetinaNet', std=0.1):
+    source = load(folder, name)
+    head = source.network.model.bbox_head
+    head.test_cfg.update(
+        nms_pre=1000, min_bbox_size=0, score_thr=0.3, nms=dict(type='nms', iou_threshold=0.5)
+    )
+    head.test_cfg.max_per_img = 20
+    for parameter in head.parameters():
+        if parameter.dim() > 1:  # so that scores differ
+            parameter.normal_(0, std)
+    return source
+
+
+@pytest.mark.parametrize('name', ['RetinaNet', 'FCOS', 'RTMDet', 'ATSS'])
+@pytest.mark.parametrize('style', STYLES, ids=list(BACKENDS))
+def test_boxes_are_those_of_mmdet(tmp_path, name, style):
+    network = detector(tmp_path, name, 0.3).network
+    head, raw = network.model.bbox_head, network(torch.randn(1, 3, *SHAPE))
+    maps = [list(raw[start : start + 3]) for start in range(0, len(raw), 3)]
+    meta = dict(img_shape=SHAPE, scale_factor=(1.0, 1.0))
+    (expected,) = head.predict_by_feat(*maps, batch_img_metas=[meta])
+    expected = expected[expected.scores > 0.3]  # mmdet's threshold ignores the centerness
+    decoder = Boxes(head, raw, SHAPE, 20, style)
+    found = [x.numpy() for x in decoder(raw)]
+    assert decoder.deviation(raw, found) < 1e-5
+    outputs = [
+        dict(entry, shape=[*x.shape]) for entry, x in zip(decoder.outputs, found, strict=True)
+    ]
+    description = dict(decoder.metadata, outputs=outputs)
+    boxes, scores, labels = read_detections(description, found)
+    if description['nms'] in ('matrix', 'operator'):
+        assert outputs[0]['shape'] == [1, 20, 4]
+        wanted = expected.bboxes, expected.scores, expected.labels
+        for mine, theirs in zip((boxes, scores, labels), wanted, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0, check_dtype=False)
+    else:
+        everything = dict(head.test_cfg, nms_pre=100_000, min_bbox_size=-1)
+        (expected,) = head.predict_by_feat(
+            *maps, batch_img_metas=[meta], cfg=Config(everything), with_nms=False
+        )
+        assert len(boxes) == (expected.scores > 0.3).sum() > 5
+        order = [torch.argsort(x, descending=True)[:5] for x in (scores, expected.scores)]
+        torch.testing.assert_close(boxes[order[0]], expected.bboxes[order[1]])
+
+
+def test_nms_of_long_chains():
+    """Each box overlaps the next alone: every other one stays."""
+    decoder = Boxes.__new__(Boxes)
+    torch.nn.Module.__init__(decoder)
+    starts = torch.arange(14.0)[:, None] / 28
+    boxes = torch.cat([starts, 0 * starts, starts + 0.1, 0 * starts + 1], 1)
+    scores, labels = torch.linspace(1, 0.5, 14), torch.zeros(14)
+    decoder.iou = 0.4
+    kept = {}
+    for nms in ('matrix', 'operator'):
+        decoder.style = Style(nms=nms)
+        kept[nms] = decoder.suppress(boxes, scores, labels).tolist()
+    assert kept['matrix'] == kept['operator'] == [1.0, 0.0] * 7
+
+
+def spoil(results, how):
+    boxes, scores, labels = (x.clone() for x in results)
+    if how == 'moved':
+        boxes[0, 0] += 5
+    elif how == 'doubled':
+        for x in (boxes, scores, labels):
+            x[0, 1] = x[0, 0]
+    elif how == 'best missing':
+        boxes, scores, labels = (x.roll(-1, 1) for x in (boxes, scores, labels))
+        scores[0, -1] = 0
+    elif how == 'class':
+        labels = 1 - labels
+    else:
+        scores = scores * float('nan')
+    return boxes, scores, labels
+
+
+@pytest.mark.parametrize('how', ['moved', 'doubled', 'best missing', 'class', 'nan'])
+def test_wrong_boxes_are_found(tmp_path, how):
+    network = detector(tmp_path).network
+    raw = network(torch.randn(1, 3, *SHAPE))
+    decoder = Boxes(network.model.bbox_head, raw, SHAPE, 20, Style())
+    assert not decoder.deviation(raw, spoil(decoder(raw), how)) < 1e-2
+
+
+@pytest.mark.parametrize('channels', [1, 5])
+def test_labels_are_those_of_mmseg(tmp_path, channels):
+    path = tmp_path / 'fpn.py'
+    text = CONFIGS['fpn']
+    if channels == 1:
+        text = text.replace('num_classes=5', 'num_classes=2, out_channels=1, threshold=0.45')
+    path.write_text(text)
+    model = load_source(path, part='model').network.model
+    logits = torch.randn(1, channels, 16, 24)
+    meta = [dict(img_shape=SHAPE)]
+    resized = model.decode_head.predict_by_feat(logits, meta)
+    sample = SegDataSample(metainfo=dict(ori_shape=SHAPE, img_shape=SHAPE))
+    (expected,) = model.postprocess_result(resized, [sample])
+    for dtype in (torch.uint8, torch.int32, torch.float32):
+        decoder = LabelMap(model.decode_head, channels, SHAPE, dtype)
+        (found,) = decoder([logits])
+        assert found.dtype == dtype and torch.equal(found.long(), expected.pred_sem_seg.data.long())
+        assert decoder.deviation([logits], [found.numpy()]) < 1e-6
+        assert decoder.deviation([logits], [(found.numpy() + 1) % max(channels, 2)]) > 0.01
+    assert decoder.metadata == (dict(threshold=0.45) if channels == 1 else {})
+
+
+def source_of(name, folder):
+    if name == 'RetinaNet':
+        source = detector(folder)
+    else:
+        path = folder / f'{name}.py'
+        path.write_text(CONFIGS[name])
+        source = load_source(path, part='model')
+    classes = CLASSES[:2] if name == 'RetinaNet' else CLASSES
+    about = dict(classes=classes, palette=[[1, 2, 255]] * len(classes))
+    return replace(source, normalization=IMAGENET, metadata=about)
+
+
+@pytest.mark.parametrize(
+    ('name', 'backend', 'options', 'kinds'),
+    [
+        ('classifier', 'onnx', {}, 'probabilities'),
+        ('fpn', 'litert', {}, 'labels'),
+        ('fpn', 'ncnn', {}, 'labels'),
+        ('RetinaNet', 'onnx', {}, 'boxes scores labels'),
+        ('RetinaNet', 'litert', {}, 'boxes scores labels count'),
+        ('RetinaNet', 'ncnn', {}, 'boxes scores'),
+        ('RetinaNet', 'executorch', {}, 'boxes scores labels'),
+        pytest.param(
+            *('RetinaNet', 'executorch', dict(precision='int8'), 'boxes scores labels'),
+            marks=pytest.mark.slow,
+        ),
+        ('RetinaNet', 'executorch', dict(delegate='coreml'), 'boxes scores'),
+    ],
+)
+def test_export(tmp_path, pictures, name, backend, options, kinds):
+    """The export itself compares results with PyTorch's, or raises; test_core_ml has others."""
+    for package in BACKENDS[backend].packages:
+        pytest.importorskip(package)
+    source = source_of(name, tmp_path)
+    options = dict(options, outputs='decoded', images=pictures)
+    report = export_model(source, tmp_path, SHAPE, (backend,), **options)[backend]
+    assert '_model_64x96_decoded' in report['file'] and 'decode' not in report
+    assert [output['kind'] for output in report['outputs']] == kinds.split()
+    opened = open_exported(tmp_path / report['file'])
+    outputs = opened.run(torch.full((1, 3, *SHAPE), 0.5))
+    shapes = [output['shape'] for output in report['outputs']]
+    assert [[*output.shape] for output in outputs] == shapes
+    assert opened.description['outputs'] == report['outputs']
+    if backend == 'litert' and name == 'fpn':
+        assert outputs[0].dtype == np.uint8
+
+
+def test_core_ml_says_what_vision_and_xcode_look_for(tmp_path):
+    options = dict(shape=SHAPE, formats=('coreml',), outputs='decoded', author='A', license='B')
+    specs = {}
+    for name in ('classifier', 'fpn', 'RetinaNet'):
+        file = export_model(source_of(name, tmp_path), tmp_path, **options)['coreml']['file']
+        specs[name] = ct.utils.load_spec(str(tmp_path / file))
+        metadata = specs[name].description.metadata
+        assert (metadata.author, metadata.license) == ('A', 'B')
+    assert specs['classifier'].description.predictedFeatureName == 'classLabel'
+    preview = specs['fpn'].description.metadata.userDefined
+    assert preview['com.apple.coreml.model.preview.type'] == 'imageSegmenter'
+    assert '#0102ff' in preview['com.apple.coreml.model.preview.params']
+    program, nms = specs['RetinaNet'].pipeline.models
+    assert [x.name for x in nms.description.output] == ['coordinates', 'confidence']
+    assert [x.name for x in program.description.output] == ['coordinates', 'confidence']
+    settings = nms.nonMaximumSuppression
+    assert [*settings.stringClassLabels.vector] == ['a', 'b'] and settings.iouThreshold == 0.5
+
+
+def test_what_cannot_be_decoded(tmp_path):
+    for source, options, words in (
+        (load_source('s0'), dict(outputs='decoded'), 'is for --part model'),
+        (load(tmp_path, 'YOLOX'), dict(outputs='decoded'), 'YOLOXHead has a decoding of its own'),
+        (load_source('s0'), dict(max_detections=9), '--max-detections is for --outputs decoded'),
+        (detector(tmp_path), dict(outputs='decoded', formats=('ncnn',), max_detections=9), 'onnx'),
+    ):
+        with pytest.raises(ValueError, match=words):
+            export_model(
+                source, tmp_path / 'out', SHAPE, **dict(dict(formats=('onnx',)), **options)
+            )
+    assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize('name', ['classifier', 'fpn', 'RetinaNet'])
+def test_mediapipe_opens_tflite(tmp_path, name):
+    """It takes bytes, enlarges logits itself, and reads names from the metadata."""
+    mediapipe = pytest.importorskip('mediapipe')
+    from mediapipe.tasks.python import vision
+
+    outputs = 'raw' if name == 'fpn' else 'decoded'
+    source = source_of(name, tmp_path)
+    report = export_model(source, tmp_path, SHAPE, ('litert',), 'image', outputs)['litert']
+    path, pixels = tmp_path / report['file'], torch.randint(0, 256, (*SHAPE, 3)).byte()
+    kind, verb = dict(
+        classifier=('ImageClassifier', 'classify'),
+        fpn=('ImageSegmenter', 'segment'),
+        RetinaNet=('ObjectDetector', 'detect'),
+    )[name]
+    base = mediapipe.tasks.BaseOptions(model_asset_path=str(path))
+    options = dict(output_category_mask=True) if name == 'fpn' else dict(max_results=5)
+    options = getattr(vision, f'{kind}Options')(base_options=base, **options)
+    image = mediapipe.Image(image_format=mediapipe.ImageFormat.SRGB, data=pixels.numpy())
+    with getattr(vision, kind).create_from_options(options) as task:
+        found = getattr(task, verb)(image)
+        labels = getattr(task, 'labels', None)
+    program = open_exported(path)
+    if name == 'fpn':
+        (logits,) = program.run(pixels.permute(2, 0, 1)[None].float())
+        wanted = torch.nn.functional.interpolate(torch.from_numpy(logits), SHAPE, mode='bilinear')
+        mask = found.category_mask.numpy_view().squeeze()
+        assert labels == CLASSES and (mask == wanted[0].argmax(0).numpy()).mean() > 0.9
+        return
+    predicted = program.predict(pixels.flip(2).numpy())
+    if name == 'classifier':
+        best = found.classifications[0].categories
+        assert [one.category_name for one in best] == [CLASSES[i] for i in predicted['labels']]
+    else:
+        best = [one.categories[0] for one in found.detections]
+        boxes = [one.bounding_box for one in found.detections]
+        boxes = [[b.origin_x, b.origin_y, b.width, b.height] for b in boxes]
+        low, high = np.split(predicted['boxes'][:5], 2, 1)
+        np.testing.assert_allclose(boxes, np.hstack([low, high - low]), atol=1.5)
+        assert [one.category_name for one in best] == [CLASSES[i] for i in predicted['labels'][:5]]
+    np.testing.assert_allclose([one.score for one in best], predicted['scores'][:5], atol=0.01)
