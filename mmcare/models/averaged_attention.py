@@ -58,4 +58,5 @@ def average_attention(network: nn.Module, by_rows: bool = True) -> None:
     """
     for module in network.modules():
         if type(module) in (LinearAttention, AveragedAttention):
-            module.__class__, module.by_rows = AveragedAttention, by_rows
+            module.__class__ = AveragedAttention
+            vars(module)['by_rows'] = by_rows
