@@ -202,6 +202,8 @@ $(ARM)/.ready: $(READY)
 	$(PIP) freeze | grep -E '^($(ARM_RUNTIMES))==' > $(ARM)/runtimes.txt
 	$(PIP) install --target $(ARM)/site --no-deps --only-binary :all: --python-version 3.11 \
 		$(foreach glibc,17 24 27 28,--platform manylinux_2_$(glibc)_aarch64) -r $(ARM)/runtimes.txt
+	@: 'Compiled for ARMv8.1, and LiteRT, which loads it where it is, then stops on older processors.'
+	rm $(ARM)/site/ai_edge_litert/libLiteRtWebGpuAccelerator.so
 	@touch $@
 
 test-slow: $(READY) ## run the slow tests
