@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
-from torchvision.ops import clip_boxes_to_image
 
 from mmcare.export.backends.base import Exported
 from mmcare.export.prediction import read_detections
@@ -119,6 +118,8 @@ def predict_boxes(
     rescale: bool = False,
 ) -> list[InstanceData]:
     """Predict as mmdet's base head does, from the detections of a file."""
+    from torchvision.ops import clip_boxes_to_image  # it imports PyTorch's compiler
+
     (sample,) = data_samples
     boxes, scores, labels = read_detections(description, run(images))
     meta, config = sample.metainfo, head.test_cfg
