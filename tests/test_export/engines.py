@@ -24,9 +24,9 @@ def open_ncnn(file):
 
     def run(image):
         extractor = net.create_extractor()
-        extractor.input('in0', ncnn.Mat(image[0]).clone())
-        names = sorted(net.output_names(), key=lambda name: int(name.removeprefix('out')))
-        return [np.array(extractor.extract(name)[1])[None] for name in names]
+        extractor.input('image', ncnn.Mat(image[0]).clone())
+        outputs = json.loads(Path(file, 'mmcare.json').read_text())['outputs']
+        return [np.array(extractor.extract(output['name'])[1])[None] for output in outputs]
 
     return run
 
