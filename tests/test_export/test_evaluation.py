@@ -110,11 +110,11 @@ def annotate(data, predictions):
 def test_metrics(task, part, backend, outputs, names, made, run_tool, tmp_path, monkeypatch):
     """Every image goes through the file, and the metrics, which are not zero, are PyTorch's.
 
-    LiteRT's takes pixels, and NHWC; one computes in float16.
+    LiteRT's takes NHWC; that of a model takes pixels, and computes in float16.
     """
     config, weights, shapes = made(task) / 'toy.py', made(task) / 'weights.pth', []
     source, checkpoint = load_source(config, weights, part), ['--checkpoint', weights]
-    input_kind = 'image' if backend == 'litert' else 'tensor'
+    input_kind = 'image' if backend == 'litert' and part == 'model' else 'tensor'
     precision = None if backend == 'coreml' else 'float32'
     options = dict(outputs=outputs, precision=precision)
     if task == 'retinanet' and outputs == 'decoded':  # untrained, it also has boxes in the padding
