@@ -1,5 +1,7 @@
 """What saves memory and time in training keeps gradients and statistics."""
 
+import re
+
 import pytest
 import torch
 from helpers import THIN, newer, thin_backbone
@@ -76,3 +78,16 @@ def test_attention_keeps_the_layout(last):
     layout = torch.channels_last if last else torch.contiguous_format
     state = torch.randn(2, 32, 4, 6).to(memory_format=layout)
     assert attention(state[:, 8:16]).is_contiguous(memory_format=layout)
+
+
+@newer
+def test_exported_operators():
+    """Those of the released network: neither drop path nor the layout of training is among them."""
+    found = []
+    for rate in (0.0, 0.5):
+        model = thin_backbone(drop_path_rate=rate).eval()
+        program = torch.export.export(model, (torch.randn(1, 3, 64, 96),)).run_decompositions()
+        nodes = program.graph.nodes
+        found.append([str(node.target) for node in nodes if node.op == 'call_function'])
+    assert found[0] == found[1]
+    assert not [name for name in found[0] if re.search('clone|copy|dropout|bernoulli', name)]
