@@ -512,3 +512,28 @@ def test_results_are_written_and_nonsense_is_not(ask, tmp_path, capfd):
         assert json.loads(ask('POST', '/results', good)[1]) == dict(written=file.name)
     assert json.loads(file.read_text()) == RECORDING
     assert 'a.tflite litert-webgpu-float16' in capfd.readouterr().out
+
+
+@pytest.mark.skipif(not (RUNTIMES.exists() and shutil.which('node')), reason='no node or runtimes')
+def test_sample_in_docs(exported, tmp_path):
+    """The JavaScript of docs/app.md finds what ``predict`` does."""
+    *_, source = exported('retinanet', input_kind='tensor')
+    options = dict(input_kind='image', outputs='decoded')
+    report = export_model(source, tmp_path, SHAPE, ('onnx',), **options)['onnx']
+    picture = np.random.default_rng(0).integers(0, 256, (*SHAPE, 4), np.uint8)
+    pixels = dict(data=picture.flatten().tolist(), width=SHAPE[1], height=SHAPE[0])
+    (tmp_path / 'input.json').write_text(json.dumps([report['file'], report, pixels]))
+    _, _, sample = (ROOT / 'docs/app.md').read_text().partition('```js\n')
+    (tmp_path / 'sample.mjs').write_text(
+        f"import {{ readFileSync }} from 'node:fs';\n{sample.partition('```')[0]}"
+        "const input = JSON.parse(readFileSync('input.json'));\n"
+        'console.log(JSON.stringify(await detect(...input)));\n'
+    )
+    (tmp_path / 'node_modules').symlink_to(RUNTIMES)
+    done = subprocess.run(['node', 'sample.mjs'], cwd=tmp_path, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    wanted = open_exported(tmp_path / report['file']).predict(picture[..., 2::-1])
+    assert [one['name'] for one in found] == [wanted['names'][i] for i in wanted['labels']] != []
+    np.testing.assert_allclose([one['score'] for one in found], wanted['scores'], atol=1e-4)
+    boxes = [[*one['box'].values()] for one in found]
+    np.testing.assert_allclose(boxes, wanted['boxes'], atol=0.5)
