@@ -22,16 +22,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torchvision.ops import roi_align
 
-__all__ = [
-    '__getattr__',
-    'get_compiler_version',
-    'get_compiling_cuda_version',
-    'nms',
-    'roi_align_backward',
-    'roi_align_forward',
-    'sigmoid_focal_loss_backward',
-    'sigmoid_focal_loss_forward',
-]
+__all__ = ['__getattr__']  # all that mmcv/_ext.py needs
 CONTENTS = """# `python -m mmcare.mmcv_ext --remove` deletes this file.
 from mmcare.mmcv_ext import *
 """
@@ -42,7 +33,9 @@ COMPILE = (
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """Stand in for an operator that is missing; MMCV asks for all of them when it is imported."""
+    """Return an operator, or stand in for one that is missing: MMCV asks for all when imported."""
+    if name in globals():  # asked for by mmcv/_ext.py
+        return globals()[name]
     if name.startswith('_'):
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
@@ -88,17 +81,11 @@ def roi_align_backward(
     grad_output: Tensor, rois: Tensor, y: Tensor, x: Tensor, grad_input: Tensor, **how: Any
 ) -> None:
     """Fill grad_input (N, C, H, W)."""
-    size = grad_output.shape[2:]
-    scale, ratio, aligned = how['spatial_scale'], how['sampling_ratio'], how['aligned']
-    if torch.are_deterministic_algorithms_enabled():  # on GPUs torchvision then has another way
-        with torch.enable_grad():
-            input = torch.zeros_like(grad_input, requires_grad=True)  # RoIAlign is linear in it
-            output = roi_align(input, rois, size, scale, ratio, aligned)
-        (gradient,) = torch.autograd.grad(output, input, grad_output)
-    else:
-        gradient = torch.ops.torchvision._roi_align_backward(
-            grad_output, rois, scale, *size, *grad_input.shape, ratio, aligned
-        )
+    with torch.enable_grad():
+        input = torch.zeros_like(grad_input, requires_grad=True)  # RoIAlign is linear in it
+        output = torch.empty_like(grad_output)
+        roi_align_forward(input, rois, output, **how)
+    (gradient,) = torch.autograd.grad(output, input, grad_output)
     grad_input.copy_(gradient)
 
 

@@ -61,8 +61,7 @@ class DistillationClassifier(ImageClassifier):
         **kwargs: Arguments of mmpretrain's ``ImageClassifier``; the head is a ``CAREClsHead``.
 
     Raises:
-        ValueError: If ``alpha``, ``distillation`` or ``teacher_dtype`` is not allowed, or the
-            teacher has no weights.
+        ValueError: If ``alpha`` or ``distillation`` is not allowed, or the teacher has no weights.
     """
 
     def __init__(
@@ -82,15 +81,10 @@ class DistillationClassifier(ImageClassifier):
         check('distillation', distillation, "'hard' or 'soft'", distillation in ('hard', 'soft'))
         self.alpha, self.distillation, self.temperature = alpha, distillation, temperature
         self.teacher_checkpoint = teacher_checkpoint
-        self.teacher_layout: dict[str, Any] = {}
-        if teacher_dtype is not None:
-            dtype = getattr(torch, teacher_dtype, None)
-            good = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-            check('teacher_dtype', teacher_dtype, "a type such as 'bfloat16'", good)
-            self.teacher_layout['dtype'] = dtype
-        if teacher_channels_last:
-            self.teacher_layout['memory_format'] = torch.channels_last
-        self._teacher_device: torch.device | None = None
+        self.teacher_layout: dict[str, Any] = dict(
+            dtype=getattr(torch, teacher_dtype) if teacher_dtype else None,
+            memory_format=torch.channels_last if teacher_channels_last else None,
+        )
         self.teacher_cfg: Mapping[str, Any] = {}
         self._teacher = _Shared()
         if isinstance(teacher, nn.Module):
@@ -124,11 +118,9 @@ class DistillationClassifier(ImageClassifier):
         Raises:
             ValueError: If the teacher's logits have another shape than the head's.
         """
-        if self._teacher_device != inputs.device:  # takes milliseconds, so once
-            self.teacher.to(inputs.device, **self.teacher_layout)
-            self._teacher_device = inputs.device
+        teacher = self.teacher.to(inputs.device, **self.teacher_layout)
         with torch.no_grad():
-            teacher_logits = self.teacher(inputs.to(**self.teacher_layout)).to(inputs.dtype)
+            teacher_logits = teacher(inputs.to(**self.teacher_layout)).to(inputs.dtype)
         distill = partial(self._distillation_loss, teacher_logits)
         return self.head.loss(self.extract_feat(inputs), data_samples, self.alpha, distill)
 
