@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import mmcv
 import numpy as np
 
 from mmcare.files import moved_into_place
@@ -44,13 +45,6 @@ def _new_directory(directory: str | Path, size: int) -> Iterator[Path]:
     with moved_into_place(directory) as temporary:
         temporary.mkdir()
         yield temporary
-
-
-def _write(path: Path, picture: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Not by cv2.imwrite, which raises no error on a full disk.
-    _, encoded = cv2.imencode(path.suffix, picture.round().astype(np.uint8))
-    path.write_bytes(encoded.tobytes())
 
 
 def describe_mask(mask: np.ndarray) -> dict[str, Any]:
@@ -113,7 +107,7 @@ def make_coco(
                     annotation_id += 1
                     numbers = dict(id=annotation_id, image_id=image_id, category_id=names[name])
                     annotations.append({**numbers, **describe_mask(mask)})
-                _write(root / split / str(image['file_name']), picture)
+                mmcv.imwrite(picture, root / split / str(image['file_name']))
                 images.append(image)
             content = dict(images=images, annotations=annotations, categories=categories)
             (root / f'annotations/instances_{split}.json').write_text(json.dumps(content))
@@ -148,8 +142,8 @@ def make_ade20k(
                 for shape, mask in zip(shapes, masks):
                     labels[mask] = ADE20K_SHAPES.get(shape, 0)
                 name = f'{prefix}_{index + 1:08d}'
-                _write(root / 'images' / split / f'{name}.jpg', picture)
-                _write(root / 'annotations' / split / f'{name}.png', labels)
+                mmcv.imwrite(picture, root / 'images' / split / f'{name}.jpg')
+                mmcv.imwrite(labels, root / 'annotations' / split / f'{name}.png')
 
 
 def _draw_regions(
@@ -200,6 +194,6 @@ def make_imagenet(
                 painter.paint_objects(rng, picture, [shape], sizes, np.pi, contrast)
                 prefix = folder if split == 'train' else 'ILSVRC2012_val'
                 file_name = f'{folder}/{prefix}_{index + 1:08d}.JPEG'
-                _write(root / split / file_name, picture)
+                mmcv.imwrite(picture, root / split / file_name)
                 lines.append(f'{file_name} {label}\n')
             (root / 'meta' / f'{split}.txt').write_text(''.join(lines))
