@@ -85,27 +85,24 @@ class DistillationClassifier(ImageClassifier):
             dtype=getattr(torch, teacher_dtype) if teacher_dtype else None,
             memory_format=torch.channels_last if teacher_channels_last else None,
         )
-        self.teacher_cfg: Mapping[str, Any] = {}
-        self._teacher = _Shared()
-        if isinstance(teacher, nn.Module):
-            self._teacher.append(teacher.requires_grad_(False).eval())
-        else:
+        self._teacher = _Shared([teacher])  # a config until its first use
+        if not isinstance(teacher, nn.Module):
             loads = teacher_checkpoint or teacher.get('pretrained') or teacher.get('init_cfg')
             check('teacher_checkpoint', teacher_checkpoint, "the teacher's weights", bool(loads))
-            self.teacher_cfg = deepcopy(teacher)
 
     @property
     def teacher(self) -> nn.Module:
         """The teacher with its weights; it is built on first use."""
-        if not self._teacher:
-            teacher = MMPRETRAIN_MODELS.build(deepcopy(self.teacher_cfg))
+        teacher = self._teacher[0]
+        if not isinstance(teacher, nn.Module):
+            teacher = MMPRETRAIN_MODELS.build(deepcopy(teacher))
             if self.teacher_checkpoint is None:
                 teacher.init_weights()
             else:
                 state = load_weights(self.teacher_checkpoint)
                 teacher.load_state_dict(state.get('model', state))  # DeiT writes `model`
-            self._teacher.append(teacher.requires_grad_(False).eval())
-        return self._teacher[0]
+            self._teacher[0] = teacher
+        return teacher.requires_grad_(False).eval()
 
     def init_weights(self) -> None:
         """Initialise the student; also build the teacher, so that a missing file is found early."""

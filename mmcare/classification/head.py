@@ -1,5 +1,3 @@
-"""The two classification heads of the published networks."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

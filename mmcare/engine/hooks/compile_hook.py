@@ -1,5 +1,3 @@
-"""Compile the backbone for training."""
-
 from __future__ import annotations
 
 from typing import Any

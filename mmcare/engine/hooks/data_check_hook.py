@@ -1,5 +1,3 @@
-"""Validate data before training."""
-
 from __future__ import annotations
 
 import json
@@ -81,7 +79,6 @@ class DataCheckHook(SwitchableHook):
 
 
 def _unwrap(dataset: Any) -> list[BaseDataset]:
-    """Return the datasets within wrappers."""
     if isinstance(dataset, BaseDataset):
         return [dataset]
     inner = getattr(dataset, 'datasets', None) or filter(None, [getattr(dataset, 'dataset', None)])
