@@ -12,10 +12,10 @@ one. Nothing here depends on the device: what torchvision computes on CPU, CUDA 
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable
 
+import mmcv
 import torch
 import torchvision
 from torch import Tensor
@@ -117,9 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog='python -m mmcare.mmcv_ext', description=main.__doc__)
     parser.add_argument('--remove', action='store_true', help='delete mmcv/_ext.py')
     remove = parser.parse_args().remove
-    spec = find_spec('mmcv')
-    assert spec is not None and spec.origin is not None  # mmcare has imported it
-    path = Path(spec.origin).with_name('_ext.py')
+    path = Path(mmcv.__file__).with_name('_ext.py')
     compiled = [file for file in path.parent.glob('_ext.*') if file.suffix in ('.so', '.pyd')]
     if compiled and not remove:
         parser.exit(2, f'error: this MMCV has compiled operators, {compiled[0]}\n')

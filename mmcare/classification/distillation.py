@@ -85,6 +85,7 @@ class DistillationClassifier(ImageClassifier):
             dtype=getattr(torch, teacher_dtype) if teacher_dtype else None,
             memory_format=torch.channels_last if teacher_channels_last else None,
         )
+        self._teacher_device: torch.device | None = None
         self._teacher = _Shared([teacher])  # a config until its first use
         if not isinstance(teacher, nn.Module):
             loads = teacher_checkpoint or teacher.get('pretrained') or teacher.get('init_cfg')
@@ -102,7 +103,7 @@ class DistillationClassifier(ImageClassifier):
                 state = load_weights(self.teacher_checkpoint)
                 teacher.load_state_dict(state.get('model', state))  # DeiT writes `model`
             self._teacher[0] = teacher
-        return teacher.requires_grad_(False).eval()
+        return teacher
 
     def init_weights(self) -> None:
         """Initialise the student; also build the teacher, so that a missing file is found early."""
@@ -115,9 +116,11 @@ class DistillationClassifier(ImageClassifier):
         Raises:
             ValueError: If the teacher's logits have another shape than the head's.
         """
-        teacher = self.teacher.to(inputs.device, **self.teacher_layout)
+        if self._teacher_device != inputs.device:  # takes milliseconds, so once
+            self.teacher.requires_grad_(False).eval().to(inputs.device, **self.teacher_layout)
+            self._teacher_device = inputs.device
         with torch.no_grad():
-            teacher_logits = teacher(inputs.to(**self.teacher_layout)).to(inputs.dtype)
+            teacher_logits = self.teacher(inputs.to(**self.teacher_layout)).to(inputs.dtype)
         distill = partial(self._distillation_loss, teacher_logits)
         return self.head.loss(self.extract_feat(inputs), data_samples, self.alpha, distill)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import cv2
 import mmcv
 import numpy as np
+from mmengine.fileio import dump, put_text
 
 from mmcare.files import moved_into_place
 from mmcare.models.arguments import check
@@ -91,7 +91,6 @@ def make_coco(
     contrast = (15.0, 35.0)
     image_id = annotation_id = 0
     with _new_directory(directory, size) as root:
-        (root / 'annotations').mkdir()
         for stream, (split, number) in enumerate({'train2017': train, 'val2017': val}.items()):
             images, annotations = [], []
             for index in range(number):
@@ -110,7 +109,7 @@ def make_coco(
                 mmcv.imwrite(picture, root / split / str(image['file_name']))
                 images.append(image)
             content = dict(images=images, annotations=annotations, categories=categories)
-            (root / f'annotations/instances_{split}.json').write_text(json.dumps(content))
+            dump(content, root / f'annotations/instances_{split}.json')
 
 
 def make_ade20k(
@@ -182,7 +181,6 @@ def make_imagenet(
     """
     contrast = (15.0, 50.0)
     with _new_directory(directory, size) as root:
-        (root / 'meta').mkdir()
         for stream, (split, number) in enumerate({'train': train, 'val': val}.items()):
             lines = []
             for index in range(number):
@@ -196,4 +194,4 @@ def make_imagenet(
                 file_name = f'{folder}/{prefix}_{index + 1:08d}.JPEG'
                 mmcv.imwrite(picture, root / split / file_name)
                 lines.append(f'{file_name} {label}\n')
-            (root / 'meta' / f'{split}.txt').write_text(''.join(lines))
+            put_text(''.join(lines), root / 'meta' / f'{split}.txt')

@@ -65,8 +65,8 @@ def test_logits_of_the_released_network(tmp_path):
     with torch.no_grad():
         image = reference_image(224, 224)
         logits = dict(logits=model(image))
-        both = model.head.head_logits(model.extract_feat(image))
-        of_maps = model.head.head_logits(model.backbone(image))  # without a neck
+        both = model.head(model.extract_feat(image), separate=True)
+        of_maps = model.head(model.backbone(image), separate=True)  # without a neck
         torch.testing.assert_close(of_maps, both)
         logits.update(zip(('cls_logits', 'dist_logits'), both, strict=True))
         model.head.switch_to_deploy()
@@ -95,7 +95,7 @@ def test_loss_is_the_mean_of_both_heads(mixed):
         targets = 0.9 * scores + 0.1 / CLASSES
     losses = head.loss(features, samples)
     assert set(losses) == {'loss_cls', 'loss_distill'}
-    for loss, logits in zip(losses.values(), head.head_logits(features), strict=True):
+    for loss, logits in zip(losses.values(), head(features, separate=True), strict=True):
         torch.testing.assert_close(loss, -(targets * logits.log_softmax(1)).sum(1).mean() / 2)
 
 
@@ -172,7 +172,8 @@ def test_loss_by_hand(monkeypatch, distillation, expected):
     model = student(teacher, alpha=0.3, distillation=distillation, temperature=2.0)
     cls_logits = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     distill_logits = torch.tensor([[0.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
-    monkeypatch.setattr(model.head, 'head_logits', lambda feats: (cls_logits, distill_logits))
+    logits = cls_logits, distill_logits
+    monkeypatch.setattr(model.head, 'forward', lambda feats, separate=False: logits)
     losses = model.loss(torch.rand(2, 3, 32, 32), labelled([0, 2]))
     # Labels 0 and 2: log(e + 2) - 1 and log 3.
     assert losses['loss_cls'].item() == pytest.approx(0.7 * (0.551445 + 1.098612) / 2, rel=1e-5)
@@ -229,8 +230,12 @@ def test_ablations_learn_from_a_teacher_by_one_line(tmp_path):
     assert losses['loss_distill'] > 0 and not model.backbone.arch['memory_widths'][0]
 
 
-def test_type_and_layout_of_the_teacher():
-    """The student does not take them over."""
+def test_the_teacher_moves_once(monkeypatch):
+    """To its type and layout, which the student does not take over."""
+    moved, to = [], nn.Module.to
+    monkeypatch.setattr(
+        nn.Module, 'to', lambda *args, **options: moved.append(options) or to(*args, **options)
+    )
     teacher = nn.Sequential(nn.Conv2d(3, CLASSES, 8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = student(teacher, teacher_dtype='bfloat16', teacher_channels_last=True)
     optimizer = build_optim_wrapper(model, dict(optimizer=dict(type='SGD', lr=0.1)))
@@ -240,6 +245,8 @@ def test_type_and_layout_of_the_teacher():
     seen: list = []
     for _ in range(2):
         assert model.train_step(batch(), optimizer)['loss_distill'].isfinite()
+    layout = dict(dtype=torch.bfloat16, memory_format=torch.channels_last)
+    assert [options for options in moved if options] == [layout]
     for tensor in itertools.chain(*seen):
         assert tensor.dtype == torch.bfloat16 and tensor.is_contiguous(
             memory_format=torch.channels_last
