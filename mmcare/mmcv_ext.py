@@ -81,11 +81,17 @@ def roi_align_backward(
     grad_output: Tensor, rois: Tensor, y: Tensor, x: Tensor, grad_input: Tensor, **how: Any
 ) -> None:
     """Fill grad_input (N, C, H, W)."""
-    with torch.enable_grad():
-        input = torch.zeros_like(grad_input, requires_grad=True)  # RoIAlign is linear in it
-        output = torch.empty_like(grad_output)
-        roi_align_forward(input, rois, output, **how)
-    (gradient,) = torch.autograd.grad(output, input, grad_output)
+    size = grad_output.shape[2:]
+    scale, ratio, aligned = how['spatial_scale'], how['sampling_ratio'], how['aligned']
+    if torch.are_deterministic_algorithms_enabled():  # on GPUs torchvision then has another way
+        with torch.enable_grad():
+            input = torch.zeros_like(grad_input, requires_grad=True)  # RoIAlign is linear in it
+            output = roi_align(input, rois, size, scale, ratio, aligned)
+        (gradient,) = torch.autograd.grad(output, input, grad_output)
+    else:
+        gradient = torch.ops.torchvision._roi_align_backward(
+            grad_output, rois, scale, *size, *grad_input.shape, ratio, aligned
+        )
     grad_input.copy_(gradient)
 
 
