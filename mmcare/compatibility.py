@@ -71,12 +71,6 @@ def check_export() -> None:
         raise ImportError(f'{needed}, found Python {python} and torch {pytorch}')
 
 
-def check_compile() -> None:
-    """Raise an ImportError where modules cannot be compiled in place."""
-    if not _suits(torch.__version__, '>=2.2'):
-        raise ImportError(f'CompileHook needs torch>=2.2, found {torch.__version__}')
-
-
 def autocast_off(x: Tensor) -> ContextManager[Any]:
     """Suspend autocast on the device of ``x``, if it is on.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
         raise CheckpointError(f'{source} does not contain the backbone of an s0, s1 or s2')
     check_state_dict(CARE(arch), state, '', source)
     meta = dict(mmcare_version=__version__, source=Path(source).name, arch=arch)
-    write_checkpoint(dict(meta=meta, state_dict=OrderedDict(converted)), destination)
+    write_checkpoint(dict(meta=meta, state_dict=converted), destination)
     return f'Wrote {destination} {direction}: CARE({arch!r}) of {source}.'
 
 
@@ -117,7 +116,7 @@ def fuse_checkpoint(
         raise ValueError(f'nothing in the model of {config} can be fused')
     meta = dict(source.get('meta') or {}) if 'state_dict' in source else {}
     meta.update(mmcare_version=__version__, fused_from=Path(checkpoint).name)
-    write_checkpoint(dict(meta=meta, state_dict=OrderedDict(model.state_dict())), destination)
+    write_checkpoint(dict(meta=meta, state_dict=model.state_dict()), destination)
     options = ' '.join(f'model.{name}.deploy=True' for name in fused)
     return (
         f'Fused {", ".join(fused)} of {checkpoint}. Wrote {destination}; a config takes it with\n'

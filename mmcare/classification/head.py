@@ -1,5 +1,3 @@
-"""The two classification heads of the published networks."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -41,13 +39,9 @@ class CAREClsHead(TwoHeads, ClsHead):
         """Pool and activate the last map, (B, C, H, W) or already pooled (B, C), to (B, C)."""
         return pool(feats[-1])
 
-    def head_logits(self, feats: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Compute the logits (B, K) of the class head and of the distillation head."""
-        return TwoHeads.forward(self, self.pre_logits(feats), separate=True)
-
-    def forward(self, feats: tuple[Tensor, ...]) -> Tensor:  # type: ignore[override]
-        """Compute the mean of both heads' logits, (B, K)."""
-        return TwoHeads.forward(self, self.pre_logits(feats))
+    def forward(self, feats: Any, separate: bool = False) -> Any:
+        """Compute the mean of both heads' logits (B, K), or those of each head."""
+        return super().forward(self.pre_logits(feats), separate)
 
     def loss(
         self,
@@ -70,7 +64,7 @@ class CAREClsHead(TwoHeads, ClsHead):
         def label_loss(logits: Tensor) -> Tensor:
             return ClsHead._get_loss(self, logits, data_samples, **kwargs)['loss']
 
-        logits, distilled = self.head_logits(feats)
+        logits, distilled = self(feats, separate=True)
         mean = (logits + distilled) / 2
         losses = ClsHead._get_loss(self, mean, data_samples) if self.cal_acc else {}
         losses.pop('loss', None)  # only the accuracies are of the mean

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from mmcv.cnn import build_norm_layer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeGuard
 
 
 class LayerNorm2d(nn.LayerNorm):
@@ -29,7 +24,7 @@ def build_norm(norm_cfg: dict, channels: int) -> nn.Module:
     return build_norm_layer(norm_cfg, channels)[1]
 
 
-def is_fixed(norm: nn.Module) -> TypeGuard[_BatchNorm]:
+def is_fixed(norm: nn.Module) -> bool:
     """Whether a norm is a batch norm in evaluation mode, which is affine in each channel."""
     return isinstance(norm, _BatchNorm) and not norm.training and norm.running_mean is not None
 

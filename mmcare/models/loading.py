@@ -137,17 +137,10 @@ def _select(network: Any, state: Mapping[str, Any], prefix: str) -> dict[str, An
     given = {k[len(prefix) :]: value for k, value in state.items() if k.startswith(prefix)}
     if isinstance(network, TwoHeads):
         return given
-    return {name: value for name, value in given.items() if not _is_left_out(network, name)}
-
-
-def _is_left_out(backbone: Any, name: str) -> bool:
-    """Whether a weight belongs to another part of the model, or to a stage that is not built."""
-    part, number, *_ = [*name.split('.'), '']
-    if part == 'stages':
-        return number in map(str, range(len(backbone.stages), 4))
-    return not name.startswith(BACKBONE_PARTS) or (
-        part == 'out_norms' and number not in backbone.out_norms
-    )
+    left_out = [f'stages.{index}.' for index in range(len(network.stages), 4)]
+    left_out += [f'out_norms.{i}.' for i in range(4) if str(i) not in network.out_norms]
+    kept = (k for k in given if k.startswith(BACKBONE_PARTS) and not k.startswith(tuple(left_out)))
+    return {name: given[name] for name in kept}
 
 
 def _find_fault(value: Any, wanted: torch.Tensor | None) -> str:

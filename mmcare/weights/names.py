@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
-
-Value = TypeVar('Value')
+from typing import Any
 
 # Parts of keys in published files, and ours; keys are compared with a dot in front.
 NAMES = (
@@ -39,17 +37,17 @@ def is_published(keys: Iterable[str]) -> bool:
     return 'stem.0.weight' in keys and any(key.startswith(blocks) for key in keys)
 
 
-def from_published(state: Mapping[str, Value]) -> dict[str, Value]:
+def from_published(state: Mapping[str, Any]) -> dict[str, Any]:
     """Rename published keys to those of the backbone (``stem.*``, ``stages.*``) and ``head.*``."""
     return _rename(state, NAMES)
 
 
-def to_published(state: Mapping[str, Value]) -> dict[str, Value]:
+def to_published(state: Mapping[str, Any]) -> dict[str, Any]:
     """Undo :func:`from_published`."""
     return _rename(state, [(ours, theirs) for theirs, ours in NAMES])
 
 
-def _rename(state: Mapping[str, Value], names: Iterable[tuple[str, str]]) -> dict[str, Value]:
+def _rename(state: Mapping[str, Any], names: Iterable[tuple[str, str]]) -> dict[str, Any]:
     renamed = {}
     for key, value in state.items():
         key = f'.{key}'
@@ -59,7 +57,7 @@ def _rename(state: Mapping[str, Value], names: Iterable[tuple[str, str]]) -> dic
     return renamed
 
 
-def to_classifier_keys(state: Mapping[str, Value]) -> dict[str, Value]:
+def to_classifier_keys(state: Mapping[str, Any]) -> dict[str, Any]:
     """Rename published weights, or those of a backbone alone, to ``backbone.*`` and ``head.*``."""
     state = from_published(state) if is_published(state) else state
     return {
@@ -68,12 +66,12 @@ def to_classifier_keys(state: Mapping[str, Value]) -> dict[str, Value]:
     }
 
 
-def without_wrapper(state: Mapping[Any, Value]) -> dict[str, Value]:
+def without_wrapper(state: Mapping[Any, Any]) -> dict[str, Any]:
     """Remove the ``module.`` that distributed wrappers put in front of keys."""
     return {re.sub(r'^module\.', '', str(key)): value for key, value in state.items()}
 
 
-def of_backbone(state: Mapping[str, Value], prefix: str | None = None) -> dict[str, Value]:
+def of_backbone(state: Mapping[str, Any], prefix: str | None = None) -> dict[str, Any]:
     """Select the weights of a backbone, and remove its prefix from their names.
 
     ``prefix`` is the backbone's name in the model. None: ``'backbone.'``, or empty if the weights

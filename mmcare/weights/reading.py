@@ -8,7 +8,6 @@ import os
 import sys
 import tarfile
 import zipfile
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +26,6 @@ from mmcare.files import moved_into_place
 from mmcare.weights import unpickling
 from mmcare.weights.names import find_published, to_classifier_keys, without_wrapper
 
-ZIP_MAGIC = b'PK\x03\x04'
 CHECKSUM = 'mmcare_checksum'  # in the metadata of .safetensors
 PREFIXES = ('', 'http://', 'https://')  # of names that load_from_mmcare takes
 
@@ -157,7 +155,7 @@ def _read_archive(path: Path, map_location: Any) -> tuple[Any, bool]:
     """Read a file of ``torch.save``; return its object, and whether checksums were verified."""
     verified, records = False, None
     with path.open('rb') as file:
-        is_archive = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC  # as torch.load decides
+        is_archive = torch.serialization._is_zipfile(file)  # as torch.load decides
     if is_archive:
         with zipfile.ZipFile(path) as archive:
             # All are 0 after torch.serialization.set_crc32_options(False).
@@ -170,8 +168,6 @@ def _read_archive(path: Path, map_location: Any) -> tuple[Any, bool]:
             raise CheckpointError('it is a TorchScript archive')
     elif tarfile.is_tarfile(path):  # torch.load would unpack it
         raise CheckpointError('it is a tar archive, of PyTorch 0.1')
-    if os.environ.get('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '0').lower() in ('1', 'y', 'yes', 'true'):
-        raise CheckpointError('unset TORCH_FORCE_WEIGHTS_ONLY_LOAD: mmcare reads more strictly')
     reader = unpickling.pickle_module(records)
     content = torch.load(path, map_location, reader, weights_only=False)
     allowed = {known for known in unpickling.allowed().values() if isinstance(known, type)}
@@ -213,21 +209,17 @@ _REMOVED = object()
 
 
 def _without_foreign(value: Any, allowed: set[type]) -> Any:
-    """Copy a value without the dict entries whose types are not allowed.
+    """Remove the dict entries whose types are not allowed, in place.
 
     A value of another type becomes ``_REMOVED``, and so does a list or tuple that contains one.
     Tensors lose their hooks.
     """
     if isinstance(value, dict):
-        copy: dict = {}
-        if isinstance(value, OrderedDict):
-            copy = OrderedDict()
-            vars(copy).update(vars(value))  # metadata of a state dict
-        for key, entry in value.items():
-            entry = _without_foreign(entry, allowed)
-            if entry is not _REMOVED:
-                copy[key] = entry
-        return copy
+        for key in [*value]:
+            value[key] = _without_foreign(value[key], allowed)
+            if value[key] is _REMOVED:
+                del value[key]
+        return value
     if type(value) in (list, tuple):
         copies = [_without_foreign(entry, allowed) for entry in value]
         return _REMOVED if any(copy is _REMOVED for copy in copies) else type(value)(copies)

@@ -56,8 +56,7 @@ def gather(
 def describe(path: Path, source: Source | None) -> tuple[dict[str, Any], bytes]:
     """Describe a file; return also the bytes of an image and of the outputs that it should have.
 
-    PyTorch computes them for float files of the source's weights that take normalised tensors; for
-    others the file itself does.
+    PyTorch computes them for float files of the source that take tensors; others do so themselves.
     """
     program = open_exported(path)
     runtime, layout, _ = ENGINES[path.suffix]

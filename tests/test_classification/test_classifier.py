@@ -65,8 +65,8 @@ def test_logits_of_the_released_network(tmp_path):
     with torch.no_grad():
         image = reference_image(224, 224)
         logits = dict(logits=model(image))
-        both = model.head.head_logits(model.extract_feat(image))
-        of_maps = model.head.head_logits(model.backbone(image))  # without a neck
+        both = model.head(model.extract_feat(image), separate=True)
+        of_maps = model.head(model.backbone(image), separate=True)  # without a neck
         torch.testing.assert_close(of_maps, both)
         logits.update(zip(('cls_logits', 'dist_logits'), both, strict=True))
         model.head.switch_to_deploy()
@@ -95,7 +95,7 @@ def test_loss_is_the_mean_of_both_heads(mixed):
         targets = 0.9 * scores + 0.1 / CLASSES
     losses = head.loss(features, samples)
     assert set(losses) == {'loss_cls', 'loss_distill'}
-    for loss, logits in zip(losses.values(), head.head_logits(features), strict=True):
+    for loss, logits in zip(losses.values(), head(features, separate=True), strict=True):
         torch.testing.assert_close(loss, -(targets * logits.log_softmax(1)).sum(1).mean() / 2)
 
 
@@ -172,7 +172,8 @@ def test_loss_by_hand(monkeypatch, distillation, expected):
     model = student(teacher, alpha=0.3, distillation=distillation, temperature=2.0)
     cls_logits = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     distill_logits = torch.tensor([[0.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
-    monkeypatch.setattr(model.head, 'head_logits', lambda feats: (cls_logits, distill_logits))
+    logits = cls_logits, distill_logits
+    monkeypatch.setattr(model.head, 'forward', lambda feats, separate=False: logits)
     losses = model.loss(torch.rand(2, 3, 32, 32), labelled([0, 2]))
     # Labels 0 and 2: log(e + 2) - 1 and log 3.
     assert losses['loss_cls'].item() == pytest.approx(0.7 * (0.551445 + 1.098612) / 2, rel=1e-5)
@@ -266,5 +267,3 @@ def test_teachers_that_do_not_fit(teacher_file):
         student()
     with pytest.raises(ValueError, match=r'alpha must be in \[0, 1\], got 1.5'):
         student(Fixed([[0.0] * 3]), alpha=1.5)
-    with pytest.raises(ValueError, match="teacher_dtype must be a type such as 'bfloat16', got"):
-        student(Fixed([[0.0] * 3]), teacher_dtype='half precision')

@@ -47,9 +47,3 @@ def test_validation_is_not_compiled():
 
 def test_it_can_be_switched_off():
     assert type(HOOKS.build(dict(HOOK, enabled=False))) is Hook
-
-
-def test_old_versions_of_pytorch(monkeypatch):
-    monkeypatch.setattr(torch, '__version__', '2.1.2')
-    with pytest.raises(ImportError, match=r'needs torch>=2\.2, found 2\.1\.2'):
-        CompileHook().before_train(None)

@@ -52,9 +52,7 @@ def test_a_stacked_mixer():
     ('arguments', 'words'),
     [
         (dict(decoupling='both'), "decoupling must be one of .*'global_only'.*got 'both'"),
-        (dict(decoupling='global_only', multi_scale=False), 'multi_scale must be True without a'),
         (dict(arch='s0', decoupling='symmetric', early_conv=False), 'two halves of 8 heads each'),
-        (dict(arch={**THIN, 'widths': (9, 12, 24, 24)}, decoupling='stacked'), 'cannot share 9'),
     ],
 )
 def test_not_well_defined(arguments, words):

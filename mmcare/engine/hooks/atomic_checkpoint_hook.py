@@ -1,5 +1,3 @@
-"""Write checkpoints atomically, with tensors and plain values only."""
-
 from __future__ import annotations
 
 import logging
@@ -105,7 +103,6 @@ class AtomicCheckpointHook(CheckpointHook):
                 checkpoint[key] = _plain(value)
 
     def _pattern(self) -> str:
-        """Return the regular expression of the names of checkpoints."""
         return '[0-9]+'.join(map(re.escape, re.split(r'\{[^}]*\}', self.filename_tmpl)))
 
     def _find(self, path: str | None) -> str | None:

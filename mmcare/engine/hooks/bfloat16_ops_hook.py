@@ -1,5 +1,3 @@
-"""Run mmcv's compiled operators in float32 under bfloat16 autocast."""
-
 from __future__ import annotations
 
 from typing import Any

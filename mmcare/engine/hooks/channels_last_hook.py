@@ -1,5 +1,3 @@
-"""Run convolutions in channels-last memory."""
-
 from typing import Any
 
 import torch

@@ -1,10 +1,7 @@
-"""Compile the backbone for training."""
-
 from __future__ import annotations
 
 from typing import Any
 
-from mmcare.compatibility import check_compile
 from mmcare.engine.hooks import SwitchableHook
 from mmcare.models import CARE
 from mmcare.registry import HOOKS
@@ -16,14 +13,11 @@ class CompileHook(SwitchableHook):
 
     For images of one size, such as the crops of ADE20K and ImageNet: each further size or number of
     images is compiled again. Validation runs as without the hook. Names of weights and checkpoints
-    stay the same.
+    stay the same. It needs PyTorch 2.2, which has ``nn.Module.compile``.
 
     Args:
         enabled: See :class:`SwitchableHook`.
         **options: Of ``torch.compile``, such as ``mode='max-autotune'``.
-
-    Raises:
-        ImportError: If PyTorch is older than 2.2.
     """
 
     def __init__(self, enabled: bool = True, **options: Any) -> None:
@@ -33,7 +27,6 @@ class CompileHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Compile when the first batch comes."""
-        check_compile()
         for module in runner.model.modules():
             if isinstance(module, CARE):
                 module.compile(**self.options)

@@ -1,5 +1,3 @@
-"""Validate data before training."""
-
 from __future__ import annotations
 
 import json
@@ -31,10 +29,9 @@ _warn = partial(print_log, logger='current', level=logging.WARNING)
 class DataCheckHook(SwitchableHook):
     """Check the data for what the toolboxes assume, by the ``_check_`` functions of this file.
 
-    They run before a run; what may be intended is a warning. At most 1000 images of a dataset,
-    evenly spread, are opened to compare sizes; label maps are read until two classes are found.
-    Before each iteration, the labels of mmseg's maps are compared with the classes. Remote data
-    (``backend_args``, ``://``) are not checked.
+    They run before a run; what may be intended is a warning. The sizes of 1000 images of a dataset
+    are compared, evenly spread. Before each iteration, the labels of mmseg's maps are compared with
+    the classes. Remote data (``backend_args``, ``://``) are not checked.
 
     Raises:
         ValueError: If something is wrong. The message names the files and what to do.
@@ -82,7 +79,6 @@ class DataCheckHook(SwitchableHook):
 
 
 def _unwrap(dataset: Any) -> list[BaseDataset]:
-    """Return the datasets within wrappers."""
     if isinstance(dataset, BaseDataset):
         return [dataset]
     inner = getattr(dataset, 'datasets', None) or filter(None, [getattr(dataset, 'dataset', None)])
@@ -239,8 +235,7 @@ def _check_labels(datasets: list[BaseDataset], model: nn.Module) -> Iterator[str
     """Find label maps of one class, such as masks of 0 and 255 (ignored), whose mIoU is 100."""
     values: set[int] = set()
     for dataset in datasets:
-        transforms = dataset.pipeline.transforms
-        steps = [step for step in transforms if hasattr(step, 'reduce_zero_label')]
+        steps = [s for s in dataset.pipeline.transforms if hasattr(s, 'reduce_zero_label')]
         for info in map(dataset.get_data_info, range(len(dataset))):
             path = info.get('seg_map_path') or '://'
             if not steps or '://' in path or 'reduce_zero_label' not in info:

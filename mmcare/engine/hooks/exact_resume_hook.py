@@ -1,5 +1,3 @@
-"""Make resumed runs reproduce uninterrupted ones."""
-
 from __future__ import annotations
 
 import logging

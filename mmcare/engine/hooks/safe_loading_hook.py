@@ -1,5 +1,3 @@
-"""Read a run's checkpoints without running code from them, and check that they fill each CARE."""
-
 from __future__ import annotations
 
 from contextlib import ExitStack

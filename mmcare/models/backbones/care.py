@@ -12,7 +12,7 @@ of width d', then three groups of d / 3, which together are the features X of wi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -30,9 +30,6 @@ from mmcare.models.fusing import build_norm, check_fusible, fuse, is_fixed
 from mmcare.models.loading import read_state_dict
 from mmcare.models.recompute import recompute
 from mmcare.registry import MODELS
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 STEM_STRIDE = 4
 TOTAL_STRIDE = STEM_STRIDE * 2 ** (NUM_STAGES - 1)
@@ -501,7 +498,7 @@ class CARE(BaseModule):
                 outputs.append(crop(output, x, STEM_STRIDE * 2**index, weight))
         return tuple(outputs)
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self, mode: bool = True) -> CARE:
         """Set training or evaluation mode; frozen stages and norms stay in evaluation mode.
 
         Raises:
