@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ from mmcare.export.rewrites import LITERT, ChannelsLast
 from mmcare.export.spec import ExportSpec, to_bytes
 from mmcare.export.verify import ExportError
 
+QUIET = dict(enable_progress_bar=False, enable_progress_report=False)
 FORCE_FLOAT16 = 4  # TFLITE_XNNPACK_DELEGATE_FLAG_FORCE_FP16
 
 
@@ -65,54 +65,34 @@ class LiteRT(Backend):
         plain = self.open(path, delegate=False).run
         return WriteResult(_count_operators(path), plain, 'LiteRT without XNNPACK')
 
-    def open(self, path: Path, delegate: bool = True) -> Exported:
-        """Open a file in LiteRT, with its XNNPACK delegate or without."""
-        runtime = require('ai_edge_litert.interpreter', 'running a .tflite file', 'litert')
-        name = 'AUTO' if delegate else 'BUILTIN_WITHOUT_DEFAULT_DELEGATES'
-        resolver = dict(experimental_op_resolver_type=runtime.OpResolverType[name])
-        program = runtime.Interpreter(str(path), num_threads=1, **resolver)
-        program.allocate_tensors()
-        (image,), outputs = program.get_input_details(), program.get_output_details()
-        wrong = [x['name'] for x in (image, *outputs) if x['dtype'] is np.int8]
-        if wrong:
-            raise ValueError(f'not float32: {", ".join(wrong)}')
+    def open(self, path: Path, delegate: bool = True, flags: int | None = None) -> Exported:
+        """Open a file in LiteRT, with XNNPACK, to which the flags go, or without it."""
+        require('ai_edge_litert', 'running a .tflite file', 'litert')
+        from ai_edge_litert.compiled_model import CompiledModel
+        from ai_edge_litert.options import CpuKernelMode, CpuOptions, Options
 
-        takes_bytes = image['dtype'] is np.uint8
-
-        def run(images: Tensor) -> list[np.ndarray]:
-            program.set_tensor(image['index'], _to_input(images, takes_bytes).numpy())
-            program.invoke()
-            found = [program.get_tensor(output['index']) for output in outputs]
-            return [x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for x in found]
-
-        _, height, width, channels = map(int, image['shape'])
-        return Exported(run, (1, channels, height, width), _read(path))
-
-    def open_float16(self, path: Path) -> Exported | None:
-        """Open a file in LiteRT, with XNNPACK computing in float16."""
-        try:
-            from ai_edge_litert.compiled_model import CompiledModel
-            from ai_edge_litert.environment import Environment
-            from ai_edge_litert.options import CpuOptions, Options
-
-            options = Options(cpu_options=CpuOptions(num_threads=1, xnnpack_flags=FORCE_FLOAT16))
-        except (ImportError, TypeError):  # an older LiteRT
-            return None
-        program = CompiledModel.from_file(str(path), None, Environment.create(), options)
+        mode = None if delegate else CpuKernelMode.BUILTIN
+        options = CpuOptions(num_threads=1, kernel_mode=mode, xnnpack_flags=flags)
+        program = CompiledModel.from_file(str(path), options=Options(cpu_options=options))
         (image,), outputs = program.create_input_buffers(0), program.create_output_buffers(0)
-        details = [output.get_tensor_details() for output in outputs]
-        takes_bytes = np.dtype(image.get_tensor_details()['dtype']) == np.uint8
+        taken, *given = (buffer.get_tensor_details() for buffer in (image, *outputs))
+        takes_bytes = np.dtype(taken['dtype']) == np.uint8
 
         def run(images: Tensor) -> list[np.ndarray]:
             image.write(_to_input(images, takes_bytes).numpy())
             program.run_by_index(0, [image], outputs)
             found = [
                 output.read(prod(how['shape']), np.dtype(how['dtype'])).reshape(how['shape'])
-                for output, how in zip(outputs, details, strict=True)
+                for output, how in zip(outputs, given, strict=True)
             ]
             return [x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for x in found]
 
-        return replace(self.open(path), run=run)
+        _, height, width, channels = taken['shape']
+        return Exported(run, (1, channels, height, width), _read(path))
+
+    def open_float16(self, path: Path) -> Exported:
+        """Open a file in LiteRT, with XNNPACK computing in float16."""
+        return self.open(path, flags=FORCE_FLOAT16)
 
 
 def _to_input(images: Tensor, takes_bytes: bool) -> Tensor:
@@ -130,7 +110,7 @@ def _cast(path: Path) -> None:
     cast.add_weight_only_config(
         '.*', operators, 16, algorithm_key=quantizer.AlgorithmName.FLOAT_CASTING
     )
-    result = cast.quantize(enable_progress_bar=False, enable_progress_report=False)
+    result = cast.quantize(**QUIET)
     path.write_bytes(result.quantized_model)
 
 
@@ -148,9 +128,7 @@ def _quantize(path: Path, images: Sequence[np.ndarray], names: Sequence[str]) ->
     # By default it averages the ranges of pictures, and rare activations are cut off.
     ranges = calibrator.Calibrator(str(path), 1, qsv_update_func=min_max_update)
     ranges.calibrate(dict(serving_default=data), quantized._recipe_manager)
-    result = quantized.quantize(
-        ranges.get_model_qsvs(), enable_progress_bar=False, enable_progress_report=False
-    )
+    result = quantized.quantize(ranges.get_model_qsvs(), **QUIET)
     model = flatbuffer_utils.read_model_from_bytearray(result.quantized_model)
     # The quantizer (0.10.0) confuses types where an output also feeds a layer: the output is int8,
     # or a convolution's input float32. The signature names the tensors in float32, unless a
@@ -171,7 +149,6 @@ def _quantize(path: Path, images: Sequence[np.ndarray], names: Sequence[str]) ->
 
 
 def _store(path: Path, entries: Mapping[str, bytes]) -> None:
-    """Add entries to a file's metadata."""
     from ai_edge_litert import schema_py_generated as schema
     from ai_edge_litert.tools import flatbuffer_utils
 
@@ -200,16 +177,14 @@ def _count_operators(path: Path) -> dict[str, Any]:
 
     program = Interpreter(str(path), num_threads=1)
     program.allocate_tensors()
-    nodes = {node['index']: node for node in program._get_ops_details()}
-    delegates = [node for node in nodes.values() if node['op_name'] == 'DELEGATE']
-    names = {key: node['op_name'] for key, node in nodes.items() if node['op_name'] != 'DELEGATE'}
-    makers = {tensor: index for index in names for tensor in nodes[index]['outputs']}
+    nodes = program._get_ops_details()  # in the order of computation, then delegates
+    delegates = [node for node in nodes if node['op_name'] == 'DELEGATE']
     inside = set()
-    for delegate in delegates:  # those between its inputs and outputs
-        seen, tensors = {*delegate['inputs']}, {*delegate['outputs']}
-        while tensors := (tensors & {*makers}) - seen:
-            seen |= tensors
-            inside |= {makers[tensor] for tensor in tensors}
-            tensors = {source for tensor in tensors for source in nodes[makers[tensor]]['inputs']}
-    outside = Counter(name for index, name in names.items() if index not in inside)
+    for delegate in delegates:
+        needed = {*delegate['outputs']}
+        for node in reversed(nodes):
+            if needed & {*node['outputs']}:
+                inside.add(node['index'])
+                needed |= {*node['inputs']} - {*delegate['inputs']}
+    outside = Counter(node['op_name'] for node in nodes if node['index'] not in inside)
     return dict(delegates=len(delegates), outside={**outside})
