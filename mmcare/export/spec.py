@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from mmcare.export import rewrites
 from mmcare.export.decoding import describe_decoding, describe_scores, name_outputs
 from mmcare.export.postprocessing import MAX_DETECTIONS, Decoder, Style, build_decoder
-from mmcare.export.source import Normalization, Source
+from mmcare.export.source import Network, Normalization, Source
 from mmcare.models.averaged_attention import average_attention
 from mmcare.models.deployment import BackboneInfo, fuse_all
 from mmcare.version import __version__
@@ -156,22 +156,80 @@ def build_spec(
     options: Mapping[str, Any],
 ) -> ExportSpec:
     """Fuse a copy of a network for images of one size, and describe it; or raise a ValueError."""
-    network, normalization = source.network, source.normalization
-    dynamic = 'dynamic' in options
-    stride, channels = network.info.stride, network.info.in_channels
-    largest = rewrites.LARGEST_SIDE
-    if not all(stride <= side <= largest for side in shape):
-        raise ValueError(f'height and width must be {stride} to {largest} pixels, got {shape}')
-    if 'image' in input_kinds:
-        if normalization is None:
-            raise ValueError('the config has no mean and std of images: use --input tensor')
-        if not channels == len(normalization.mean) == 3:
-            raise ValueError(f'images have 3 channels, the network {channels}: use --input tensor')
+    network, channels = source.network, source.network.info.in_channels
+    _check_images(source, shape, input_kinds)
     image = torch.zeros(1, channels, *shape)
     try:
         outputs = network(image)
     except RuntimeError as error:
         raise ValueError(f'the network cannot compute images of {shape}: {error}') from error
+    _check_outputs(network, shape, outputs, decoded, options)
+    fused = deepcopy(network)
+    fuse_all(fused)
+    average_attention(fused)
+    if 'dynamic' not in options:
+        rewrites.use_matrix_pools(fused, image)
+    metadata: dict[str, Any] = dict(
+        name=source.name,
+        part=network.part,
+        arch=network.info.arch,
+        checkpoint=source.checkpoint,
+        sha256=digest_weights(network.model.state_dict(), {}),
+        mmcare_version=__version__,
+        torch_version=str(torch.__version__),  # plain, for YAML
+        shape=[*shape],
+        parameters=sum(parameter.numel() for parameter in fused.parameters()),
+        activation=None,
+    )
+    if network.part == 'model':
+        metadata |= describe_scores(network.model, source.config, outputs[0].shape[1])
+        metadata |= describe_decoding(network.model)
+    decoder_of = None
+    if decoded:
+        if hasattr(network.model, 'bbox_head') and 'decode' not in metadata:
+            head = type(network.model.bbox_head).__name__
+            raise ValueError(f'the {head} has a decoding of its own: use raw outputs')
+        number = options.get('max_detections', MAX_DETECTIONS)
+        decoder_of = partial(build_decoder, network.model, outputs, shape, metadata, number)
+    return ExportSpec(
+        fused,
+        network,
+        name_outputs(network, outputs),
+        (1, channels, *shape),
+        draw_images(channels, shape),
+        network.info,
+        precision=precision,
+        tolerance=tolerance,
+        size_divisor=1 if network.part == 'backbone' else network.info.stride,
+        normalization=source.normalization,
+        options=options,
+        metadata={**metadata, **source.metadata},
+        decoder_of=decoder_of,
+    )
+
+
+def _check_images(source: Source, shape: tuple[int, int], input_kinds: Collection[str]) -> None:
+    info, normalization, largest = source.network.info, source.normalization, rewrites.LARGEST_SIDE
+    if not all(info.stride <= side <= largest for side in shape):
+        raise ValueError(f'height and width must be {info.stride} to {largest} pixels, got {shape}')
+    if 'image' not in input_kinds:
+        return
+    if normalization is None:
+        raise ValueError('the config has no mean and std of images: use --input tensor')
+    if not info.in_channels == len(normalization.mean) == 3:
+        raise ValueError(
+            f'images have 3 channels, the network {info.in_channels}: use --input tensor'
+        )
+
+
+def _check_outputs(
+    network: Network,
+    shape: tuple[int, int],
+    outputs: Sequence[Tensor],
+    decoded: bool,
+    options: Mapping[str, Any],
+) -> None:
+    dynamic, stride = 'dynamic' in options, network.info.stride
     divided = network.part != 'backbone' and (dynamic or outputs[0].dim() == 4)
     if divided and any(side % stride for side in shape):
         raise ValueError(
@@ -184,48 +242,3 @@ def build_spec(
         raise ValueError('--outputs decoded is for --part model, without --dynamic')
     if 'max_detections' in options and not (decoded and hasattr(network.model, 'bbox_head')):
         raise ValueError('--max-detections is for --outputs decoded of detectors')
-    output_names = name_outputs(network, outputs)
-    described: dict[str, Any] = dict(activation=None)
-    if network.part == 'model':
-        described = describe_scores(network.model, source.config, outputs[0].shape[1])
-        described |= describe_decoding(network.model)
-    decoder_of = None
-    if decoded:
-        head = getattr(network.model, 'bbox_head', None)
-        if head is not None and 'decode' not in described:
-            raise ValueError(
-                f'the {type(head).__name__} has a decoding of its own: use raw outputs'
-            )
-        number = options.get('max_detections', MAX_DETECTIONS)
-        decoder_of = partial(build_decoder, network.model, outputs, shape, described, number)
-    fused = deepcopy(network)
-    fuse_all(fused)
-    average_attention(fused)
-    if not dynamic:
-        rewrites.use_matrix_pools(fused, image)
-    metadata = dict(
-        name=source.name,
-        part=network.part,
-        arch=network.info.arch,
-        checkpoint=source.checkpoint,
-        sha256=digest_weights(network.model.state_dict(), {}),
-        mmcare_version=__version__,
-        torch_version=str(torch.__version__),  # plain, for YAML
-        shape=[*shape],
-        parameters=sum(parameter.numel() for parameter in fused.parameters()),
-    )
-    return ExportSpec(
-        fused,
-        network,
-        output_names,
-        (1, channels, *shape),
-        draw_images(channels, shape),
-        network.info,
-        precision=precision,
-        tolerance=tolerance,
-        size_divisor=1 if network.part == 'backbone' else stride,
-        normalization=normalization,
-        options=options,
-        metadata={**metadata, **described, **source.metadata},
-        decoder_of=decoder_of,
-    )
