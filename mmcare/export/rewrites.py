@@ -5,7 +5,6 @@ Rewriting does not change results.
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from itertools import accumulate
 from math import prod
 from operator import attrgetter
 from typing import Any
@@ -104,12 +103,10 @@ class ChannelsLast(nn.Module):
 
 
 def _split(x: Tensor, size: int | list[int], dim: int = 0) -> list[Tensor]:
+    total = x.shape[dim]
     if isinstance(size, int):
-        starts: Any = range(0, x.shape[dim], size)
-        ends = [*starts[1:], x.shape[dim]]
-    else:
-        starts, ends = list(accumulate(size[:-1], initial=0)), list(accumulate(size))
-    return [x.narrow(dim, start, end - start) for start, end in zip(starts, ends, strict=True)]
+        size = [min(size, total - start) for start in range(0, total, size)]
+    return [x.narrow(dim, sum(size[:index]), length) for index, length in enumerate(size)]
 
 
 def _mean(x: Tensor, dim: list[int], keepdim: bool = False, dtype: Any = None) -> Tensor:
