@@ -34,9 +34,7 @@ def add_images(
     loader = 'train_dataloader' if number else 'test_dataloader'
     try:
         if images is None or isinstance(images, str | os.PathLike):
-            images = read_images(
-                source, shape, HELD_OUT + number, images, loader, spec.letterbox
-            )
+            images = read_images(source, shape, HELD_OUT + number, images, loader, spec.letterbox)
         if number and len(images) <= HELD_OUT:
             raise ValueError(f'{len(images)} are too few, {HELD_OUT} are held out')
     except Exception as error:  # a data set of a toolbox without its data raises anything

@@ -177,7 +177,7 @@ def decode_boxes(
 def suppress(
     boxes: Tensor, scores: Tensor, labels: Tensor, place: Place, test: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Move boxes to where a picture is in an image, clip them to it, and keep the best after NMS, as the config's ``test_cfg`` says."""
+    """Move boxes to a picture in an image, clip them, and keep the best after NMS as mmdet does."""
     from torchvision.ops import batched_nms, clip_boxes_to_image  # which backbones do without
 
     top, left, *size = place
