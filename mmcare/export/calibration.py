@@ -9,13 +9,12 @@ from typing import Any
 import mmcv
 import numpy as np
 import torch
-import torch.nn.functional as F
 from mmengine.registry import DATASETS
 from mmengine.utils import scandir
 from torch import Tensor
 
 from mmcare.export.decoding import innermost_dataset
-from mmcare.export.preprocessing import ResizeToFit, describe_resizing, fit_config
+from mmcare.export.preprocessing import ResizeToFit, describe_resizing, fit_config, pad_to
 from mmcare.export.source import Source
 from mmcare.export.spec import CheckImage, ExportSpec
 
@@ -35,7 +34,7 @@ def add_images(
     loader = 'train_dataloader' if number else 'test_dataloader'
     try:
         if images is None or isinstance(images, str | os.PathLike):
-            images = read_images(source, shape, HELD_OUT + number, images, loader)
+            images = read_images(source, shape, HELD_OUT + number, images, loader, spec.letterbox)
         if number and len(images) <= HELD_OUT:
             raise ValueError(f'{len(images)} are too few, {HELD_OUT} are held out')
     except Exception as error:  # a data set of a toolbox without its data raises anything
@@ -59,6 +58,7 @@ def read_images(
     number: int,
     folder: str | os.PathLike | None = None,
     loader: str = 'train_dataloader',
+    letterbox: str = 'top-left',
 ) -> list[Tensor]:
     """Read pictures, evenly spread over the data, as normalized images (1, C, H, W).
 
@@ -68,13 +68,12 @@ def read_images(
         number: The largest number of pictures.
         folder: Searched recursively. None: the config's data, through its test pipeline.
         loader: ``'train_dataloader'`` or ``'test_dataloader'``, whose data are read.
+        letterbox: See :func:`mmcare.export.preprocessing.pad_to`.
     """
     normalization = source.normalization
     if normalization is None:
         raise ValueError('the config has no mean and std of images')
-    mean, std, fill = torch.tensor(
-        [normalization.mean, normalization.std, normalization.padding or normalization.mean]
-    )[..., None, None]
+    mean, std = torch.tensor([normalization.mean, normalization.std])[..., None, None]
     data: Any
     if folder is None:
         data = _load_data(source, shape, loader)
@@ -93,9 +92,7 @@ def read_images(
         if len(image) != source.network.info.in_channels:
             raise ValueError(f'pictures have {len(image)} channels, unlike the network')
         image = image.flip(0) if normalization.channels == 'RGB' else image
-        height, width = image.shape[1:]
-        padding = 0, shape[1] - width, 0, shape[0] - height
-        image = (F.pad(image - fill, padding) + (fill - mean)) / std
+        image, _ = pad_to((image - mean) / std, shape, normalization.fill, letterbox)
         images.append(image[None].contiguous())
     if not images:
         raise ValueError(f'{folder or f"the data set of {loader}"} holds no pictures')

@@ -13,31 +13,56 @@ from torch.utils._pytree import tree_structure, tree_unflatten
 
 from mmcare.export.backends.base import Exported
 from mmcare.export.prediction import read_detections
-from mmcare.export.source import HEADS, Network
+from mmcare.export.preprocessing import pad_to
+from mmcare.export.source import HEADS, Network, Normalization
 from mmcare.weights.reading import digest_weights
 
 
-def pad_images(model: Any, shape: tuple[int, int]) -> None:
-    """Let a model of a toolbox pad normalized images to a height and width, right and below.
+def pad_images(
+    model: Any,
+    shape: tuple[int, int],
+    normalization: Normalization | None = None,
+    letterbox: str = 'top-left',
+) -> None:
+    """Let a model of a toolbox pad normalized images to a height and width.
 
-    The model then raises a ValueError for larger images.
+    The model then raises a ValueError for larger images. Boxes are moved back from the center.
+
+    Args:
+        model: Changed in place.
+        shape: Height and width.
+        normalization: Has the padding; None: zeros.
+        letterbox: See :func:`mmcare.export.preprocessing.pad_to`.
     """
+    fill = normalization.fill if normalization else [0.0]
 
     def pad(_: nn.Module, __: Any, data: dict[str, Any]) -> None:
         height, width = data['inputs'].shape[2:]
-        bottom, right = shape[0] - height, shape[1] - width
-        if bottom < 0 or right < 0:
+        if height > shape[0] or width > shape[1]:
             raise ValueError(
                 f'the test pipeline makes an image of {height}x{width}, the file takes '
                 f'{shape[0]}x{shape[1]}: give the pipeline a Resize or a CenterCrop'
             )
-        padding = 0, right, 0, bottom
-        data['inputs'] = F.pad(data['inputs'], padding)
+        data['inputs'], padding = pad_to(data['inputs'], shape, fill, letterbox)
         metainfo = dict(pad_shape=shape, batch_input_shape=shape, img_padding_size=padding)
+        if letterbox == 'center':
+            metainfo['img_shape'] = shape
         for sample in data['data_samples']:  # mmseg crops its logits by the padding
             sample.set_metainfo(metainfo)
 
+    def move_back(results: InstanceData, *args: Any, img_meta: Any, **kwargs: Any) -> InstanceData:
+        from torchvision.ops import clip_boxes_to_image  # it imports PyTorch's compiler
+
+        left, right, top, bottom = img_meta['img_padding_size']
+        boxes = results.bboxes - results.bboxes.new_tensor([left, top] * 2)
+        size = shape[0] - top - bottom, shape[1] - left - right
+        results.bboxes = clip_boxes_to_image(boxes, size)
+        return post_process(results, *args, img_meta=img_meta, **kwargs)
+
     model.data_preprocessor.register_forward_hook(pad)
+    if letterbox == 'center' and hasattr(model, 'bbox_head'):
+        post_process = model.bbox_head._bbox_post_process
+        model.bbox_head._bbox_post_process = move_back
 
 
 @contextmanager

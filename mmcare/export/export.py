@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -14,7 +15,7 @@ import torch
 
 from mmcare.export.backends import validate_formats
 from mmcare.export.calibration import Images, add_images
-from mmcare.export.preprocessing import choose_shape
+from mmcare.export.preprocessing import LETTERBOXES, choose_shape
 from mmcare.export.source import Source
 from mmcare.export.spec import build_spec
 from mmcare.files import check_writable, moved_into_place
@@ -34,6 +35,7 @@ def export_model(
     formats: Sequence[str] = ('coreml', 'onnx'),
     input_kind: str | None = None,
     outputs: str = 'raw',
+    letterbox: str = 'top-left',
     precision: str | None = None,
     calibration: int | None = None,
     images: Images = None,
@@ -54,6 +56,8 @@ def export_model(
             files take normalized images. None: an image for Core ML, a tensor for others.
         outputs: ``'raw'``: the network's; ``'decoded'``: probabilities, class labels, or boxes,
             scores and labels, of whole models.
+        letterbox: Where a picture is in the image of a whole model: ``'top-left'``, or
+            ``'center'``, with padding on all sides.
         precision: ``'float32'``, ``'float16'`` or ``'int8'``. None: float16 for Core ML, float32
             for others.
         calibration: Largest number of pictures to quantize with; None: 64.
@@ -75,6 +79,9 @@ def export_model(
     input_kinds = {backend.name: input_kind or backend.input_kind for backend in backends}
     kinds, decoded = input_kinds.values(), outputs == 'decoded'
     spec = build_spec(source, shape, kinds, precision, tolerance, decoded, options)
+    if letterbox not in LETTERBOXES or (letterbox == 'center' and source.network.part != 'model'):
+        raise ValueError('--letterbox is top-left or, with --part model, center')
+    spec = replace(spec, letterbox=letterbox)
     number = (calibration or CALIBRATION) if precision == 'int8' else 0
     spec, without_pictures = add_images(spec, source, number, images)
     reports: dict[str, dict[str, Any]] = {}

@@ -11,6 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmcare.export.preprocessing import pad_to
+
+Place = tuple[int, int, int, int]  # of a picture in an image: top, left, height, width
+
 
 def predict(
     run: Callable[[Tensor], Sequence[np.ndarray]],
@@ -38,18 +42,18 @@ def predict(
     pixels = mmcv.imread(picture if isinstance(picture, np.ndarray) else os.fspath(picture))
     if pixels is None:
         raise ValueError(f'{picture} is not a picture')
-    image, size = prepare(pixels, description['inputs'][0], description['shape'])
+    image, place = prepare(pixels, description['inputs'][0], description['shape'])
     names = [output['name'] for output in description['outputs']]
     kind = description['outputs'][0].get('kind')
     outputs = dict(zip(names, map(torch.from_numpy, run(image)), strict=True))
     activation = description.get('activation')
     if kind == 'boxes':
         detections = read_detections(description, [*outputs.values()])
-        found = suppress(*detections, size, description['test_cfg'])
+        found = suppress(*detections, place, description['test_cfg'])
     elif 'decode' in description:
-        found = decode_boxes(outputs, description['decode'], size)
+        found = decode_boxes(outputs, description['decode'], place)
     elif kind == 'labels':
-        whole = outputs['labels'][None, :, : size[0], : size[1]].float()
+        whole = crop(outputs['labels'][None], place).float()
         whole = F.interpolate(whole, pixels.shape[:2], mode='nearest-exact')
         found = dict(labels=whole[0, 0].long())
     elif kind == 'probabilities':
@@ -57,20 +61,20 @@ def predict(
     elif names != ['logits'] or activation is None:
         raise ValueError('the file does not describe how its outputs are decoded')
     elif outputs['logits'].dim() == 4:
-        shapes = image.shape[2:], size, pixels.shape[:2]
+        shapes = image.shape[2:], place, pixels.shape[:2]
         found = dict(labels=read_labels(outputs['logits'], *shapes))
     else:
         (logits,) = outputs['logits']
         found = rank(logits.sigmoid() if activation == 'sigmoid' else logits.softmax(0))
     if 'boxes' in found:
-        found['boxes'] *= torch.tensor([*np.divide(pixels.shape[1::-1], size[::-1])] * 2).float()
+        found['boxes'] *= torch.tensor([*np.divide(pixels.shape[1::-1], place[:1:-1])] * 2).float()
     results = {name: value.numpy() for name, value in found.items()}
     return dict(results, names=description.get('classes'))
 
 
 def prepare(
     pixels: np.ndarray, taken: Mapping[str, Any], shape: Sequence[int]
-) -> tuple[Tensor, tuple[int, int]]:
+) -> tuple[Tensor, Place]:
     """Resize, crop, normalize and pad pixels (H, W, 3) to an image (1, 3, *shape).
 
     Args:
@@ -79,7 +83,7 @@ def prepare(
         shape: Its height and width.
 
     Returns:
-        The image, and its height and width without padding.
+        The image, and where the picture is in it.
     """
     if taken['kind'] == 'tensor' and not taken['mean']:
         raise ValueError('the file does not name mean and std of images')
@@ -103,12 +107,18 @@ def prepare(
     if taken['kind'] == 'tensor':
         mean, std = torch.tensor([taken['mean'], taken['std']])[..., None, None]
         image = (image - mean) / std
-    padded = torch.tensor(taken['padding']).float()[None, :, None, None].repeat(1, 1, *shape)
-    padded[0, :, : image.shape[1], : image.shape[2]] = image
-    return padded, (image.shape[1], image.shape[2])
+    letterbox = taken.get('letterbox', 'top-left')  # files of 1.0.0rc5 do not say it
+    padded, (left, _, top, _) = pad_to(image[None], shape, taken['padding'], letterbox)
+    return padded, (top, left, *image.shape[1:])
 
 
-def read_labels(logits: Tensor, shape: Any, size: tuple[int, int], whole: Any) -> Tensor:
+def crop(maps: Tensor, place: Place) -> Tensor:
+    """Cut padding off maps (..., H, W)."""
+    top, left, height, width = place
+    return maps[..., top : top + height, left : left + width]
+
+
+def read_labels(logits: Tensor, shape: Any, place: Place, whole: Any) -> Tensor:
     """Enlarge logits (1, K, h, w) to an image, cut off padding, enlarge to a picture, and choose.
 
     One channel is that of class 1 where its probability is above 0.3, the default of mmseg's heads.
@@ -118,21 +128,21 @@ def read_labels(logits: Tensor, shape: Any, size: tuple[int, int], whole: Any) -
     best = torch.full(whole, -math.inf if number > 1 else math.log(0.3 / 0.7))
     for label in range(number):  # one by one: all classes of a photograph take gigabytes
         plane = F.interpolate(logits[:, label : label + 1], shape, mode='bilinear')
-        plane = F.interpolate(plane[..., : size[0], : size[1]], whole, mode='bilinear')[0, 0]
+        plane = F.interpolate(crop(plane, place), whole, mode='bilinear')[0, 0]
         labels[plane > best] = label if number > 1 else 1
         best = best.maximum(plane)
     return labels
 
 
 def decode_boxes(
-    maps: Mapping[str, Tensor], decode: Mapping[str, Any], size: tuple[int, int]
+    maps: Mapping[str, Tensor], decode: Mapping[str, Any], place: Place
 ) -> dict[str, Tensor]:
     """Decode the maps of a one-stage detector as mmdet's base head does; the best boxes first.
 
     Args:
         maps: By the names of the outputs.
         decode: Describes priors, the coder of boxes and thresholds, see docs/deploy.md.
-        size: Height and width of the image without padding.
+        place: Of the picture in the image.
     """
     params, test = decode['prior_params'], decode['test_cfg']
     anchors = params.get('base_anchors', [[[0.0] * 4]] * len(decode['strides']))
@@ -161,16 +171,17 @@ def decode_boxes(
         boxes = decode_values(rows['bbox_pred'][index], priors[index], decode['coder'])
         levels.append((boxes, scores, labels))
     boxes, scores, labels = map(torch.cat, zip(*levels, strict=True))
-    return suppress(boxes, scores, labels, size, test)
+    return suppress(boxes, scores, labels, place, test)
 
 
 def suppress(
-    boxes: Tensor, scores: Tensor, labels: Tensor, size: tuple[int, int], test: Mapping[str, Any]
+    boxes: Tensor, scores: Tensor, labels: Tensor, place: Place, test: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Clip boxes to an image, and keep the best after NMS, as the config's ``test_cfg`` says."""
+    """Move boxes to a picture in an image, clip them, and keep the best after NMS as mmdet does."""
     from torchvision.ops import batched_nms, clip_boxes_to_image  # which backbones do without
 
-    boxes = clip_boxes_to_image(boxes, size)
+    top, left, *size = place
+    boxes = clip_boxes_to_image(boxes - boxes.new_tensor([left, top] * 2), size)
     large = (boxes[:, 2:] - boxes[:, :2] > test.get('min_bbox_size', -1)).all(1)
     boxes, scores, labels = boxes[large], scores[large], labels[large]
     kept = batched_nms(boxes, scores, labels, test['nms']['iou_threshold'])[: test['max_per_img']]

@@ -51,6 +51,7 @@ class ExportSpec:
     takes_bytes: bool = False  # pixels are uint8 in the file, which is no matter of the network
     normalization: Normalization | None = None  # None: unknown
     resize: Mapping[str, Any] | None = None  # how pictures are resized; None: unknown
+    letterbox: str = 'top-left'  # where they are in the image; or 'center'
     options: Mapping[str, Any] = field(default_factory=dict)  # of single backends
     metadata: Mapping[str, Any] = field(default_factory=dict)  # describes the network
     # Makes results of the outputs, in a backend's style; None: files have the outputs themselves.

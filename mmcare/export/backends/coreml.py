@@ -39,6 +39,7 @@ class CoreML(Backend):
     packages = ('coremltools', 'coremltools.libmilstoragepython', 'sklearn')
     systems = ' (macOS, and Linux on x86_64)'
     input_kind = 'image'
+    takes_bytes = True  # ct.ImageType is a buffer of them
     precisions: ClassVar = {'float16': 1e-2, **Backend.precisions}
     says_type = True
     runtime = 'the interpreter of ML Programs'

@@ -54,7 +54,7 @@ def exported(tmp_path_factory):
     pytest.importorskip('litert_torch')
 
     @cache
-    def export(task, part='model', **of_litert):
+    def export(task, part='model', letterbox='top-left', **of_litert):
         folder, files = tmp_path_factory.mktemp(task), []
         data, config = folder / 'data', folder / f'{task}.py'
         make_data(task, data)
@@ -67,6 +67,7 @@ def exported(tmp_path_factory):
         kinds = dict(rtmdet=['onnx'], classification=['litert'])
         for kind in kinds.get(task, ['litert', 'onnx']):
             options = of_litert if kind == 'litert' else {}
+            options = dict(options, letterbox=letterbox)
             report = export_model(source, folder, SHAPE, (kind,), **options)
             files.append(folder / report[kind]['file'])
         return *files, source
@@ -304,14 +305,23 @@ def test_webgpu_in_software(exported, serve, phone):
     assert float(rows['deviation'][0]) < 1e-2 and not rows['median'][1]
 
 
-@pytest.mark.parametrize('task', ['segmentation', 'retinanet', 'rtmdet'])
-def test_seen_as_in_python(task, exported, serve, phone, photos):
+@pytest.mark.parametrize(
+    ('task', 'letterbox'),
+    [
+        ('segmentation', 'top-left'),
+        ('segmentation', 'center'),
+        ('retinanet', 'top-left'),
+        ('rtmdet', 'center'),
+    ],
+)
+def test_seen_as_in_python(task, letterbox, exported, serve, phone, photos):
     """The page prepares a photo and reads outputs as ``open_exported(file).predict(photo)`` does.
 
     The latter sees what the toolboxes see, see tests/test_export/test_prediction.py.
     """
     pixels = task == 'segmentation'  # from 0 to 255, taken by its .tflite; rtmdet takes BGR
-    *files, _ = exported(task, input_kind='image' if pixels else 'tensor')
+    options = dict(letterbox=letterbox, input_kind='image' if pixels else 'tensor')
+    *files, _ = exported(task, **options)
     page, programs = phone(serve(*files).url), [open_exported(file) for file in files]
     for photo in photos:
         page.set_input_files('#photo', photo)
@@ -319,20 +329,20 @@ def test_seen_as_in_python(task, exported, serve, phone, photos):
         assert page.query_selector_all('#legend li') and page.text_content('#steps')
         for number, program in enumerate(programs):
             about, (taken,) = program.description, program.description['inputs']
-            image, size = prepare(mmcv.imread(photo), taken, SHAPE)
+            image, place = prepare(mmcv.imread(photo), taken, SHAPE)
             layout = (0, 2, 3, 1) if taken['layout'] == 'NHWC' else (0, 1, 2, 3)
             flat = image.permute(layout).flatten().tolist()
             found = page.evaluate((HERE / 'seen.js').read_text(), [number, flat])
             apart = np.abs(np.subtract(found['prepared'], flat)).max()
             assert apart * min(taken['std'] or [1]) < 1.1  # grey levels
-            assert found['size'] == [*size]
+            assert found['place'] == [*place]
             names = [output['name'] for output in about['outputs']]
             outputs = dict(zip(names, map(torch.from_numpy, program.run(image)), strict=True))
             if pixels:
-                labels = read_labels(outputs['logits'], SHAPE, SHAPE, SHAPE)
+                labels = read_labels(outputs['logits'], SHAPE, (0, 0, *SHAPE), SHAPE)
                 assert (labels.flatten().numpy() == found['seen']).mean() > 0.999
                 continue
-            boxes, scores, labels = decode_boxes(outputs, about['decode'], size).values()
+            boxes, scores, labels = decode_boxes(outputs, about['decode'], place).values()
             wanted = torch.cat([boxes, scores[:, None], labels[:, None]], 1)
             assert len(found['seen']) == len(wanted) > 0
             for row in wanted[wanted[:, 4] > wanted[-1, 4] + 1e-5]:  # equal ones may differ
