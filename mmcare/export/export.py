@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -81,9 +80,8 @@ def export_model(
     spec = build_spec(source, shape, kinds, precision, tolerance, decoded, options)
     if letterbox not in LETTERBOXES or (letterbox == 'center' and source.network.part != 'model'):
         raise ValueError('--letterbox is top-left or, with --part model, center')
-    spec = replace(spec, letterbox=letterbox)
     number = (calibration or CALIBRATION) if precision == 'int8' else 0
-    spec, without_pictures = add_images(spec, source, number, images)
+    spec, without_pictures = add_images(spec, source, number, images, letterbox)
     reports: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as folder:
         for index, backend in enumerate(backends, 1):

@@ -39,6 +39,13 @@ class Normalization:
         values = zip(self.padding or self.mean, self.mean, self.std, strict=True)
         return [(value - mean) / std for value, mean, std in values]
 
+    def describe(self, input_kind: str) -> dict[str, Any]:
+        """Describe how pixels become an ``'image'`` or a ``'tensor'``, as files say it."""
+        taken: dict[str, Any] = dict(kind=input_kind, channels=self.channels)
+        if input_kind == 'image':
+            return dict(taken, mean=None, std=None, padding=[*(self.padding or self.mean)])
+        return dict(taken, mean=[*self.mean], std=[*self.std], padding=self.fill)
+
 
 IMAGENET = Normalization((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), 'RGB')
 

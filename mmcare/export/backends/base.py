@@ -197,22 +197,14 @@ class Backend:
                 shape = [None if spec.dynamic and axis > 1 else x.shape[axis] for axis in order]
                 layout = self.layout
             tensors.append(dict(name=name, shape=shape, layout=layout))
-        norm: Any = spec.normalization
-        mean = [*norm.mean] if norm else None
-        normalized = spec.input_kind == 'tensor'
-        padding = norm.fill if norm else [0.0] * spec.input_shape[1]
-        if norm and not normalized:
-            padding = [*(norm.padding or norm.mean)]
-        tensors[0] |= dict(
-            kind=spec.input_kind,
-            mean=mean if normalized else None,
-            std=[*norm.std] if norm and normalized else None,
-            padding=[round(value) for value in padding or ()] if spec.takes_bytes else padding,
-            letterbox=spec.letterbox,
-            dtype='uint8' if spec.takes_bytes else 'float32',
-            channels=norm and norm.channels,
-            resize=spec.resize,
-        )
+        taken: dict[str, Any] = dict(kind=spec.input_kind, channels=None, mean=None, std=None)
+        taken['padding'] = [0.0] * spec.input_shape[1]
+        if spec.normalization:
+            taken = spec.normalization.describe(spec.input_kind)
+        if spec.takes_bytes:
+            taken['padding'] = [round(value) for value in taken['padding']]
+        dtype = 'uint8' if spec.takes_bytes else 'float32'
+        tensors[0] |= dict(taken, letterbox=spec.letterbox, dtype=dtype, resize=spec.resize)
         if spec.decoder:
             for tensor, output in zip(tensors[1:], spec.decoder.outputs, strict=True):
                 tensor |= output
