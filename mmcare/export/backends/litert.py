@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -65,34 +66,47 @@ class LiteRT(Backend):
         plain = self.open(path, delegate=False).run
         return WriteResult(_count_operators(path), plain, 'LiteRT without XNNPACK')
 
-    def open(self, path: Path, delegate: bool = True, flags: int | None = None) -> Exported:
-        """Open a file in LiteRT, with XNNPACK, to which the flags go, or without it."""
-        require('ai_edge_litert', 'running a .tflite file', 'litert')
-        from ai_edge_litert.compiled_model import CompiledModel
-        from ai_edge_litert.options import CpuKernelMode, CpuOptions, Options
+    def open(self, path: Path, delegate: bool = True) -> Exported:
+        """Open a file in LiteRT, with its XNNPACK delegate or without."""
+        runtime = require('ai_edge_litert.interpreter', 'running a .tflite file', 'litert')
+        name = 'AUTO' if delegate else 'BUILTIN_WITHOUT_DEFAULT_DELEGATES'
+        resolver = dict(experimental_op_resolver_type=runtime.OpResolverType[name])
+        program = runtime.Interpreter(str(path), num_threads=1, **resolver)
+        program.allocate_tensors()
+        (image,), outputs = program.get_input_details(), program.get_output_details()
+        takes_bytes = image['dtype'] is np.uint8
 
-        mode = None if delegate else CpuKernelMode.BUILTIN
-        options = CpuOptions(num_threads=1, kernel_mode=mode, xnnpack_flags=flags)
-        program = CompiledModel.from_file(str(path), options=Options(cpu_options=options))
+        def run(images: Tensor) -> list[np.ndarray]:
+            program.set_tensor(image['index'], _to_input(images, takes_bytes).numpy())
+            program.invoke()
+            found = [program.get_tensor(output['index']) for output in outputs]
+            return [x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for x in found]
+
+        _, height, width, channels = map(int, image['shape'])
+        return Exported(run, (1, channels, height, width), _read(path))
+
+    def open_float16(self, path: Path) -> Exported:
+        """Open a file in LiteRT, with XNNPACK computing in float16."""
+        from ai_edge_litert.compiled_model import CompiledModel
+        from ai_edge_litert.environment import Environment
+        from ai_edge_litert.options import CpuOptions, Options
+
+        options = Options(cpu_options=CpuOptions(num_threads=1, xnnpack_flags=FORCE_FLOAT16))
+        program = CompiledModel.from_file(str(path), None, Environment.create(), options)
         (image,), outputs = program.create_input_buffers(0), program.create_output_buffers(0)
-        taken, *given = (buffer.get_tensor_details() for buffer in (image, *outputs))
-        takes_bytes = np.dtype(taken['dtype']) == np.uint8
+        details = [output.get_tensor_details() for output in outputs]
+        takes_bytes = np.dtype(image.get_tensor_details()['dtype']) == np.uint8
 
         def run(images: Tensor) -> list[np.ndarray]:
             image.write(_to_input(images, takes_bytes).numpy())
             program.run_by_index(0, [image], outputs)
             found = [
                 output.read(prod(how['shape']), np.dtype(how['dtype'])).reshape(how['shape'])
-                for output, how in zip(outputs, given, strict=True)
+                for output, how in zip(outputs, details, strict=True)
             ]
             return [x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for x in found]
 
-        _, height, width, channels = taken['shape']
-        return Exported(run, (1, channels, height, width), _read(path))
-
-    def open_float16(self, path: Path) -> Exported:
-        """Open a file in LiteRT, with XNNPACK computing in float16."""
-        return self.open(path, flags=FORCE_FLOAT16)
+        return replace(self.open(path), run=run)
 
 
 def _to_input(images: Tensor, takes_bytes: bool) -> Tensor:
