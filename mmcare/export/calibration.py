@@ -88,7 +88,7 @@ def read_images(
             pixels = read_pixels(os.path.join(folder, data[index]))
         if pixels.shape[2] != source.network.info.in_channels:
             raise ValueError(f'pictures have {pixels.shape[2]} channels, unlike the network')
-        images.append(prepare(pixels, taken, shape)[0])
+        images.append(prepare(pixels, taken, shape)[0].contiguous())
     if not images:
         raise ValueError(f'{folder or f"the data set of {loader}"} holds no pictures')
     return images

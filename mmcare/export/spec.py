@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from mmcare.export import rewrites
 from mmcare.export.decoding import describe_decoding, describe_scores, name_outputs
 from mmcare.export.postprocessing import MAX_DETECTIONS, Decoder, Style, build_decoder
-from mmcare.export.source import Network, Normalization, Source
+from mmcare.export.source import Normalization, Source
 from mmcare.models.averaged_attention import average_attention
 from mmcare.models.deployment import BackboneInfo, fuse_all
 from mmcare.version import __version__
@@ -157,14 +157,16 @@ def build_spec(
     options: Mapping[str, Any],
 ) -> ExportSpec:
     """Fuse a copy of a network for images of one size, and describe it; or raise a ValueError."""
-    network, channels = source.network, source.network.info.in_channels
-    _check_images(source, shape, input_kinds)
+    network, largest = source.network, rewrites.LARGEST_SIDE
+    stride, channels = network.info.stride, network.info.in_channels
+    if not all(stride <= side <= largest for side in shape):
+        raise ValueError(f'height and width must be {stride} to {largest} pixels, got {shape}')
     image = torch.zeros(1, channels, *shape)
     try:
         outputs = network(image)
     except RuntimeError as error:
         raise ValueError(f'the network cannot compute images of {shape}: {error}') from error
-    _check_outputs(network, shape, outputs, decoded, options)
+    _check(source, outputs, shape, input_kinds, decoded, options)
     fused = deepcopy(network)
     fuse_all(fused)
     average_attention(fused)
@@ -201,7 +203,7 @@ def build_spec(
         network.info,
         precision=precision,
         tolerance=tolerance,
-        size_divisor=1 if network.part == 'backbone' else network.info.stride,
+        size_divisor=1 if network.part == 'backbone' else stride,
         normalization=source.normalization,
         options=options,
         metadata={**metadata, **source.metadata},
@@ -209,28 +211,21 @@ def build_spec(
     )
 
 
-def _check_images(source: Source, shape: tuple[int, int], input_kinds: Collection[str]) -> None:
-    info, normalization, largest = source.network.info, source.normalization, rewrites.LARGEST_SIDE
-    if not all(info.stride <= side <= largest for side in shape):
-        raise ValueError(f'height and width must be {info.stride} to {largest} pixels, got {shape}')
-    if 'image' not in input_kinds:
-        return
-    if normalization is None:
-        raise ValueError('the config has no mean and std of images: use --input tensor')
-    if not info.in_channels == len(normalization.mean) == 3:
-        raise ValueError(
-            f'images have 3 channels, the network {info.in_channels}: use --input tensor'
-        )
-
-
-def _check_outputs(
-    network: Network,
-    shape: tuple[int, int],
+def _check(
+    source: Source,
     outputs: Sequence[Tensor],
+    shape: tuple[int, int],
+    input_kinds: Collection[str],
     decoded: bool,
     options: Mapping[str, Any],
 ) -> None:
-    dynamic, stride = 'dynamic' in options, network.info.stride
+    network, normalization, dynamic = source.network, source.normalization, 'dynamic' in options
+    stride, channels = network.info.stride, network.info.in_channels
+    if 'image' in input_kinds:
+        if normalization is None:
+            raise ValueError('the config has no mean and std of images: use --input tensor')
+        if not channels == len(normalization.mean) == 3:
+            raise ValueError(f'images have 3 channels, the network {channels}: use --input tensor')
     divided = network.part != 'backbone' and (dynamic or outputs[0].dim() == 4)
     if divided and any(side % stride for side in shape):
         raise ValueError(
