@@ -1,7 +1,7 @@
 """Put an exported program into a toolbox's model, in place of a part, to test it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -97,12 +97,10 @@ def replaced_part(model: Any, program: Exported, checked: bool = False) -> Itera
             f"the file is of another model: its outputs are {found}, those of the config's "
             f'{type(model).__name__} {expected}'
         )
-    replaced: list[tuple[Any, str, Any]]
+    replaced: list[tuple[Any, str, Any]] = [(model, 'extract_feat', run)]
     if part == 'backbone':
         replaced = [(network.model, 'forward', run)]
-    elif part == 'neck':
-        replaced = [(model, 'extract_feat', run)]
-    else:
+    elif part == 'model':
         head = next(getattr(model, name) for name in HEADS if hasattr(model, name))
         structure = tree_structure(model(image))
         replaced = [(model, 'extract_feat', lambda images: images)]
@@ -114,13 +112,11 @@ def replaced_part(model: Any, program: Exported, checked: bool = False) -> Itera
             encode = partial(to_logits, decoded[0], channels) if decoded else tuple
             forward = lambda images: tree_unflatten(encode(run(images)), structure)  # noqa: E731
             replaced.append((head, 'forward', forward))
-    for module, name, function in replaced:
-        setattr(module, name, function)
-    try:
+    with ExitStack() as stack:
+        for module, name, function in replaced:
+            setattr(module, name, function)
+            stack.callback(delattr, module, name)  # the class has the method
         yield part
-    finally:
-        for module, name, _ in replaced:
-            delattr(module, name)  # the class has the method
 
 
 def to_logits(output: Mapping[str, Any], channels: int, results: Sequence[Tensor]) -> list[Tensor]:
