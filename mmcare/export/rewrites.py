@@ -44,10 +44,9 @@ class MatrixPool(nn.AdaptiveAvgPool2d):
 
 def use_matrix_pools(network: nn.Module, image: Tensor) -> None:
     """Replace adaptive pooling to several bins, in place, for images as large as one."""
-    for parent in [*network.modules()]:
-        for name, pool in parent.named_children():
-            if type(pool) is nn.AdaptiveAvgPool2d and pool.output_size not in (1, (1, 1)):
-                setattr(parent, name, MatrixPool(pool.output_size))
+    for name, pool in [*network.named_modules(remove_duplicate=False)]:
+        if type(pool) is nn.AdaptiveAvgPool2d and pool.output_size not in (1, (1, 1)):
+            network.set_submodule(name, MatrixPool(pool.output_size))
     network(image)
 
 
@@ -75,14 +74,13 @@ def separate_convolutions(network: nn.Module) -> nn.Module:
     names the fused weights of such a pair after the convolution alone, so that all levels would get
     the last level's. pnnx (20261020) does not convert such a pair.
     """
-    modules = [module for _, module in network.named_modules(remove_duplicate=False)]
-    if len(modules) == len(set(modules)):
+    modules = [*network.named_modules(remove_duplicate=False)]
+    if len(modules) == len({*network.modules()}):
         return network
     network = deepcopy(network)
-    for module in [*network.modules()]:
-        for name, child in module.named_children():
-            if isinstance(child, nn.Conv2d):
-                setattr(module, name, deepcopy(child))
+    for name, module in modules:
+        if isinstance(module, nn.Conv2d):
+            network.set_submodule(name, deepcopy(module))
     return network
 
 
