@@ -5,7 +5,7 @@ import test from 'node:test';
 import { labelMap, readBoxes, suppress } from '../page/decode.js';
 import { nodesOnCpu, ordered } from '../page/engines.js';
 import { deviation, largestDeviation, measureInTurn, summarize } from '../page/measure.js';
-import { fit } from '../page/prepare.js';
+import { fit, toTensor } from '../page/prepare.js';
 
 const expected = JSON.parse(readFileSync(process.env.EXPECTED));
 const close = (a, b) => assert.ok(Math.abs(a - b) <= 1e-12 * Math.abs(b), `${a} is not ${b}`);
@@ -51,6 +51,17 @@ test('resizing', () => {
     const found = data.filter((_, i) => i % 4 < 3);
     const apart = pixels.map((value, i) => Math.abs(value - found[i]));
     assert.ok(Math.max(...apart) <= 1, `${backend} ${interpolation} ${Math.max(...apart)}`);
+  }
+});
+
+test('pictures where the description says', () => {
+  const image = { data: Uint8ClampedArray.from(expected.noise), width: 61, height: 37 };
+  for (const [about, place, wanted] of expected.letterboxed) {
+    const input = { shape: [1, 3, 24, 31], layout: 'NCHW', ...about };
+    const small = fit(image, input);
+    assert.deepEqual([small.top, small.left, small.height, small.width], place);
+    const apart = toTensor(small, input).map((value, i) => Math.abs(value - wanted[i]));
+    assert.ok(Math.max(...apart) * 57 < 1.1, about.letterbox); // grey levels
   }
 });
 

@@ -30,6 +30,7 @@ from toy_configs import make_data, toy_config
 
 from mmcare.export import export_model, load_source, open_exported
 from mmcare.export.prediction import decode_boxes, prepare, read_labels
+from mmcare.export.preprocessing import LETTERBOXES
 
 SHAPE, HERE = (64, 96), Path(__file__).parent
 SERVE = 'python', HERE.parent / 'serve.py'
@@ -395,7 +396,7 @@ def test_scores_as_the_description_says(exported, serve, phone, photos):
 
 @pytest.mark.skipif(not shutil.which('node'), reason='no node')
 def test_numbers_in_node(tmp_path):
-    """Statistics and NMS are NumPy's and torchvision's."""
+    """Statistics, NMS and tensors are NumPy's, torchvision's and predict's."""
     values = np.random.default_rng(0).gamma(2, size=(3, 20))
     corners, file = torch.rand(200, 2) * 50, tmp_path / 'expected.json'
     boxes = torch.cat([corners, corners + torch.rand(200, 2) * 30], 1)
@@ -406,6 +407,13 @@ def test_numbers_in_node(tmp_path):
     resized = [['cv2', n, cv2.resize(noise, size, interpolation=mode)] for n, mode in modes]
     filters = ('bilinear', Image.BILINEAR), ('bicubic', Image.BICUBIC)
     resized += [['pillow', n, np.array(images.resize(size, mode))] for n, mode in filters]
+    taken = dict(kind='tensor', mean=[124, 116, 104], std=[58, 57, 57], padding=[1.0, -1.0, 0.5])
+    taken |= dict(channels='RGB', resize=dict(interpolation='bilinear', backend='cv2'))
+    letterboxed = []
+    for letterbox in LETTERBOXES:
+        taken = dict(taken, letterbox=letterbox)
+        image, place = prepare(noise[..., ::-1], taken, (24, 31))
+        letterboxed.append([taken, place, image.flatten().tolist()])
     logits = torch.randn(5, 4, 6)
     large = F.interpolate(logits[None], (16, 24), mode='bilinear')[0]
     expected = dict(
@@ -415,12 +423,13 @@ def test_numbers_in_node(tmp_path):
         kept=boxes[torchvision.ops.batched_nms(boxes, scores, labels, 0.4)].tolist(),
         noise=np.dstack([noise, noise[..., 0] * 0 + 255]).flatten().tolist(),
         resized=[[*how, one.flatten().tolist()] for *how, one in resized],
+        letterboxed=letterboxed,
         logits=logits.flatten().tolist(),
         maps=[large.argmax(0).flatten().tolist(), (large[0].sigmoid() > 0.3).flatten().tolist()],
         deviation=float((np.abs(values - values[::-1]).max(1) / values.max(1)).max()),
     )
     file.write_text(json.dumps(expected))
-    assert 'pass 7' in run('node', '--test', HERE / 'numbers.test.mjs', EXPECTED=str(file)).stdout
+    assert 'pass 8' in run('node', '--test', HERE / 'numbers.test.mjs', EXPECTED=str(file)).stdout
 
 
 def test_certificate(serve):
