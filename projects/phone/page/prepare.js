@@ -87,9 +87,9 @@ export function fit(image, input) {
     const start = ((top + row) * size[0] + left) * 4;
     data.set(whole.subarray(start, start + columns * 4), row * columns * 4);
   }
-  const before = (side, used) => (input.letterbox === 'center' ? Math.floor((side - used) / 2) : 0);
-  const [first, left] = [before(height, rows), before(width, columns)];
-  return { data, width: columns, height: rows, top: first, left };
+  const share = input.letterbox === 'center' ? 0.5 : 0; // of the padding
+  const before = [height - rows, width - columns].map((padding) => Math.floor(padding * share));
+  return { data, width: columns, height: rows, top: before[0], left: before[1] };
 }
 
 /** Make the tensor of an input: the image where it is in it, and padding. */
