@@ -30,7 +30,7 @@ from mmengine.runner import Runner
 from mmcare.analysis.timing import measure_in_turn
 from mmcare.export.backends import open_exported
 from mmcare.export.preprocessing import fit_config
-from mmcare.export.source import Network, read_config
+from mmcare.export.source import Network, read_config, read_normalization
 from mmcare.files import check_writable_file, moved_into_place, size_of
 from mmcare.weights.reading import CheckpointError, load_weights
 
@@ -71,6 +71,9 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
             f'the files take {", ".join(map(str, shapes))}, not images (1, C, H, W) of one size: '
             'export them for one --shape, without --dynamic'
         )
+    letterboxes = {program.letterbox for program in programs.values()}
+    if len(letterboxes) > 1:
+        raise ValueError('the files have pictures at different places: test them one by one')
     config = read_config(arguments.config)
     config.merge_from_dict(arguments.cfg_options or {})
     config.work_dir = arguments.work_dir or config.get(
@@ -84,7 +87,7 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
         runner = Runner.from_cfg(config)
     except (LookupError, TypeError) as error:  # a name or an argument that does not exist
         raise ValueError(f'{arguments.config} cannot be built: {error}') from error
-    pad_images(runner.model, size)
+    pad_images(runner.model, size, read_normalization(config), *letterboxes)
     if arguments.checkpoint:
         try:
             runner.model.load_state_dict(load_weights(arguments.checkpoint))

@@ -21,6 +21,7 @@ try:
     from mmcare.export import export_model, load_source
     from mmcare.export.backends import BACKENDS
     from mmcare.export.export import CALIBRATION, INPUT_KINDS, LOGGER, OUTPUTS, PRECISIONS
+    from mmcare.export.preprocessing import LETTERBOXES
     from mmcare.export.source import PARTS
     from mmcare.export.verify import ExportError
     from mmcare.weights.reading import CheckpointError
@@ -74,6 +75,11 @@ def parse_args() -> argparse.Namespace:
         "models; raw: the network's outputs; default: raw"
     )
     add('--outputs', choices=OUTPUTS, default='raw', help=help_outputs)
+    help_letterbox = (
+        'where pictures are in the input of a whole model: center pads on all sides; default: '
+        'top-left'
+    )
+    add('--letterbox', choices=LETTERBOXES, default='top-left', help=help_letterbox)
     help_precision = 'default: float16 for Core ML, float32 for others; int8 needs pictures'
     add('--precision', choices=PRECISIONS, help=help_precision)
     help_number = f'number of pictures for int8; default: {CALIBRATION}'
@@ -123,6 +129,7 @@ def main() -> None:
                 formats=tuple(arguments.format),
                 input_kind=arguments.input,
                 outputs=arguments.outputs,
+                letterbox=arguments.letterbox,
                 precision=arguments.precision,
                 calibration=arguments.calibration,
                 images=arguments.images,

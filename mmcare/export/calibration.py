@@ -6,16 +6,14 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-import mmcv
 import numpy as np
-import torch
-import torch.nn.functional as F
 from mmengine.registry import DATASETS
 from mmengine.utils import scandir
 from torch import Tensor
 
 from mmcare.export.decoding import innermost_dataset
-from mmcare.export.preprocessing import ResizeToFit, describe_resizing, fit_config
+from mmcare.export.prediction import prepare, read_pixels
+from mmcare.export.preprocessing import describe_resizing, fit_config
 from mmcare.export.source import Source
 from mmcare.export.spec import CheckImage, ExportSpec
 
@@ -25,7 +23,7 @@ Images = str | os.PathLike | Sequence[Tensor] | None  # a folder, or normalized 
 
 
 def add_images(
-    spec: ExportSpec, source: Source, number: int, images: Images
+    spec: ExportSpec, source: Source, number: int, images: Images, letterbox: str
 ) -> tuple[ExportSpec, str]:
     """Add ``number`` pictures to calibrate with, ``HELD_OUT`` pictures to check on, and resizing.
 
@@ -35,7 +33,7 @@ def add_images(
     loader = 'train_dataloader' if number else 'test_dataloader'
     try:
         if images is None or isinstance(images, str | os.PathLike):
-            images = read_images(source, shape, HELD_OUT + number, images, loader)
+            images = read_images(source, shape, HELD_OUT + number, images, loader, letterbox)
         if number and len(images) <= HELD_OUT:
             raise ValueError(f'{len(images)} are too few, {HELD_OUT} are held out')
     except Exception as error:  # a data set of a toolbox without its data raises anything
@@ -50,7 +48,8 @@ def add_images(
     for index, image in enumerate(images[-HELD_OUT:], 1):
         checked[f'picture{index}'] = CheckImage(image, is_picture=True)
     resize = describe_resizing(source.config, shape)
-    return replace(spec, images=checked, calibration=images[:-HELD_OUT], resize=resize), reason
+    spec = replace(spec, images=checked, resize=resize, letterbox=letterbox)
+    return replace(spec, calibration=images[:-HELD_OUT]), reason
 
 
 def read_images(
@@ -59,6 +58,7 @@ def read_images(
     number: int,
     folder: str | os.PathLike | None = None,
     loader: str = 'train_dataloader',
+    letterbox: str = 'top-left',
 ) -> list[Tensor]:
     """Read pictures, evenly spread over the data, as normalized images (1, C, H, W).
 
@@ -68,35 +68,27 @@ def read_images(
         number: The largest number of pictures.
         folder: Searched recursively. None: the config's data, through its test pipeline.
         loader: ``'train_dataloader'`` or ``'test_dataloader'``, whose data are read.
+        letterbox: See :func:`mmcare.export.preprocessing.pad_to`.
     """
     normalization = source.normalization
     if normalization is None:
         raise ValueError('the config has no mean and std of images')
-    mean, std, fill = torch.tensor(
-        [normalization.mean, normalization.std, normalization.padding or normalization.mean]
-    )[..., None, None]
     data: Any
     if folder is None:
-        data = _load_data(source, shape, loader)
+        data, resize = _load_data(source, shape, loader), None  # the pipeline has resized them
     else:
         data = sorted(scandir(folder, SUFFIXES, recursive=True, case_sensitive=False))
-    resize = ResizeToFit(scale=shape[::-1], keep_ratio=False)
+        resize = dict(keep_ratio=True)
+    taken = dict(normalization.describe('tensor'), resize=resize, letterbox=letterbox)
     images = []
     for index in np.linspace(0, len(data) - 1, min(number, len(data))).round().astype(int):
         if folder is None:
-            image = data[index]['inputs']
+            pixels = data[index]['inputs'].permute(1, 2, 0).numpy()
         else:
-            pixels = mmcv.imread(os.path.join(folder, data[index]))
-            if pixels is None:
-                raise ValueError(f'{os.path.join(folder, data[index])} is not a picture')
-            image = torch.from_numpy(resize({'img': pixels})['img']).permute(2, 0, 1)
-        if len(image) != source.network.info.in_channels:
-            raise ValueError(f'pictures have {len(image)} channels, unlike the network')
-        image = image.flip(0) if normalization.channels == 'RGB' else image
-        height, width = image.shape[1:]
-        padding = 0, shape[1] - width, 0, shape[0] - height
-        image = (F.pad(image - fill, padding) + (fill - mean)) / std
-        images.append(image[None].contiguous())
+            pixels = read_pixels(os.path.join(folder, data[index]))
+        if pixels.shape[2] != source.network.info.in_channels:
+            raise ValueError(f'pictures have {pixels.shape[2]} channels, unlike the network')
+        images.append(prepare(pixels, taken, shape)[0].contiguous())
     if not images:
         raise ValueError(f'{folder or f"the data set of {loader}"} holds no pictures')
     return images

@@ -1,7 +1,7 @@
 """Put an exported program into a toolbox's model, in place of a part, to test it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,31 +13,56 @@ from torch.utils._pytree import tree_structure, tree_unflatten
 
 from mmcare.export.backends.base import Exported
 from mmcare.export.prediction import read_detections
-from mmcare.export.source import HEADS, Network
+from mmcare.export.preprocessing import pad_to
+from mmcare.export.source import HEADS, Network, Normalization
 from mmcare.weights.reading import digest_weights
 
 
-def pad_images(model: Any, shape: tuple[int, int]) -> None:
-    """Let a model of a toolbox pad normalized images to a height and width, right and below.
+def pad_images(
+    model: Any,
+    shape: tuple[int, int],
+    normalization: Normalization | None = None,
+    letterbox: str = 'top-left',
+) -> None:
+    """Let a model of a toolbox pad normalized images to a height and width.
 
-    The model then raises a ValueError for larger images.
+    The model then raises a ValueError for larger images. Boxes are moved back from the center.
+
+    Args:
+        model: Changed in place.
+        shape: Height and width.
+        normalization: Has the padding; None: zeros.
+        letterbox: See :func:`mmcare.export.preprocessing.pad_to`.
     """
+    fill = normalization.fill if normalization else [0.0]
 
     def pad(_: nn.Module, __: Any, data: dict[str, Any]) -> None:
         height, width = data['inputs'].shape[2:]
-        bottom, right = shape[0] - height, shape[1] - width
-        if bottom < 0 or right < 0:
+        if height > shape[0] or width > shape[1]:
             raise ValueError(
                 f'the test pipeline makes an image of {height}x{width}, the file takes '
                 f'{shape[0]}x{shape[1]}: give the pipeline a Resize or a CenterCrop'
             )
-        padding = 0, right, 0, bottom
-        data['inputs'] = F.pad(data['inputs'], padding)
+        data['inputs'], padding = pad_to(data['inputs'], shape, fill, letterbox)
         metainfo = dict(pad_shape=shape, batch_input_shape=shape, img_padding_size=padding)
+        if letterbox == 'center':
+            metainfo['img_shape'] = shape
         for sample in data['data_samples']:  # mmseg crops its logits by the padding
             sample.set_metainfo(metainfo)
 
+    def move_back(results: InstanceData, *args: Any, img_meta: Any, **kwargs: Any) -> InstanceData:
+        from torchvision.ops import clip_boxes_to_image  # it imports PyTorch's compiler
+
+        left, right, top, bottom = img_meta['img_padding_size']
+        boxes = results.bboxes - results.bboxes.new_tensor([left, top] * 2)
+        size = shape[0] - top - bottom, shape[1] - left - right
+        results.bboxes = clip_boxes_to_image(boxes, size)
+        return post_process(results, *args, img_meta=img_meta, **kwargs)
+
     model.data_preprocessor.register_forward_hook(pad)
+    if letterbox == 'center' and hasattr(model, 'bbox_head'):
+        post_process = model.bbox_head._bbox_post_process
+        model.bbox_head._bbox_post_process = move_back
 
 
 @contextmanager
@@ -67,19 +92,15 @@ def replaced_part(model: Any, program: Exported, checked: bool = False) -> Itera
     outputs, found = network(image), [[*output.shape] for output in run(image)]
     expected = [[*output.shape] for output in outputs]
     decoded = [output for output in program.description.get('outputs', ()) if 'kind' in output]
-    if decoded:
-        expected = [output['shape'] for output in decoded]
-    if found != expected:
+    if found != expected and not decoded:
         raise ValueError(
             f"the file is of another model: its outputs are {found}, those of the config's "
             f'{type(model).__name__} {expected}'
         )
-    replaced: list[tuple[Any, str, Any]]
+    replaced: list[tuple[Any, str, Any]] = [(model, 'extract_feat', run)]
     if part == 'backbone':
         replaced = [(network.model, 'forward', run)]
-    elif part == 'neck':
-        replaced = [(model, 'extract_feat', run)]
-    else:
+    elif part == 'model':
         head = next(getattr(model, name) for name in HEADS if hasattr(model, name))
         structure = tree_structure(model(image))
         replaced = [(model, 'extract_feat', lambda images: images)]
@@ -91,13 +112,11 @@ def replaced_part(model: Any, program: Exported, checked: bool = False) -> Itera
             encode = partial(to_logits, decoded[0], channels) if decoded else tuple
             forward = lambda images: tree_unflatten(encode(run(images)), structure)  # noqa: E731
             replaced.append((head, 'forward', forward))
-    for module, name, function in replaced:
-        setattr(module, name, function)
-    try:
+    with ExitStack() as stack:
+        for module, name, function in replaced:
+            setattr(module, name, function)
+            stack.callback(delattr, module, name)  # the class has the method
         yield part
-    finally:
-        for module, name, _ in replaced:
-            delattr(module, name)  # the class has the method
 
 
 def to_logits(output: Mapping[str, Any], channels: int, results: Sequence[Tensor]) -> list[Tensor]:

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -14,7 +14,7 @@ import torch
 
 from mmcare.export.backends import validate_formats
 from mmcare.export.calibration import Images, add_images
-from mmcare.export.preprocessing import choose_shape
+from mmcare.export.preprocessing import LETTERBOXES, choose_shape
 from mmcare.export.source import Source
 from mmcare.export.spec import build_spec
 from mmcare.files import check_writable, moved_into_place
@@ -34,6 +34,7 @@ def export_model(
     formats: Sequence[str] = ('coreml', 'onnx'),
     input_kind: str | None = None,
     outputs: str = 'raw',
+    letterbox: str = 'top-left',
     precision: str | None = None,
     calibration: int | None = None,
     images: Images = None,
@@ -41,6 +42,8 @@ def export_model(
     **options: Any,
 ) -> dict[str, dict[str, Any]]:
     """Fuse a network, and write a file and a report ``FILE.json`` for each format; all or none.
+
+    Return the reports by format.
 
     Args:
         source: See :func:`mmcare.export.load_source`; it is left as it is.
@@ -52,6 +55,8 @@ def export_model(
             files take normalized images. None: an image for Core ML, a tensor for others.
         outputs: ``'raw'``: the network's; ``'decoded'``: probabilities, class labels, or boxes,
             scores and labels, of whole models.
+        letterbox: Where a picture is in the image of a whole model: ``'top-left'``, or
+            ``'center'``, with padding on all sides.
         precision: ``'float32'``, ``'float16'`` or ``'int8'``. None: float16 for Core ML, float32
             for others.
         calibration: Largest number of pictures to quantize with; None: 64.
@@ -60,9 +65,6 @@ def export_model(
         tolerance: Largest deviation from PyTorch, as a share of an output's largest magnitude;
             None: that of the format, and 2e-2 for computation in float16. Not for int8.
         **options: Of single formats: ``dynamic`` (ONNX), ``target`` and ``compress`` (Core ML).
-
-    Returns:
-        The reports by format.
 
     Raises:
         ValueError: If the network cannot be exported so.
@@ -74,10 +76,12 @@ def export_model(
     backends = validate_formats(formats, precision, calibration, options)
     check_writable(Path(out_dir))
     input_kinds = {backend.name: input_kind or backend.input_kind for backend in backends}
-    decoded = outputs == 'decoded'
-    spec = build_spec(source, shape, input_kinds.values(), precision, tolerance, decoded, options)
+    kinds, decoded = input_kinds.values(), outputs == 'decoded'
+    spec = build_spec(source, shape, kinds, precision, tolerance, decoded, options)
+    if letterbox not in LETTERBOXES or (letterbox == 'center' and source.network.part != 'model'):
+        raise ValueError('--letterbox is top-left or, with --part model, center')
     number = (calibration or CALIBRATION) if precision == 'int8' else 0
-    spec, without_pictures = add_images(spec, source, number, images)
+    spec, without_pictures = add_images(spec, source, number, images, letterbox)
     reports: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as folder:
         for index, backend in enumerate(backends, 1):
@@ -88,22 +92,27 @@ def export_model(
             if input_kinds[backend.name] == 'image':
                 own = own.with_normalization(backend.takes_bytes)
             report = backend.export(own, Path(folder))
-            if without_pictures and source.config is not None:
-                report['pictures'] = f'none compared: {without_pictures}'
-            if source.config is not None and report['inputs'][0]['resize'] is None:
-                report['resize'] = 'none in the test pipeline: larger pictures cannot be tested'
-            if source.network.part == 'model' and 'classes' not in report:
-                report['names'] = (
-                    'left out: the test data do not name as many classes as the head has'
-                )
+            report |= _say_what_is_missing(report, source, without_pictures)
             text = json.dumps(report, indent=2, allow_nan=False)
             Path(folder, f'{report["file"]}.json').write_text(f'{text}\n')
             reports[backend.name] = report
             checked = report.get('quantization') or dict(deviation=report['deviations']['random'])
             size, seconds = report['bytes'] / 1e6, perf_counter() - start
-            facts = report['file'], size, checked, seconds
-            LOGGER.info('%s: %.1f MB, checked: %s, %.0f s', *facts)
+            LOGGER.info('%s: %.1f MB, checked: %s, %.0f s', report['file'], size, checked, seconds)
         for path in sorted(Path(folder).iterdir()):  # a report after its file
             with moved_into_place(Path(out_dir, path.name)) as temporary:
                 shutil.move(path, temporary)
     return reports
+
+
+def _say_what_is_missing(
+    report: Mapping[str, Any], source: Source, without_pictures: str
+) -> dict[str, str]:
+    missing = {}
+    if without_pictures and source.config is not None:
+        missing['pictures'] = f'none compared: {without_pictures}'
+    if source.config is not None and report['inputs'][0]['resize'] is None:
+        missing['resize'] = 'none in the test pipeline: larger pictures cannot be tested'
+    if source.network.part == 'model' and 'classes' not in report:
+        missing['names'] = 'left out: the test data do not name as many classes as the head has'
+    return missing

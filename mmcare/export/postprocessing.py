@@ -57,7 +57,6 @@ class Probabilities(Decoder):
         self.outputs = [dict(name=name, kind=name, activation=activation)]
 
     def forward(self, raw: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Apply softmax or sigmoid."""
         return (raw[0].sigmoid() if self.activation == 'sigmoid' else raw[0].softmax(1),)
 
 
@@ -84,7 +83,6 @@ class LabelMap(Decoder):
         return torch.cat([torch.full_like(logits, least), logits], 1)
 
     def forward(self, raw: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Enlarge, then take the best class."""
         logits = self.enlarge(raw[0])
         if self.dtype != torch.float32:
             return (logits.argmax(1).to(self.dtype),)

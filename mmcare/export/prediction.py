@@ -11,6 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmcare.export.preprocessing import pad_to
+
+Place = tuple[int, int, int, int]  # of a picture in an image: top, left, height, width
+
 
 def predict(
     run: Callable[[Tensor], Sequence[np.ndarray]],
@@ -35,42 +39,46 @@ def predict(
     """
     if description.get('part') != 'model':
         raise ValueError('only files of whole models predict: export with --part model')
-    pixels = mmcv.imread(picture if isinstance(picture, np.ndarray) else os.fspath(picture))
-    if pixels is None:
-        raise ValueError(f'{picture} is not a picture')
-    image, size = prepare(pixels, description['inputs'][0], description['shape'])
-    names = [output['name'] for output in description['outputs']]
-    kind = description['outputs'][0].get('kind')
-    outputs = dict(zip(names, map(torch.from_numpy, run(image)), strict=True))
-    activation = description.get('activation')
+    pixels = picture if isinstance(picture, np.ndarray) else read_pixels(picture)
+    image, place = prepare(pixels, description['inputs'][0], description['shape'])
+    kind, activation = description['outputs'][0].get('kind'), description.get('activation')
+    outputs = [*map(torch.from_numpy, run(image))]
     if kind == 'boxes':
-        detections = read_detections(description, [*outputs.values()])
-        found = suppress(*detections, size, description['test_cfg'])
+        detections = read_detections(description, outputs)
+        found = suppress(*detections, place, description['test_cfg'])
     elif 'decode' in description:
-        found = decode_boxes(outputs, description['decode'], size)
+        found = decode_boxes(outputs, description['decode'], place)
     elif kind == 'labels':
-        whole = outputs['labels'][None, :, : size[0], : size[1]].float()
+        whole = crop(outputs[0][None], place).float()
         whole = F.interpolate(whole, pixels.shape[:2], mode='nearest-exact')
         found = dict(labels=whole[0, 0].long())
     elif kind == 'probabilities':
-        found = rank(outputs['probabilities'][0])
-    elif names != ['logits'] or activation is None:
+        found = rank(outputs[0][0])
+    elif len(outputs) > 1 or activation is None:
         raise ValueError('the file does not describe how its outputs are decoded')
-    elif outputs['logits'].dim() == 4:
-        shapes = image.shape[2:], size, pixels.shape[:2]
-        found = dict(labels=read_labels(outputs['logits'], *shapes))
+    elif outputs[0].dim() == 4:
+        shapes = image.shape[2:], place, pixels.shape[:2]
+        found = dict(labels=read_labels(outputs[0], *shapes))
     else:
-        (logits,) = outputs['logits']
+        (logits,) = outputs[0]
         found = rank(logits.sigmoid() if activation == 'sigmoid' else logits.softmax(0))
     if 'boxes' in found:
-        found['boxes'] *= torch.tensor([*np.divide(pixels.shape[1::-1], size[::-1])] * 2).float()
+        found['boxes'] *= torch.tensor([*np.divide(pixels.shape[1::-1], place[:1:-1])] * 2).float()
     results = {name: value.numpy() for name, value in found.items()}
     return dict(results, names=description.get('classes'))
 
 
+def read_pixels(path: str | os.PathLike) -> np.ndarray:
+    """Read a picture as pixels (H, W, 3) in BGR, or raise a ValueError."""
+    pixels = mmcv.imread(os.fspath(path))
+    if pixels is None:
+        raise ValueError(f'{path} is not a picture')
+    return pixels
+
+
 def prepare(
     pixels: np.ndarray, taken: Mapping[str, Any], shape: Sequence[int]
-) -> tuple[Tensor, tuple[int, int]]:
+) -> tuple[Tensor, Place]:
     """Resize, crop, normalize and pad pixels (H, W, 3) to an image (1, 3, *shape).
 
     Args:
@@ -79,7 +87,7 @@ def prepare(
         shape: Its height and width.
 
     Returns:
-        The image, and its height and width without padding.
+        The image, and where the picture is in it.
     """
     if taken['kind'] == 'tensor' and not taken['mean']:
         raise ValueError('the file does not name mean and std of images')
@@ -92,7 +100,7 @@ def prepare(
             ratio = min(ratio, 1)
         height, width = (round(side * ratio) for side in sides)
     options = {key: how[key] for key in ('interpolation', 'backend') if key in how}
-    pixels = mmcv.imresize(pixels, (width, height), **options)
+    pixels = np.atleast_3d(mmcv.imresize(pixels, (width, height), **options))
     if how.get('crop'):
         rows, columns = how['crop']
         top, left = round((height - rows) / 2), round((width - columns) / 2)
@@ -103,12 +111,18 @@ def prepare(
     if taken['kind'] == 'tensor':
         mean, std = torch.tensor([taken['mean'], taken['std']])[..., None, None]
         image = (image - mean) / std
-    padded = torch.tensor(taken['padding']).float()[None, :, None, None].repeat(1, 1, *shape)
-    padded[0, :, : image.shape[1], : image.shape[2]] = image
-    return padded, (image.shape[1], image.shape[2])
+    letterbox = taken.get('letterbox', 'top-left')  # files of 1.0.0rc5 do not say it
+    padded, (left, _, top, _) = pad_to(image[None], shape, taken['padding'], letterbox)
+    return padded, (top, left, *image.shape[1:])
 
 
-def read_labels(logits: Tensor, shape: Any, size: tuple[int, int], whole: Any) -> Tensor:
+def crop(maps: Tensor, place: Place) -> Tensor:
+    """Cut padding off maps (..., H, W)."""
+    top, left, height, width = place
+    return maps[..., top : top + height, left : left + width]
+
+
+def read_labels(logits: Tensor, shape: Any, place: Place, whole: Any) -> Tensor:
     """Enlarge logits (1, K, h, w) to an image, cut off padding, enlarge to a picture, and choose.
 
     One channel is that of class 1 where its probability is above 0.3, the default of mmseg's heads.
@@ -118,37 +132,33 @@ def read_labels(logits: Tensor, shape: Any, size: tuple[int, int], whole: Any) -
     best = torch.full(whole, -math.inf if number > 1 else math.log(0.3 / 0.7))
     for label in range(number):  # one by one: all classes of a photograph take gigabytes
         plane = F.interpolate(logits[:, label : label + 1], shape, mode='bilinear')
-        plane = F.interpolate(plane[..., : size[0], : size[1]], whole, mode='bilinear')[0, 0]
+        plane = F.interpolate(crop(plane, place), whole, mode='bilinear')[0, 0]
         labels[plane > best] = label if number > 1 else 1
         best = best.maximum(plane)
     return labels
 
 
 def decode_boxes(
-    maps: Mapping[str, Tensor], decode: Mapping[str, Any], size: tuple[int, int]
+    raw: Sequence[Tensor], decode: Mapping[str, Any], place: Place
 ) -> dict[str, Tensor]:
     """Decode the maps of a one-stage detector as mmdet's base head does; the best boxes first.
 
     Args:
-        maps: By the names of the outputs.
+        raw: Scores of all levels, then boxes, then factors of scores if there are any.
         decode: Describes priors, the coder of boxes and thresholds, see docs/deploy.md.
-        size: Height and width of the image without padding.
+        place: Of the picture in the image.
     """
-    params, test = decode['prior_params'], decode['test_cfg']
-    anchors = params.get('base_anchors', [[[0.0] * 4]] * len(decode['strides']))
+    params, test, number = decode['prior_params'], decode['test_cfg'], len(decode['strides'])
+    anchors = params.get('base_anchors', [[[0.0] * 4]] * number)
+    kinds = [raw[start : start + number] for start in range(0, len(raw), number)]
     levels = []
-    for level, (stride, around) in enumerate(zip(decode['strides'], anchors, strict=True), 1):
-        # (priors * values, H, W) of each name to (H * W * priors, values)
-        rows = {
-            name: maps[f'{name}{level}'][0].permute(1, 2, 0).flatten().reshape(-1, values)
-            for name, values in dict(bbox_pred=4, centerness=1).items()
-            if f'{name}{level}' in maps
-        }
-        height, width = maps[f'cls_score{level}'].shape[2:]
-        y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing='ij')
+    for stride, around, *maps in zip(decode['strides'], anchors, *kinds, strict=True):
+        y, x = torch.meshgrid(*map(torch.arange, maps[0].shape[2:]), indexing='ij')
         cells = (torch.stack([x, y, x, y], 2) + params.get('offset', 0)) * stride
         priors = (cells[:, :, None] + torch.tensor(around)).reshape(-1, 4)
-        scores = maps[f'cls_score{level}'][0].permute(1, 2, 0).reshape(len(priors), -1)
+        # (1, priors * values, H, W) to (H * W * priors, values)
+        maps = [x.permute(0, 2, 3, 1).reshape(len(priors), -1) for x in maps]
+        scores, values, *factors = maps
         is_sigmoid = decode['score_activation'] == 'sigmoid'  # softmax has a class for nothing
         scores = scores.sigmoid() if is_sigmoid else scores.softmax(1)[:, :-1]
         index, labels = (scores > test.get('score_thr', 0)).nonzero().T
@@ -156,21 +166,22 @@ def decode_boxes(
         best = scores.argsort(descending=True)
         best = best[: test['nms_pre']] if test.get('nms_pre', -1) > 0 else best
         index, labels, scores = index[best], labels[best], scores[best]
-        if 'centerness' in rows:
-            scores = scores * rows['centerness'][index, 0].sigmoid()
-        boxes = decode_values(rows['bbox_pred'][index], priors[index], decode['coder'])
+        for factor in factors:
+            scores = scores * factor[index, 0].sigmoid()
+        boxes = decode_values(values[index], priors[index], decode['coder'])
         levels.append((boxes, scores, labels))
     boxes, scores, labels = map(torch.cat, zip(*levels, strict=True))
-    return suppress(boxes, scores, labels, size, test)
+    return suppress(boxes, scores, labels, place, test)
 
 
 def suppress(
-    boxes: Tensor, scores: Tensor, labels: Tensor, size: tuple[int, int], test: Mapping[str, Any]
+    boxes: Tensor, scores: Tensor, labels: Tensor, place: Place, test: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Clip boxes to an image, and keep the best after NMS, as the config's ``test_cfg`` says."""
+    """Move boxes to a picture in an image, clip them, and keep the best after NMS as mmdet does."""
     from torchvision.ops import batched_nms, clip_boxes_to_image  # which backbones do without
 
-    boxes = clip_boxes_to_image(boxes, size)
+    top, left, *size = place
+    boxes = clip_boxes_to_image(boxes - boxes.new_tensor([left, top] * 2), size)
     large = (boxes[:, 2:] - boxes[:, :2] > test.get('min_bbox_size', -1)).all(1)
     boxes, scores, labels = boxes[large], scores[large], labels[large]
     kept = batched_nms(boxes, scores, labels, test['nms']['iou_threshold'])[: test['max_per_img']]
@@ -213,10 +224,8 @@ def decode_values(values: Tensor, priors: Tensor, coder: Mapping[str, Any]) -> T
     values = values * torch.tensor(coder['stds']) + torch.tensor(coder['means'])
     shifts, scales = values.chunk(2, 1)
     shifts, most = shifts * (high - low), abs(math.log(coder['wh_ratio_clip']))
+    least: float | None = -most
     if coder['add_ctr_clamp']:
-        shifts, scales = (
-            shifts.clamp(-coder['ctr_clamp'], coder['ctr_clamp']),
-            scales.clamp(max=most),
-        )
-    centers, halves = (low + high) / 2 + shifts, (high - low) * scales.clamp(-most, most).exp() / 2
+        shifts, least = shifts.clamp(-coder['ctr_clamp'], coder['ctr_clamp']), None
+    centers, halves = (low + high) / 2 + shifts, (high - low) * scales.clamp(least, most).exp() / 2
     return torch.cat([centers - halves, centers + halves], 1)

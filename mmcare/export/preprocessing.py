@@ -1,13 +1,18 @@
 """How a config prepares its test images, changed for files that take one height and width."""
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
+import torch.nn.functional as F
 from mmcv.transforms import Resize
 from mmengine.config import Config
+from torch import Tensor
 
 from mmcare.registry import TRANSFORMS
+
+LETTERBOXES = ('top-left', 'center')  # where a picture is in an image
 
 
 @TRANSFORMS.register_module()
@@ -36,9 +41,9 @@ def _name_steps(config: Config) -> dict[str, Any]:
 def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     """Change a config, in place, so that it tests single images within a height and width.
 
-    ``Resize``, ``Pad`` and ``CenterCrop`` get this size. Before a ``CenterCrop``, the edge of
-    ``ResizeEdge`` is scaled as the crop's longer side is. ``ResizeToMultiple`` goes, since images
-    are padded to the size. Segmentors see the whole image.
+    ``Resize`` and ``CenterCrop`` get this size. Before a ``CenterCrop``, the edge of
+    ``ResizeEdge`` is scaled as the crop's longer side is. ``ResizeToMultiple`` and ``Pad`` go,
+    since images are padded later, see :func:`pad_to`. Segmentors see the whole image.
 
     Returns:
         The steps of the test pipeline by name.
@@ -49,10 +54,8 @@ def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     steps = _name_steps(config)
     if 'Resize' in steps:
         steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
-    if 'ResizeToMultiple' in steps:
-        loader.dataset.pipeline.remove(steps.pop('ResizeToMultiple'))
-    if 'Pad' in steps:
-        steps['Pad'].update(size=size, size_divisor=None, pad_to_square=False)
+    for name in {'ResizeToMultiple', 'Pad'} & {*steps}:
+        loader.dataset.pipeline.remove(steps.pop(name))
     if 'CenterCrop' in steps:
         factor = max(size) / np.max(steps['CenterCrop'].crop_size)
         steps['CenterCrop'].crop_size = size
@@ -65,6 +68,27 @@ def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     if 'mode' in (model.get('test_cfg') or {}):
         model.test_cfg.mode = 'whole'
     return steps
+
+
+def pad_to(
+    images: Tensor, shape: Sequence[int], fill: Any, letterbox: str
+) -> tuple[Tensor, tuple[int, int, int, int]]:
+    """Pad images (..., C, h, w) to (..., C, H, W).
+
+    Args:
+        images: No larger than the shape.
+        shape: Height and width.
+        fill: Value of each channel, (C,), in the padding.
+        letterbox: ``'top-left'``: padding is on the right and below; ``'center'``: on all sides.
+
+    Returns:
+        The images, and the widths of the padding: left, right, top, bottom.
+    """
+    down, across = (whole - side for whole, side in zip(shape, images.shape[-2:], strict=True))
+    top, left = (down // 2, across // 2) if letterbox == 'center' else (0, 0)
+    padding = left, across - left, top, down - top
+    shift = images.new_tensor(fill)[:, None, None]
+    return F.pad(images - shift, padding) + shift, padding
 
 
 def choose_shape(config: Config | None) -> tuple[int, int]:

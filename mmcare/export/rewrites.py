@@ -5,7 +5,6 @@ Rewriting does not change results.
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from itertools import accumulate
 from math import prod
 from operator import attrgetter
 from typing import Any
@@ -45,10 +44,9 @@ class MatrixPool(nn.AdaptiveAvgPool2d):
 
 def use_matrix_pools(network: nn.Module, image: Tensor) -> None:
     """Replace adaptive pooling to several bins, in place, for images as large as one."""
-    for parent in [*network.modules()]:
-        for name, pool in parent.named_children():
-            if type(pool) is nn.AdaptiveAvgPool2d and pool.output_size not in (1, (1, 1)):
-                setattr(parent, name, MatrixPool(pool.output_size))
+    for name, pool in [*network.named_modules(remove_duplicate=False)]:
+        if type(pool) is nn.AdaptiveAvgPool2d and pool.output_size not in (1, (1, 1)):
+            network.set_submodule(name, MatrixPool(pool.output_size))
     network(image)
 
 
@@ -76,14 +74,13 @@ def separate_convolutions(network: nn.Module) -> nn.Module:
     names the fused weights of such a pair after the convolution alone, so that all levels would get
     the last level's. pnnx (20261020) does not convert such a pair.
     """
-    modules = [module for _, module in network.named_modules(remove_duplicate=False)]
-    if len(modules) == len(set(modules)):
+    modules = [*network.named_modules(remove_duplicate=False)]
+    if len(modules) == len({*network.modules()}):
         return network
     network = deepcopy(network)
-    for module in [*network.modules()]:
-        for name, child in module.named_children():
-            if isinstance(child, nn.Conv2d):
-                setattr(module, name, deepcopy(child))
+    for name, module in modules:
+        if isinstance(module, nn.Conv2d):
+            network.set_submodule(name, deepcopy(module))
     return network
 
 
@@ -104,12 +101,10 @@ class ChannelsLast(nn.Module):
 
 
 def _split(x: Tensor, size: int | list[int], dim: int = 0) -> list[Tensor]:
+    total = x.shape[dim]
     if isinstance(size, int):
-        starts: Any = range(0, x.shape[dim], size)
-        ends = [*starts[1:], x.shape[dim]]
-    else:
-        starts, ends = list(accumulate(size[:-1], initial=0)), list(accumulate(size))
-    return [x.narrow(dim, start, end - start) for start, end in zip(starts, ends, strict=True)]
+        size = [min(size, total - start) for start in range(0, total, size)]
+    return [x.narrow(dim, sum(size[:index]), length) for index, length in enumerate(size)]
 
 
 def _mean(x: Tensor, dim: list[int], keepdim: bool = False, dtype: Any = None) -> Tensor:

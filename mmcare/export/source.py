@@ -33,6 +33,19 @@ class Normalization:
     channels: str  # that order, 'RGB' or 'BGR'
     padding: tuple[float, ...] | None = None  # pixel in that order; None: zeros, once normalized
 
+    @property
+    def fill(self) -> list[float]:
+        """The padding, normalized."""
+        values = zip(self.padding or self.mean, self.mean, self.std, strict=True)
+        return [(value - mean) / std for value, mean, std in values]
+
+    def describe(self, input_kind: str) -> dict[str, Any]:
+        """Describe how pixels become an ``'image'`` or a ``'tensor'``, as files say it."""
+        taken: dict[str, Any] = dict(kind=input_kind, channels=self.channels)
+        if input_kind == 'image':
+            return dict(taken, mean=None, std=None, padding=[*(self.padding or self.mean)])
+        return dict(taken, mean=[*self.mean], std=[*self.std], padding=self.fill)
+
 
 IMAGENET = Normalization((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), 'RGB')
 
@@ -163,17 +176,23 @@ def _describe_model(config: Config, part: str) -> tuple[Mapping[str, Any], Norma
     model = config.get('model') or {}
     alone = part == 'backbone' and 'backbone' in model
     built = {**(model['backbone'] if alone else model), '_scope_': config.get('default_scope')}
+    return built, read_normalization(config)
+
+
+def read_normalization(config: Config) -> Normalization | None:
+    """Return how a config normalizes and pads images, or None if it does not say it."""
     # mmpretrain has the preprocessor next to the model.
+    model = config.get('model') or {}
     preprocessor = model.get('data_preprocessor') or config.get('data_preprocessor')
     if not preprocessor or preprocessor.get('mean') is None:
-        return built, None
+        return None
     mean, std = tuple(map(float, preprocessor['mean'])), tuple(map(float, preprocessor['std']))
     # Images are read as BGR.
     to_rgb = preprocessor.get('bgr_to_rgb') or preprocessor.get('to_rgb')
     padding = read_padding(config, len(mean))
     if padding and to_rgb:
         padding = padding[::-1]
-    return built, Normalization(mean, std, 'RGB' if to_rgb else 'BGR', padding)
+    return Normalization(mean, std, 'RGB' if to_rgb else 'BGR', padding)
 
 
 def _load(network: Network, checkpoint: str | os.PathLike) -> None:

@@ -51,6 +51,7 @@ class ExportSpec:
     takes_bytes: bool = False  # pixels are uint8 in the file, which is no matter of the network
     normalization: Normalization | None = None  # None: unknown
     resize: Mapping[str, Any] | None = None  # how pictures are resized; None: unknown
+    letterbox: str = 'top-left'  # where they are in the image; or 'center'
     options: Mapping[str, Any] = field(default_factory=dict)  # of single backends
     metadata: Mapping[str, Any] = field(default_factory=dict)  # describes the network
     # Makes results of the outputs, in a backend's style; None: files have the outputs themselves.
@@ -156,22 +157,75 @@ def build_spec(
     options: Mapping[str, Any],
 ) -> ExportSpec:
     """Fuse a copy of a network for images of one size, and describe it; or raise a ValueError."""
-    network, normalization = source.network, source.normalization
-    dynamic = 'dynamic' in options
+    network, largest = source.network, rewrites.LARGEST_SIDE
     stride, channels = network.info.stride, network.info.in_channels
-    largest = rewrites.LARGEST_SIDE
     if not all(stride <= side <= largest for side in shape):
         raise ValueError(f'height and width must be {stride} to {largest} pixels, got {shape}')
-    if 'image' in input_kinds:
-        if normalization is None:
-            raise ValueError('the config has no mean and std of images: use --input tensor')
-        if not channels == len(normalization.mean) == 3:
-            raise ValueError(f'images have 3 channels, the network {channels}: use --input tensor')
     image = torch.zeros(1, channels, *shape)
     try:
         outputs = network(image)
     except RuntimeError as error:
         raise ValueError(f'the network cannot compute images of {shape}: {error}') from error
+    _check(source, outputs, shape, input_kinds, decoded, options)
+    fused = deepcopy(network)
+    fuse_all(fused)
+    average_attention(fused)
+    if 'dynamic' not in options:
+        rewrites.use_matrix_pools(fused, image)
+    metadata: dict[str, Any] = dict(
+        name=source.name,
+        part=network.part,
+        arch=network.info.arch,
+        checkpoint=source.checkpoint,
+        sha256=digest_weights(network.model.state_dict(), {}),
+        mmcare_version=__version__,
+        torch_version=str(torch.__version__),  # plain, for YAML
+        shape=[*shape],
+        parameters=sum(parameter.numel() for parameter in fused.parameters()),
+        activation=None,
+    )
+    if network.part == 'model':
+        metadata |= describe_scores(network.model, source.config, outputs[0].shape[1])
+        metadata |= describe_decoding(network.model)
+    decoder_of = None
+    if decoded:
+        if hasattr(network.model, 'bbox_head') and 'decode' not in metadata:
+            head = type(network.model.bbox_head).__name__
+            raise ValueError(f'the {head} has a decoding of its own: use raw outputs')
+        number = options.get('max_detections', MAX_DETECTIONS)
+        decoder_of = partial(build_decoder, network.model, outputs, shape, metadata, number)
+    return ExportSpec(
+        fused,
+        network,
+        name_outputs(network, outputs),
+        (1, channels, *shape),
+        draw_images(channels, shape),
+        network.info,
+        precision=precision,
+        tolerance=tolerance,
+        size_divisor=1 if network.part == 'backbone' else stride,
+        normalization=source.normalization,
+        options=options,
+        metadata={**metadata, **source.metadata},
+        decoder_of=decoder_of,
+    )
+
+
+def _check(
+    source: Source,
+    outputs: Sequence[Tensor],
+    shape: tuple[int, int],
+    input_kinds: Collection[str],
+    decoded: bool,
+    options: Mapping[str, Any],
+) -> None:
+    network, normalization, dynamic = source.network, source.normalization, 'dynamic' in options
+    stride, channels = network.info.stride, network.info.in_channels
+    if 'image' in input_kinds:
+        if normalization is None:
+            raise ValueError('the config has no mean and std of images: use --input tensor')
+        if not channels == len(normalization.mean) == 3:
+            raise ValueError(f'images have 3 channels, the network {channels}: use --input tensor')
     divided = network.part != 'backbone' and (dynamic or outputs[0].dim() == 4)
     if divided and any(side % stride for side in shape):
         raise ValueError(
@@ -184,48 +238,3 @@ def build_spec(
         raise ValueError('--outputs decoded is for --part model, without --dynamic')
     if 'max_detections' in options and not (decoded and hasattr(network.model, 'bbox_head')):
         raise ValueError('--max-detections is for --outputs decoded of detectors')
-    output_names = name_outputs(network, outputs)
-    described: dict[str, Any] = dict(activation=None)
-    if network.part == 'model':
-        described = describe_scores(network.model, source.config, outputs[0].shape[1])
-        described |= describe_decoding(network.model)
-    decoder_of = None
-    if decoded:
-        head = getattr(network.model, 'bbox_head', None)
-        if head is not None and 'decode' not in described:
-            raise ValueError(
-                f'the {type(head).__name__} has a decoding of its own: use raw outputs'
-            )
-        number = options.get('max_detections', MAX_DETECTIONS)
-        decoder_of = partial(build_decoder, network.model, outputs, shape, described, number)
-    fused = deepcopy(network)
-    fuse_all(fused)
-    average_attention(fused)
-    if not dynamic:
-        rewrites.use_matrix_pools(fused, image)
-    metadata = dict(
-        name=source.name,
-        part=network.part,
-        arch=network.info.arch,
-        checkpoint=source.checkpoint,
-        sha256=digest_weights(network.model.state_dict(), {}),
-        mmcare_version=__version__,
-        torch_version=str(torch.__version__),  # plain, for YAML
-        shape=[*shape],
-        parameters=sum(parameter.numel() for parameter in fused.parameters()),
-    )
-    return ExportSpec(
-        fused,
-        network,
-        output_names,
-        (1, channels, *shape),
-        draw_images(channels, shape),
-        network.info,
-        precision=precision,
-        tolerance=tolerance,
-        size_divisor=1 if network.part == 'backbone' else stride,
-        normalization=normalization,
-        options=options,
-        metadata={**metadata, **described, **source.metadata},
-        decoder_of=decoder_of,
-    )

@@ -60,10 +60,8 @@ def check_sqnr(
     names = [name for name, image in spec.images.items() if image.is_picture] or ['smooth']
     pictures = [spec.images[name].tensor for name in names]
     expected = [spec.reference_outputs(name) for name in names]
-    ratios = signal_to_noise(expected, [run(image) for image in pictures])
-    others = ratios
-    if cross_check:
-        others = signal_to_noise(expected, [cross_check(picture) for picture in pictures])
+    ratios = signal_to_noise(expected, [*map(run, pictures)])
+    others = signal_to_noise(expected, [*map(cross_check, pictures)]) if cross_check else ratios
     for output, snr, other in zip(spec.output_names, ratios, others, strict=True):
         if not abs(min(snr, FINE) - min(other, FINE)) <= AGREEMENT:
             raise ExportError(

@@ -116,7 +116,8 @@ def test_metrics(task, part, backend, outputs, names, made, run_tool, tmp_path, 
     source, checkpoint = load_source(config, weights, part), ['--checkpoint', weights]
     input_kind = 'image' if backend == 'litert' and part == 'model' else 'tensor'
     precision = None if backend == 'coreml' else 'float32'
-    options = dict(outputs=outputs, precision=precision)
+    letterbox = 'center' if outputs == 'decoded' else 'top-left'
+    options = dict(outputs=outputs, letterbox=letterbox, precision=precision)
     if task == 'retinanet' and outputs == 'decoded':  # untrained, it also has boxes in the padding
         options['max_detections'] = 1000
     report = export_model(source, tmp_path, SHAPE, (backend,), input_kind, **options)[backend]
@@ -211,9 +212,9 @@ def test_sizes_in_configs():
     loader = dict(batch_size=8, dataset=dict(pipeline=steps))
     config = Config(dict(model=model, test_dataloader=loader))
     fit_config(config, (192, 448))
-    edge, crop, pad = config.test_dataloader.dataset.pipeline
-    assert edge.scale == 512 and crop.crop_size == pad.size == (448, 192)
-    assert pad.size_divisor is None and config.test_dataloader.batch_size == 1
+    edge, crop = config.test_dataloader.dataset.pipeline
+    assert edge.scale == 512 and crop.crop_size == (448, 192)
+    assert config.test_dataloader.batch_size == 1
     assert config.model == dict(test_cfg=dict(mode='whole'), data_preprocessor={})
 
 

@@ -1,6 +1,7 @@
 """Results in files: probabilities, maps of labels, and boxes are those of the toolboxes."""
 
 from dataclasses import replace
+from functools import partial
 
 import coremltools as ct
 import numpy as np
@@ -199,6 +200,7 @@ def test_what_cannot_be_decoded(tmp_path):
     for source, options, words in (
         (load_source('s0'), dict(outputs='decoded'), 'is for --part model'),
         (load(tmp_path, 'YOLOX'), dict(outputs='decoded'), 'YOLOXHead has a decoding of its own'),
+        (load_source('s0'), dict(letterbox='center'), 'with --part model, center'),
         (load_source('s0'), dict(max_detections=9), '--max-detections is for --outputs decoded'),
         (detector(tmp_path), dict(outputs='decoded', formats=('ncnn',), max_detections=9), 'onnx'),
     ):
@@ -233,10 +235,13 @@ def test_mediapipe_opens_tflite(tmp_path, name):
         labels = getattr(task, 'labels', None)
     program = open_exported(path)
     if name == 'fpn':
-        (logits,) = program.run(pixels.permute(2, 0, 1)[None].float())
-        wanted = torch.nn.functional.interpolate(torch.from_numpy(logits), SHAPE, mode='bilinear')
+        (logits,) = map(torch.from_numpy, program.run(pixels.permute(2, 0, 1)[None].float()))
+        enlarge = partial(torch.nn.functional.interpolate, size=SHAPE, mode='bilinear')
+        (aligned,), (shares,) = enlarge(logits, align_corners=True), enlarge(logits.softmax(1))
         mask = found.category_mask.numpy_view().squeeze()
-        assert labels == CLASSES and (mask == wanted[0].argmax(0).numpy()).mean() > 0.9
+        assert labels == CLASSES and (mask == aligned.argmax(0).numpy()).mean() > 0.999
+        masks = [one.numpy_view().squeeze() for one in found.confidence_masks]
+        np.testing.assert_allclose(masks, shares, atol=1e-5)
         return
     predicted = program.predict(pixels.flip(2).numpy())
     if name == 'classifier':

@@ -21,19 +21,20 @@ from mmcare.export.backends.base import Exported
 from mmcare.export.decoding import describe_scores
 from mmcare.export.evaluation import pad_images
 from mmcare.export.export import OUTPUTS
-from mmcare.export.preprocessing import choose_shape, describe_resizing, fit_config
+from mmcare.export.preprocessing import LETTERBOXES, choose_shape, describe_resizing, fit_config
 from mmcare.export.spec import build_spec
 
 SHAPE = (64, 96)
-
-
 TASKS = ('classification', 'segmentation', 'retinanet', 'rtmdet')
+CASES = [(task, outputs, 'top-left') for task in TASKS for outputs in OUTPUTS]
+CASES += [('segmentation', 'raw', 'center'), ('segmentation', 'decoded', 'center')]
+CASES += [('retinanet', 'raw', 'center'), ('rtmdet', 'raw', 'center')]
 
 
-@pytest.fixture(params=[(task, outputs) for task in TASKS for outputs in OUTPUTS])
+@pytest.fixture(params=CASES, ids='-'.join)
 def exported(request, tmp_path):
     """A thin model that is sure of what it sees, described as a file, and a picture."""
-    (task, outputs), config = request.param, tmp_path / 'toy.py'
+    (task, outputs, letterbox), config = request.param, tmp_path / 'toy.py'
     make_data(task, tmp_path / 'data')
     changes = {}
     if task == 'rtmdet':  # whose test pipeline has a Pad
@@ -48,7 +49,8 @@ def exported(request, tmp_path):
         for model in source.config.model, source.network.model.bbox_head:
             model.test_cfg.score_thr = least
     spec = build_spec(source, SHAPE, ['tensor'], None, None, outputs == 'decoded', {})
-    spec = replace(spec, resize=describe_resizing(source.config, SHAPE))
+    resize = describe_resizing(source.config, SHAPE)
+    spec = replace(spec, resize=resize, letterbox=letterbox)
     spec = spec.with_decoder(BACKENDS['onnx'].style)
     description = json.loads(json.dumps(BACKENDS['onnx'].describe(spec)))
     network = source.network if outputs == 'raw' else nn.Sequential(source.network, spec.decoder)
@@ -59,7 +61,7 @@ def exported(request, tmp_path):
 
 
 @torch.no_grad()
-def by_the_toolbox(source, picture):
+def by_the_toolbox(source, picture, letterbox):
     """Predict by the toolbox's model and test pipeline, fitted to the size of the file."""
     config = source.config.copy()
     fit_config(config, SHAPE)
@@ -68,13 +70,14 @@ def by_the_toolbox(source, picture):
         steps = [TRANSFORMS.build(one) for one in steps if one.type != 'LoadAnnotations']
         model = MODELS.build(config.model).eval()
         model.load_state_dict(source.network.model.state_dict())
-        pad_images(model, SHAPE)
+        pad_images(model, SHAPE, source.normalization, letterbox)
         return model.test_step(pseudo_collate([Compose(steps)(dict(img_path=str(picture)))]))[0]
 
 
 def test_as_the_toolbox(exported):
     source, program, picture = exported
-    found, sample = program.predict(picture), by_the_toolbox(source, picture)
+    sample = by_the_toolbox(source, picture, program.letterbox)
+    found = program.predict(picture)
     if 'boxes' in found:
         wanted = sample.pred_instances
         assert len(found['boxes']) == len(wanted) > 0
@@ -89,6 +92,35 @@ def test_as_the_toolbox(exported):
         # A map of labels is enlarged without logits.
         least = 0.999 if program.description['activation'] else 0.9
         assert (found['labels'] == sample.pred_sem_seg.data[0].numpy()).mean() > least
+
+
+@pytest.mark.parametrize('letterbox', LETTERBOXES)
+@pytest.mark.parametrize('size', [(150, 280), (320, 200)])
+def test_results_are_in_pixels_of_the_picture(size, letterbox):
+    """The program finds what is white."""
+    picture = np.zeros((*size, 3), np.uint8)
+    picture[30:130, 60:180] = 255
+
+    def find_box(image):
+        rows, columns = (image[0, 0] > 127).nonzero(as_tuple=True)
+        box = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+        return [np.array(x, np.float32) for x in ([[box]], [[1]], [[0]])]
+
+    def find_labels(image):
+        return [(image[:, 0] > 127).byte().numpy()]
+
+    taken = dict(kind='image', channels='RGB', padding=[124] * 3, letterbox=letterbox)
+    taken['resize'] = dict(interpolation='bilinear', backend='cv2')
+    boxes = dict(name='boxes', kind='boxes', scale=[1] * 4, box_format='xyxy')
+    outputs = [boxes, dict(name='scores'), dict(name='labels')]
+    test_cfg = dict(nms=dict(iou_threshold=0.5), max_per_img=9)
+    about = dict(part='model', shape=SHAPE, inputs=[taken], outputs=outputs, test_cfg=test_cfg)
+    found = Exported(find_box, (1, 3, *SHAPE), about).predict(picture)['boxes']
+    pixel = max(np.divide(size, SHAPE))  # of the file, in those of the picture
+    np.testing.assert_allclose(found, [[60, 30, 180, 130]], atol=pixel)
+    about['outputs'] = [dict(name='labels', kind='labels')]
+    labels = Exported(find_labels, (1, 3, *SHAPE), about).predict(picture)['labels']
+    assert (labels == picture[..., 0] // 255).mean() > 0.97
 
 
 @pytest.mark.parametrize(

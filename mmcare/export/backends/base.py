@@ -43,6 +43,11 @@ class Exported:
         """``'image'``, pixels from 0 to 255, or ``'tensor'``, normalized images."""
         return self.description.get('inputs', [{}])[0].get('kind', 'tensor')
 
+    @property
+    def letterbox(self) -> str:
+        """Where pictures are in the image: ``'top-left'`` or ``'center'``."""
+        return self.description.get('inputs', [{}])[0].get('letterbox', 'top-left')
+
     def predict(self, picture: str | PathLike | np.ndarray) -> dict[str, Any]:
         """Return what the file of a whole model finds in a picture, a path or pixels (H, W, 3).
 
@@ -174,6 +179,7 @@ class Backend:
         words = [name] if part == 'backbone' else [name, part]
         words.append('dynamic' if spec.dynamic else f'{height}x{width}')
         words += ['decoded'] if spec.decoder else []
+        words += ['center'] if spec.letterbox == 'center' else []
         default = next(iter(self.precisions))
         words += [value for value in self.settings(spec).values() if value != default]
         return '_'.join(words) + self.ending
@@ -191,23 +197,14 @@ class Backend:
                 shape = [None if spec.dynamic and axis > 1 else x.shape[axis] for axis in order]
                 layout = self.layout
             tensors.append(dict(name=name, shape=shape, layout=layout))
-        norm: Any = spec.normalization
-        mean = [*norm.mean] if norm else None
-        normalized = spec.input_kind == 'tensor'
-        padding = [0.0] * spec.input_shape[1] if normalized else mean
-        if norm and norm.padding:
-            values = zip(norm.padding, norm.mean, norm.std, strict=True)
-            padding = [(value - shift) / scale for value, shift, scale in values]
-            padding = padding if normalized else [*norm.padding]
-        tensors[0] |= dict(
-            kind=spec.input_kind,
-            mean=mean if normalized else None,
-            std=[*norm.std] if norm and normalized else None,
-            padding=[round(value) for value in padding or ()] if spec.takes_bytes else padding,
-            dtype='uint8' if spec.takes_bytes else 'float32',
-            channels=norm and norm.channels,
-            resize=spec.resize,
-        )
+        taken: dict[str, Any] = dict(kind=spec.input_kind, channels=None, mean=None, std=None)
+        taken['padding'] = [0.0] * spec.input_shape[1]
+        if spec.normalization:
+            taken = spec.normalization.describe(spec.input_kind)
+        if spec.takes_bytes:
+            taken['padding'] = [round(value) for value in taken['padding']]
+        dtype = 'uint8' if spec.takes_bytes else 'float32'
+        tensors[0] |= dict(taken, letterbox=spec.letterbox, dtype=dtype, resize=spec.resize)
         if spec.decoder:
             for tensor, output in zip(tensors[1:], spec.decoder.outputs, strict=True):
                 tensor |= output

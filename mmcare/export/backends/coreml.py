@@ -39,6 +39,7 @@ class CoreML(Backend):
     packages = ('coremltools', 'coremltools.libmilstoragepython', 'sklearn')
     systems = ' (macOS, and Linux on x86_64)'
     input_kind = 'image'
+    takes_bytes = True  # ct.ImageType is a buffer of them
     precisions: ClassVar = {'float16': 1e-2, **Backend.precisions}
     says_type = True
     runtime = 'the interpreter of ML Programs'
@@ -56,7 +57,6 @@ class CoreML(Backend):
     }
 
     def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
-        """Write an ML Program."""
         target, compression = spec.options.get('target', TARGETS[0]), description.get('compress')
         model = convert_coreml(spec, description['precision'], target)
         if compression:
@@ -69,12 +69,9 @@ class CoreML(Backend):
             preview = dict(labels=classes, colors=colors)
             model.user_defined_metadata[f'{PREVIEW}.type'] = 'imageSegmenter'
             model.user_defined_metadata[f'{PREVIEW}.params'] = json.dumps(preview)
-        features = model.get_spec().description
-        for feature in (*features.input, *features.output):
-            texts = (
-                model.input_description if feature in features.input else model.output_description
-            )
-            texts[feature.name] = TEXTS.get(feature.name, TEXTS['maps'])
+        for texts in (model.input_description, model.output_description):
+            for name in texts:
+                texts[name] = TEXTS.get(name, TEXTS['maps'])
         model.short_description = 'CARE {arch}: {part}'.format(**description)
         model.author, model.license = (spec.options.get(key, '') for key in ('author', 'license'))
         model.version = description['mmcare_version']
@@ -85,7 +82,6 @@ class CoreML(Backend):
         return WriteResult(dict(target=target, runtime=RUNTIME))
 
     def open(self, path: Path) -> Exported:
-        """Open a package in the interpreter of :mod:`mmcare.export.backends.mil`."""
         return open_package(path)
 
 

@@ -20,6 +20,7 @@ from mmcare.export.rewrites import LITERT, ChannelsLast
 from mmcare.export.spec import ExportSpec, to_bytes
 from mmcare.export.verify import ExportError
 
+QUIET = dict(enable_progress_bar=False, enable_progress_report=False)
 FORCE_FLOAT16 = 4  # TFLITE_XNNPACK_DELEGATE_FLAG_FORCE_FP16
 
 
@@ -73,10 +74,6 @@ class LiteRT(Backend):
         program = runtime.Interpreter(str(path), num_threads=1, **resolver)
         program.allocate_tensors()
         (image,), outputs = program.get_input_details(), program.get_output_details()
-        wrong = [x['name'] for x in (image, *outputs) if x['dtype'] is np.int8]
-        if wrong:
-            raise ValueError(f'not float32: {", ".join(wrong)}')
-
         takes_bytes = image['dtype'] is np.uint8
 
         def run(images: Tensor) -> list[np.ndarray]:
@@ -88,16 +85,13 @@ class LiteRT(Backend):
         _, height, width, channels = map(int, image['shape'])
         return Exported(run, (1, channels, height, width), _read(path))
 
-    def open_float16(self, path: Path) -> Exported | None:
+    def open_float16(self, path: Path) -> Exported:
         """Open a file in LiteRT, with XNNPACK computing in float16."""
-        try:
-            from ai_edge_litert.compiled_model import CompiledModel
-            from ai_edge_litert.environment import Environment
-            from ai_edge_litert.options import CpuOptions, Options
+        from ai_edge_litert.compiled_model import CompiledModel
+        from ai_edge_litert.environment import Environment
+        from ai_edge_litert.options import CpuOptions, Options
 
-            options = Options(cpu_options=CpuOptions(num_threads=1, xnnpack_flags=FORCE_FLOAT16))
-        except (ImportError, TypeError):  # an older LiteRT
-            return None
+        options = Options(cpu_options=CpuOptions(num_threads=1, xnnpack_flags=FORCE_FLOAT16))
         program = CompiledModel.from_file(str(path), None, Environment.create(), options)
         (image,), outputs = program.create_input_buffers(0), program.create_output_buffers(0)
         details = [output.get_tensor_details() for output in outputs]
@@ -130,7 +124,7 @@ def _cast(path: Path) -> None:
     cast.add_weight_only_config(
         '.*', operators, 16, algorithm_key=quantizer.AlgorithmName.FLOAT_CASTING
     )
-    result = cast.quantize(enable_progress_bar=False, enable_progress_report=False)
+    result = cast.quantize(**QUIET)
     path.write_bytes(result.quantized_model)
 
 
@@ -148,9 +142,7 @@ def _quantize(path: Path, images: Sequence[np.ndarray], names: Sequence[str]) ->
     # By default it averages the ranges of pictures, and rare activations are cut off.
     ranges = calibrator.Calibrator(str(path), 1, qsv_update_func=min_max_update)
     ranges.calibrate(dict(serving_default=data), quantized._recipe_manager)
-    result = quantized.quantize(
-        ranges.get_model_qsvs(), enable_progress_bar=False, enable_progress_report=False
-    )
+    result = quantized.quantize(ranges.get_model_qsvs(), **QUIET)
     model = flatbuffer_utils.read_model_from_bytearray(result.quantized_model)
     # The quantizer (0.10.0) confuses types where an output also feeds a layer: the output is int8,
     # or a convolution's input float32. The signature names the tensors in float32, unless a
@@ -171,7 +163,6 @@ def _quantize(path: Path, images: Sequence[np.ndarray], names: Sequence[str]) ->
 
 
 def _store(path: Path, entries: Mapping[str, bytes]) -> None:
-    """Add entries to a file's metadata."""
     from ai_edge_litert import schema_py_generated as schema
     from ai_edge_litert.tools import flatbuffer_utils
 
@@ -200,16 +191,14 @@ def _count_operators(path: Path) -> dict[str, Any]:
 
     program = Interpreter(str(path), num_threads=1)
     program.allocate_tensors()
-    nodes = {node['index']: node for node in program._get_ops_details()}
-    delegates = [node for node in nodes.values() if node['op_name'] == 'DELEGATE']
-    names = {key: node['op_name'] for key, node in nodes.items() if node['op_name'] != 'DELEGATE'}
-    makers = {tensor: index for index in names for tensor in nodes[index]['outputs']}
+    nodes = program._get_ops_details()  # in the order of computation, then delegates
+    delegates = [node for node in nodes if node['op_name'] == 'DELEGATE']
     inside = set()
-    for delegate in delegates:  # those between its inputs and outputs
-        seen, tensors = {*delegate['inputs']}, {*delegate['outputs']}
-        while tensors := (tensors & {*makers}) - seen:
-            seen |= tensors
-            inside |= {makers[tensor] for tensor in tensors}
-            tensors = {source for tensor in tensors for source in nodes[makers[tensor]]['inputs']}
-    outside = Counter(name for index, name in names.items() if index not in inside)
+    for delegate in delegates:
+        needed = {*delegate['outputs']}
+        for node in reversed(nodes):
+            if needed & {*node['outputs']}:
+                inside.add(node['index'])
+                needed |= {*node['inputs']} - {*delegate['inputs']}
+    outside = Counter(node['op_name'] for node in nodes if node['index'] not in inside)
     return dict(delegates=len(delegates), outside={**outside})

@@ -31,11 +31,7 @@ class Ncnn(Backend):
     style = Style(nms='outside', label_map=torch.float32)
 
     def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
-        """Write the files.
-
-        Raises:
-            ExportError: If ncnn lacks operators.
-        """
+        """Write the files; raise an ExportError if ncnn lacks operators."""
         import ncnn
         import pnnx
 
@@ -69,30 +65,23 @@ class Ncnn(Backend):
         return WriteResult({})
 
     def open(self, path: Path) -> Exported:
-        """Open a folder in ncnn."""
         ncnn = require('ncnn', 'running ncnn files', 'ncnn')
         net = ncnn.Net()
         net.opt.num_threads = 1
         for name in ('packed', 'storage', 'arithmetic'):  # results are compared with float32
             setattr(net.opt, f'use_fp16_{name}', False)
-        param = path / 'model.ncnn.param'
         with chdir(path):  # on Windows ncnn reads only what ASCII can name
-            if net.load_param(param.name) or net.load_model(param.with_suffix('.bin').name):
+            if net.load_param('model.ncnn.param') or net.load_model('model.ncnn.bin'):
                 raise ValueError('ncnn cannot read it')
-        (line,) = (line for line in param.read_text().splitlines() if line.split()[0] == 'Input')
-        sizes = dict(field.split('=') for field in line.split()[5:])
-        about = path / 'mmcare.json'
-        description = json.loads(about.read_text()) if about.exists() else {}
-        outputs = description.get('outputs') or [dict(name=name) for name in net.output_names()]
+        description = json.loads((path / 'mmcare.json').read_text())
 
         def run(images: Tensor) -> list[np.ndarray]:
             extractor = net.create_extractor()
             image = images[0].contiguous().numpy()  # a Mat does not keep what it points to
-            extractor.input(net.input_names()[0], ncnn.Mat(image).clone())
-            found = [np.array(extractor.extract(output['name'])[1]) for output in outputs]
+            extractor.input('image', ncnn.Mat(image).clone())
             return [
-                x.reshape(output.get('shape', (1, *x.shape)))
-                for x, output in zip(found, outputs, strict=True)
+                np.array(extractor.extract(output['name'])[1]).reshape(output['shape'])
+                for output in description['outputs']
             ]
 
-        return Exported(run, (1, *(int(sizes[key]) for key in '210')), description)
+        return Exported(run, tuple(description['inputs'][0]['shape']), description)

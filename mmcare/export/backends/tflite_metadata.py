@@ -16,37 +16,31 @@ IMAGE, BOX, NORMALIZATION, AXIS_LABELS, VALUE_LABELS = 2, 3, 1, 2, 3  # values o
 SOFTMAX = 2
 
 
-def describe_tensors(description: Mapping[str, Any]) -> dict[int, Any] | None:
+def write_metadata(description: Mapping[str, Any], author: str, terms: str) -> bytes | None:
     """Describe a file's tensors as MediaPipe expects them; None: it has no use for the file."""
     (image,), outputs = description['inputs'], description['outputs']
     kind = outputs[0].get('kind', outputs[0]['name'])
-    properties = {0: np.uint8(IMAGE), 1: {0: np.int8(1)}}  # RGB
+    properties = {0: np.uint8(IMAGE), 1: {0: np.uint8(1)}}  # RGB
     taken: dict[int, Any] = {NAME: 'image', CONTENT: properties, STATS: {0: [255.0], 1: [0.0]}}
     if image['kind'] == 'tensor' and image['mean']:
         options = {0: image['mean'], 1: image['std']}
         taken[PROCESS] = [{0: np.uint8(NORMALIZATION), 1: options}]
-    labels = [{0: 'labels.txt', 2: np.int8(AXIS_LABELS)}] if 'classes' in description else None
+    use = VALUE_LABELS if kind == 'boxes' else AXIS_LABELS
+    labels = [{0: 'labels.txt', 2: np.uint8(use)}] if 'classes' in description else None
+    tensors: dict[int, Any] = {2: [taken]}
     if kind == 'probabilities':
-        return {2: [taken], 3: [{NAME: 'probability', FILES: labels}]}
-    if kind == 'logits' and outputs[0]['layout']:
-        activation = finish({0: np.int8(SOFTMAX), 1: '1.0.0'}, b'V001')
-        custom = [{0: 'SEGMENTER_METADATA', 1: activation}]
-        return {2: [taken], 3: [{NAME: 'segmentation_masks', FILES: labels}], 9: custom}
-    if kind != 'boxes':
-        return None
-    if labels:
-        labels[0][2] = np.int8(VALUE_LABELS)
-    box = {0: [0, 1, 2, 3], 1: np.int8(1)}  # left, top, right and bottom; boundaries, as shares
-    location = {NAME: 'location', CONTENT: {0: np.uint8(BOX), 1: box}}
-    found = [location, {NAME: 'score'}, {NAME: 'category', FILES: labels}]
-    group = [{0: 'detection_result', 1: ['location', 'category', 'score']}]
-    return {2: [taken], 3: [*found, {NAME: 'number of detections'}], 8: group}
-
-
-def write_metadata(description: Mapping[str, Any], author: str, terms: str) -> bytes | None:
-    """Return the metadata as a flatbuffer."""
-    tensors = describe_tensors(description)
-    if tensors is None:
+        tensors[3] = [{NAME: 'probability', FILES: labels}]
+    elif kind == 'logits' and outputs[0]['layout']:
+        activation = finish({0: np.uint8(SOFTMAX), 1: '1.0.0'}, b'V001')
+        tensors[3] = [{NAME: 'segmentation_masks', FILES: labels}]
+        tensors[9] = [{0: 'SEGMENTER_METADATA', 1: activation}]
+    elif kind == 'boxes':
+        box = {0: [0, 1, 2, 3], 1: np.uint8(1)}  # left, top, right and bottom; as shares
+        location = {NAME: 'location', CONTENT: {0: np.uint8(BOX), 1: box}}
+        found = [location, {NAME: 'score'}, {NAME: 'category', FILES: labels}]
+        tensors[3] = [*found, {NAME: 'number of detections'}]
+        tensors[8] = [{0: 'detection_result', 1: ['location', 'category', 'score']}]
+    else:
         return None
     model = {0: description['name'], 3: [tensors], 4: author, 5: terms, 7: '1.0.0'}
     return finish(model, b'M001')
@@ -69,7 +63,7 @@ def finish(table: Mapping[int, Any], identifier: bytes) -> bytes:
 
 
 def _build(builder: Any, value: Any) -> int:
-    """Write a string, bytes, a vector, or a table whose scalars are NumPy's; return its offset."""
+    """Write a string, bytes, a vector, or a table with scalars of NumPy; return its offset."""
     if isinstance(value, str):
         return builder.CreateString(value)
     if isinstance(value, bytes):
@@ -84,15 +78,13 @@ def _build(builder: Any, value: Any) -> int:
             builder.PrependUOffsetTRelative(offset)
         return builder.EndVector()
     fields = {
-        slot: item if isinstance(item, np.generic) else _build(builder, item)
+        slot: item if isinstance(item, np.uint8) else _build(builder, item)
         for slot, item in value.items()
         if item not in (None, '')
     }
     builder.StartObject(max(fields) + 1)
     for slot, item in fields.items():
-        if isinstance(item, np.int8):
-            builder.PrependInt8Slot(slot, item.item(), None)
-        elif isinstance(item, np.uint8):
+        if isinstance(item, np.uint8):
             builder.PrependUint8Slot(slot, item.item(), None)
         else:
             builder.PrependUOffsetTRelativeSlot(slot, item, 0)

@@ -84,8 +84,13 @@ function decodeBox(values, [x1, y1, x2, y2], coder) {
   return [left, top, right, bottom];
 }
 
+/** Move a box from an input to the image that is in it, and clip it. */
+function moveBack(box, { width, height, top, left }) {
+  return box.map((value, i) => within(value - (i % 2 ? top : left), 0, i % 2 ? height : width));
+}
+
 /** Decode boxes as mmdet does, {box: [x1, y1, x2, y2], score, label}, from maps by their names. */
-export function decodeBoxes(maps, decode, [imageWidth, imageHeight]) {
+export function decodeBoxes(maps, decode, image) {
   const { coder, strides, prior_params: params, test_cfg: test } = decode;
   const { score_thr: least = 0.05, nms_pre: most = 1000, max_per_img: number = 100 } = test ?? {};
   if (!CODERS.includes(coder.type)) throw new Error(`this page does not decode a ${coder.type}`);
@@ -119,8 +124,7 @@ export function decodeBoxes(maps, decode, [imageWidth, imageHeight]) {
       const anchor = params.base_anchors?.[level][prior] ?? [0, 0, 0, 0];
       const place = anchor.map((value, index) => value + corner[index % 2]);
       const values = [0, 1, 2, 3].map((side) => deltas.values[(prior * 4 + side) * cells + cell]);
-      const box = decodeBox(values, place, coder).map((value, index) =>
-        within(value, 0, index % 2 ? imageHeight : imageWidth));
+      const box = moveBack(decodeBox(values, place, coder), image);
       const factor = centerness ? sigmoid(centerness[prior * cells + cell]) : 1;
       found.push({ box, score: score * factor, label });
     }
@@ -131,7 +135,7 @@ export function decodeBoxes(maps, decode, [imageWidth, imageHeight]) {
 }
 
 /** Read the boxes in a file's results, as decodeBoxes gives them. */
-export function readBoxes(maps, { outputs, test_cfg: test }, [width, height]) {
+export function readBoxes(maps, { outputs, test_cfg: test }, image) {
   const [boxes, scores, labels] = outputs.map(({ name }) => maps[name].values);
   const [{ box_format, scale }, rows] = [outputs[0], boxes.length / 4];
   const classes = scores.length / rows;
@@ -141,7 +145,7 @@ export function readBoxes(maps, { outputs, test_cfg: test }, [width, height]) {
     const row = Math.floor(index / classes);
     let [a, b, c, d] = boxes.slice(row * 4, row * 4 + 4);
     if (box_format === 'cxcywh') [a, b, c, d] = [a - c / 2, b - d / 2, a + c / 2, b + d / 2];
-    const box = [a, b, c, d].map((side, i) => within(side * scale[i], 0, i % 2 ? height : width));
+    const box = moveBack([a, b, c, d].map((side, i) => side * scale[i]), image);
     found.push({ box, score, label: labels ? labels[row] : index % classes });
   });
   return suppress(found, test.nms.iou_threshold, test.max_per_img);

@@ -55,8 +55,7 @@ export function show({ about, shape: input }, maps, image, small) {
   const line = ([label, share]) => [`${name(label)}: ${(100 * share).toFixed(1)} %`, colour(label)];
   if (part !== 'model') return drawMaps(Object.entries(maps), image, small, input);
   if (decode || kind === 'boxes') {
-    const size = [small.width, small.height];
-    const boxes = decode ? decodeBoxes(maps, decode, size) : readBoxes(maps, about, size);
+    const boxes = decode ? decodeBoxes(maps, decode, small) : readBoxes(maps, about, small);
     $('least').hidden = false;
     $('threshold').oninput = () => drawBoxes(boxes, image, small, name, colour);
     return $('threshold').oninput();
@@ -101,7 +100,8 @@ function drawMap(labels, image, small, columns, colour) {
   const data = new Uint8ClampedArray(small.width * small.height * 4);
   const [pixels, counts, packed] = [new Uint32Array(data.buffer), [], []];
   for (let i = 0; i < pixels.length; i++) {
-    const label = labels[Math.floor(i / small.width) * columns + (i % small.width)];
+    const [row, column] = [Math.floor(i / small.width), i % small.width];
+    const label = labels[(row + small.top) * columns + column + small.left];
     packed[label] ??= new Uint32Array(Uint8Array.from([...colour(label), 140]).buffer)[0];
     pixels[i] = packed[label];
     counts[label] = (counts[label] ?? 0) + 1;

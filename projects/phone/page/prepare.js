@@ -70,7 +70,7 @@ function resizeAndTurn({ data, width, height }, newWidth, { backend, interpolati
 
 const sides = ({ shape, layout }) => (layout === 'NHWC' ? shape.slice(1, 3) : shape.slice(2));
 
-/** Resize and crop an image for an input, as its description says. */
+/** Resize and crop an image for an input, and say where it is in it, as its description says. */
 export function fit(image, input) {
   const [height, width] = sides(input);
   const { width: oldWidth, height: oldHeight } = image;
@@ -87,10 +87,12 @@ export function fit(image, input) {
     const start = ((top + row) * size[0] + left) * 4;
     data.set(whole.subarray(start, start + columns * 4), row * columns * 4);
   }
-  return { data, width: columns, height: rows };
+  const share = input.letterbox === 'center' ? 0.5 : 0; // of the padding
+  const before = [height - rows, width - columns].map((padding) => Math.floor(padding * share));
+  return { data, width: columns, height: rows, top: before[0], left: before[1] };
 }
 
-/** Make the tensor of an input: the image at the top left, and padding. */
+/** Make the tensor of an input: the image where it is in it, and padding. */
 export function toTensor(image, input) {
   const { layout, kind, mean, std, channels, padding } = input;
   if (!mean && kind !== 'image') throw new Error('the file does not name mean and std of images');
@@ -100,13 +102,11 @@ export function toTensor(image, input) {
   for (let c = 0; c < 3; c++) {
     const from = channels === 'BGR' ? 2 - c : c;
     const [shift, scale] = kind === 'image' ? [0, 1] : [mean[c], std[c]];
-    for (let row = 0; row < height; row++) {
-      for (let column = 0; column < width; column++) {
-        const inside = row < image.height && column < image.width;
-        const pixel = image.data[(row * image.width + column) * 4 + from];
-        const value = inside ? (pixel - shift) / scale : (padding?.[c] ?? 0);
-        tensor[(row * width + column) * step + c * plane] = value;
-      }
+    for (let i = 0; i < height * width; i++) {
+      const [row, column] = [Math.floor(i / width) - image.top, (i % width) - image.left];
+      const inside = row >= 0 && row < image.height && column >= 0 && column < image.width;
+      const pixel = image.data[(row * image.width + column) * 4 + from];
+      tensor[i * step + c * plane] = inside ? (pixel - shift) / scale : (padding?.[c] ?? 0);
     }
   }
   return tensor;

@@ -6,15 +6,16 @@ async ([number, tensor]) => {
   const { shape, files } = await (await fetch('files.json')).json();
   const { name, input, outputs, about } = files[number];
   const photo = await readPhoto(document.getElementById('photo').files[0]);
-  const { width, height, data } = fit(photo, input);
-  const prepared = [...toTensor({ width, height, data }, input)];
+  const small = fit(photo, input);
+  const prepared = [...toTensor(small, input)];
   const bytes = new Uint8Array(await (await fetch(`files/${name}`)).arrayBuffer());
   const session = await open(files[number], bytes, 'wasm');
   const found = await session.run(Float32Array.from(tensor), input.shape);
   const maps = outputs.map((output, i) => [output.name, channelsFirst(found[i], output)]);
   const [, { values, shape: size }] = maps[0];
-  const boxes = () => decodeBoxes(Object.fromEntries(maps), about.decode, [width, height])
+  const boxes = () => decodeBoxes(Object.fromEntries(maps), about.decode, small)
     .map(({ box, score, label }) => [...box, score, label]);
   const seen = about.decode ? boxes() : [...labelMap(values, size, ...shape)];
-  return { size: [height, width], prepared, seen };
+  const place = [small.top, small.left, small.height, small.width];
+  return { place, prepared, seen };
 }

@@ -30,6 +30,7 @@ from toy_configs import make_data, toy_config
 
 from mmcare.export import export_model, load_source, open_exported
 from mmcare.export.prediction import decode_boxes, prepare, read_labels
+from mmcare.export.preprocessing import LETTERBOXES
 
 SHAPE, HERE = (64, 96), Path(__file__).parent
 SERVE = 'python', HERE.parent / 'serve.py'
@@ -54,7 +55,7 @@ def exported(tmp_path_factory):
     pytest.importorskip('litert_torch')
 
     @cache
-    def export(task, part='model', **of_litert):
+    def export(task, part='model', letterbox='top-left', **of_litert):
         folder, files = tmp_path_factory.mktemp(task), []
         data, config = folder / 'data', folder / f'{task}.py'
         make_data(task, data)
@@ -67,6 +68,7 @@ def exported(tmp_path_factory):
         kinds = dict(rtmdet=['onnx'], classification=['litert'])
         for kind in kinds.get(task, ['litert', 'onnx']):
             options = of_litert if kind == 'litert' else {}
+            options = dict(options, letterbox=letterbox)
             report = export_model(source, folder, SHAPE, (kind,), **options)
             files.append(folder / report[kind]['file'])
         return *files, source
@@ -304,14 +306,23 @@ def test_webgpu_in_software(exported, serve, phone):
     assert float(rows['deviation'][0]) < 1e-2 and not rows['median'][1]
 
 
-@pytest.mark.parametrize('task', ['segmentation', 'retinanet', 'rtmdet'])
-def test_seen_as_in_python(task, exported, serve, phone, photos):
+@pytest.mark.parametrize(
+    ('task', 'letterbox'),
+    [
+        ('segmentation', 'top-left'),
+        ('segmentation', 'center'),
+        ('retinanet', 'top-left'),
+        ('rtmdet', 'center'),
+    ],
+)
+def test_seen_as_in_python(task, letterbox, exported, serve, phone, photos):
     """The page prepares a photo and reads outputs as ``open_exported(file).predict(photo)`` does.
 
     The latter sees what the toolboxes see, see tests/test_export/test_prediction.py.
     """
     pixels = task == 'segmentation'  # from 0 to 255, taken by its .tflite; rtmdet takes BGR
-    *files, _ = exported(task, input_kind='image' if pixels else 'tensor')
+    options = dict(letterbox=letterbox, input_kind='image' if pixels else 'tensor')
+    *files, _ = exported(task, **options)
     page, programs = phone(serve(*files).url), [open_exported(file) for file in files]
     for photo in photos:
         page.set_input_files('#photo', photo)
@@ -319,20 +330,19 @@ def test_seen_as_in_python(task, exported, serve, phone, photos):
         assert page.query_selector_all('#legend li') and page.text_content('#steps')
         for number, program in enumerate(programs):
             about, (taken,) = program.description, program.description['inputs']
-            image, size = prepare(mmcv.imread(photo), taken, SHAPE)
+            image, place = prepare(mmcv.imread(photo), taken, SHAPE)
             layout = (0, 2, 3, 1) if taken['layout'] == 'NHWC' else (0, 1, 2, 3)
             flat = image.permute(layout).flatten().tolist()
             found = page.evaluate((HERE / 'seen.js').read_text(), [number, flat])
             apart = np.abs(np.subtract(found['prepared'], flat)).max()
             assert apart * min(taken['std'] or [1]) < 1.1  # grey levels
-            assert found['size'] == [*size]
-            names = [output['name'] for output in about['outputs']]
-            outputs = dict(zip(names, map(torch.from_numpy, program.run(image)), strict=True))
+            assert found['place'] == [*place]
+            outputs = [*map(torch.from_numpy, program.run(image))]
             if pixels:
-                labels = read_labels(outputs['logits'], SHAPE, SHAPE, SHAPE)
+                labels = read_labels(outputs[0], SHAPE, (0, 0, *SHAPE), SHAPE)
                 assert (labels.flatten().numpy() == found['seen']).mean() > 0.999
                 continue
-            boxes, scores, labels = decode_boxes(outputs, about['decode'], size).values()
+            boxes, scores, labels = decode_boxes(outputs, about['decode'], place).values()
             wanted = torch.cat([boxes, scores[:, None], labels[:, None]], 1)
             assert len(found['seen']) == len(wanted) > 0
             for row in wanted[wanted[:, 4] > wanted[-1, 4] + 1e-5]:  # equal ones may differ
@@ -386,7 +396,7 @@ def test_scores_as_the_description_says(exported, serve, phone, photos):
 
 @pytest.mark.skipif(not shutil.which('node'), reason='no node')
 def test_numbers_in_node(tmp_path):
-    """Statistics and NMS are NumPy's and torchvision's."""
+    """Statistics, NMS and tensors are NumPy's, torchvision's and predict's."""
     values = np.random.default_rng(0).gamma(2, size=(3, 20))
     corners, file = torch.rand(200, 2) * 50, tmp_path / 'expected.json'
     boxes = torch.cat([corners, corners + torch.rand(200, 2) * 30], 1)
@@ -397,6 +407,13 @@ def test_numbers_in_node(tmp_path):
     resized = [['cv2', n, cv2.resize(noise, size, interpolation=mode)] for n, mode in modes]
     filters = ('bilinear', Image.BILINEAR), ('bicubic', Image.BICUBIC)
     resized += [['pillow', n, np.array(images.resize(size, mode))] for n, mode in filters]
+    taken = dict(kind='tensor', mean=[124, 116, 104], std=[58, 57, 57], padding=[1.0, -1.0, 0.5])
+    taken |= dict(channels='RGB', resize=dict(interpolation='bilinear', backend='cv2'))
+    letterboxed = []
+    for letterbox in LETTERBOXES:
+        taken = dict(taken, letterbox=letterbox)
+        image, place = prepare(noise[..., ::-1], taken, (24, 31))
+        letterboxed.append([taken, place, image.flatten().tolist()])
     logits = torch.randn(5, 4, 6)
     large = F.interpolate(logits[None], (16, 24), mode='bilinear')[0]
     expected = dict(
@@ -406,12 +423,13 @@ def test_numbers_in_node(tmp_path):
         kept=boxes[torchvision.ops.batched_nms(boxes, scores, labels, 0.4)].tolist(),
         noise=np.dstack([noise, noise[..., 0] * 0 + 255]).flatten().tolist(),
         resized=[[*how, one.flatten().tolist()] for *how, one in resized],
+        letterboxed=letterboxed,
         logits=logits.flatten().tolist(),
         maps=[large.argmax(0).flatten().tolist(), (large[0].sigmoid() > 0.3).flatten().tolist()],
         deviation=float((np.abs(values - values[::-1]).max(1) / values.max(1)).max()),
     )
     file.write_text(json.dumps(expected))
-    assert 'pass 7' in run('node', '--test', HERE / 'numbers.test.mjs', EXPECTED=str(file)).stdout
+    assert 'pass 8' in run('node', '--test', HERE / 'numbers.test.mjs', EXPECTED=str(file)).stdout
 
 
 def test_certificate(serve):
