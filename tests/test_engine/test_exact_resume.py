@@ -52,6 +52,7 @@ def test_iterations_and_seeds_draw_other_numbers(tmp_path):
     [
         (dict(by_epoch=False, loader=dict(num_workers=0)), 'Set train_dataloader.num_workers'),
         (dict(randomness=dict(seed=None)), 'Set randomness.seed'),
+        (dict(loader=dict(num_workers=1, persistent_workers=True)), 'persistent_workers=False'),
         (dict(by_epoch=False, loader=dict(num_workers=1, persistent_workers=True)), None),
         (dict(), None),
     ],

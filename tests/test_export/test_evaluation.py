@@ -8,23 +8,19 @@ from collections import OrderedDict
 from dataclasses import replace
 from functools import cache
 
-import mmcv
 import numpy as np
 import pytest
 import torch
 from helpers import ROOT
 from mmcv.transforms import CenterCrop
 from mmengine.config import Config
-from mmengine.registry import DATASETS, MODELS, DefaultScope
-from mmengine.runner import Runner
+from mmengine.registry import MODELS, DefaultScope
 from toy_configs import make_data, toy_config
 
 from mmcare.export import backends, export_model, load_source
 from mmcare.export.backends import open_exported
 from mmcare.export.backends.base import Exported
-from mmcare.export.calibration import read_images
-from mmcare.export.evaluation import pad_images, replaced_part
-from mmcare.export.preprocessing import ResizeToFit, describe_resizing, fit_config
+from mmcare.export.preprocessing import fit_config
 from mmcare.files import size_of
 
 TOOL = str(ROOT / 'tools' / 'eval_exported.py')
@@ -146,60 +142,6 @@ def test_metrics(task, part, backend, outputs, names, made, run_tool, tmp_path, 
         assert table[str(file)][name] == pytest.approx(table['PyTorch'][name], abs=tolerance)
     assert table[str(file)]['MB'] == size_of(file) / 1e6 and table['PyTorch']['ms'] > 0
     assert ('ms' in table[str(file)]) == (backend != 'coreml')
-
-
-@pytest.mark.parametrize('task', ['classification', 'detection', 'segmentation'])
-def test_described_preprocessing(made, task):
-    """With mmcv, its words alone give what the toolbox's own test pipeline does."""
-    source = load_source(made(task) / 'toy.py')
-    about = describe_resizing(source.config, SHAPE)
-    assert (about['crop'] == [*SHAPE]) == (task == 'classification') == bool(about['shorter'])
-    loader = {**source.config.test_dataloader.dataset, '_scope_': source.config.default_scope}
-    data, norm = DATASETS.build(loader), source.normalization
-    expected = read_images(source, SHAPE, len(data), loader='test_dataloader')
-    options = dict(interpolation=about['interpolation'], backend=about['backend'])
-    for index, wanted in enumerate(expected):
-        info = data.get_data_info(index)
-        decoder = 'pillow' if task == 'classification' else 'cv2'
-        picture = mmcv.imread(info['img_path'], channel_order='bgr', backend=decoder)
-        sides = np.array(picture.shape[:2])
-        if about['shorter']:
-            height, width = np.maximum(sides * about['shorter'] // sides.min(), about['shorter'])
-            picture = mmcv.imresize(picture, (int(width), int(height)), **options)
-            top, left = round((height - SHAPE[0]) / 2), round((width - SHAPE[1]) / 2)
-            picture = picture[top : top + SHAPE[0], left : left + SHAPE[1]]
-        else:
-            height, width = (round(side) for side in sides * min(np.divide(SHAPE, sides)))
-            picture = mmcv.imresize(picture, (width, height), **options)
-        picture = picture[..., ::-1] if norm.channels == 'RGB' else picture
-        found = np.zeros((*SHAPE, 3), np.float32)
-        found[: len(picture), : picture.shape[1]] = (picture - np.array(norm.mean)) / norm.std
-        assert np.abs(found - wanted[0].permute(1, 2, 0).numpy()).max() < 1e-4
-
-
-def test_padding_is_not_segmented(made):
-    """The program says class 7 where the image is, and class 3 where padding is."""
-    config = Config.fromfile(made('segmentation') / 'toy.py')
-    fit_config(config, SHAPE)
-    runner = Runner.from_cfg(config)
-    pad_images(runner.model, SHAPE)
-    logits = np.zeros((1, 8, 16, 24), np.float32)
-    for batch in runner.test_dataloader:
-        height, width = batch['inputs'][0].shape[1:]
-        logits[:, 7], logits[:, 3] = 1, 2
-        logits[:, 3, : height // 4, : width // 4] = 0
-        program = Exported(lambda _: [logits], (1, 3, *SHAPE), dict(part='model'))
-        with replaced_part(runner.model, program):
-            (sample,) = runner.model.test_step(batch)
-        assert sample.pred_sem_seg.shape == sample.ori_shape
-        assert sample.pred_sem_seg.data.float().mean() == pytest.approx(7, abs=0.2)  # edges
-
-
-def test_images_fit_upright(made):
-    """mmcv's Resize would turn the size by 90 degrees."""
-    resize = ResizeToFit(scale=(96, 64), keep_ratio=False)
-    for size, fitted in (((128, 64), (64, 32)), ((10, 30), (32, 96)), ((48, 72), (64, 96))):
-        assert resize({'img': np.zeros((*size, 3), np.uint8)})['img'].shape[:2] == fitted
 
 
 def test_sizes_in_configs():

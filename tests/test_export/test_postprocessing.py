@@ -10,7 +10,7 @@ from export_helpers import SHAPE
 from mmengine.config import Config
 from mmseg.structures import SegDataSample
 from test_decoding import load
-from test_whole_models import CONFIGS
+from test_whole_models import write_config
 
 from mmcare.export import export_model, load_source
 from mmcare.export.backends import BACKENDS, open_exported
@@ -109,11 +109,8 @@ def test_wrong_boxes_are_found(tmp_path, how):
 
 @pytest.mark.parametrize('channels', [1, 5])
 def test_labels_are_those_of_mmseg(tmp_path, channels):
-    path = tmp_path / 'fpn.py'
-    text = CONFIGS['fpn']
-    if channels == 1:
-        text = text.replace('num_classes=5', 'num_classes=2, out_channels=1, threshold=0.45')
-    path.write_text(text)
+    one = dict(num_classes=2, out_channels=1, threshold=0.45) if channels == 1 else {}
+    path = write_config(tmp_path, 'fpn', **{f'model.decode_head.{k}': v for k, v in one.items()})
     model = load_source(path, part='model').network.model
     logits = torch.randn(1, channels, 16, 24)
     meta = [dict(img_shape=SHAPE)]
@@ -133,9 +130,7 @@ def source_of(name, folder):
     if name == 'RetinaNet':
         source = detector(folder)
     else:
-        path = folder / f'{name}.py'
-        path.write_text(CONFIGS[name])
-        source = load_source(path, part='model')
+        source = load_source(write_config(folder, name), part='model')
     classes = CLASSES[:2] if name == 'RetinaNet' else CLASSES
     about = dict(classes=classes, palette=[[1, 2, 255]] * len(classes))
     return replace(source, normalization=IMAGENET, metadata=about)

@@ -32,7 +32,7 @@ TASKS = ('classification', 'segmentation', 'retinanet', 'rtmdet')
 
 @pytest.fixture(params=[(task, outputs) for task in TASKS for outputs in OUTPUTS])
 def exported(request, tmp_path):
-    """A thin model that is sure of what it sees, described as a file, and a picture."""
+    """A thin model that is sure of what it sees, described as a file, and an upright picture."""
     (task, outputs), config = request.param, tmp_path / 'toy.py'
     make_data(task, tmp_path / 'data')
     changes = {}
@@ -53,7 +53,7 @@ def exported(request, tmp_path):
     description = json.loads(json.dumps(BACKENDS['onnx'].describe(spec)))
     network = source.network if outputs == 'raw' else nn.Sequential(source.network, spec.decoder)
     run = torch.no_grad()(lambda images: [one.numpy() for one in network(images)])
-    pixels = (smooth(0, (75, 140))[0].permute(1, 2, 0) * 50 + 120).clamp(0, 255).byte().numpy()
+    pixels = (smooth(0, (140, 75))[0].permute(1, 2, 0) * 50 + 120).clamp(0, 255).byte().numpy()
     cv2.imwrite(str(tmp_path / 'picture.png'), pixels)
     return source, Exported(run, spec.input_shape, description), tmp_path / 'picture.png'
 

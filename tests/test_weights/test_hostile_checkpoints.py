@@ -1,6 +1,5 @@
 """Checkpoints that are made to run code, to reach into NumPy and PyTorch, or to mislead."""
 
-import functools
 import pickle
 import tarfile
 import zipfile
@@ -8,9 +7,7 @@ from argparse import Namespace
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -196,31 +193,30 @@ def test_the_config_that_mmengine_runs_is_dropped(tmp_path, safe_loading):
     assert checkpoint['meta'] == dict(cfg=config, epoch=1) and checkpoint['message_hub'] == hub
 
 
-def test_downloads_are_read_as_local_files(tmp_path, monkeypatch, state, safe_loading):
+def test_downloads_are_read_as_local_files(tmp_path, monkeypatch, state, safe_loading, served):
     """MMEngine's own loader for addresses runs what code a file brings."""
-    served = tmp_path / 'served'
-    served.mkdir()
+    folder, address = served
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path / 'kept'))
-    monkeypatch.setattr(SimpleHTTPRequestHandler, 'log_message', lambda *_: None)
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(served))
-    with ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        address = f'http://127.0.0.1:{server.server_port}'
-        file = save(dict(state_dict=state), served)
-        backbone = CARE(THIN)
-        load_checkpoint(backbone, f'{address}/file.pth?download=1')
-        assert torch.equal(backbone.stem.conv.weight, state['stem.conv.weight'])
-        file.unlink()  # it is downloaded once
-        init_cfg = dict(type='Pretrained', checkpoint=f'{address}/file.pth')
-        CARE(THIN, init_cfg=init_cfg).init_weights()
-        torch.save(exploits()['os.system'], served / 'code.pth')
-        with pytest.raises(CheckpointError, match=r'code\.pth'):
-            CheckpointLoader.load_checkpoint(f'{address}/code.pth')
-        assert not Path('canary').exists()
-        with pytest.raises(OSError, match='404'):
-            CheckpointLoader.load_checkpoint(f'{address}/missing.pth')
-        server.shutdown()
+    file = save(dict(state_dict=state), folder)
+    backbone = CARE(THIN)
+    load_checkpoint(backbone, f'{address}file.pth?download=1')
+    assert torch.equal(backbone.stem.conv.weight, state['stem.conv.weight'])
+    file.unlink()  # it is downloaded once
+    CARE(THIN, init_cfg=dict(type='Pretrained', checkpoint=f'{address}file.pth')).init_weights()
+    torch.save(exploits()['os.system'], folder / 'code.pth')
+    with pytest.raises(CheckpointError, match=r'code\.pth'):
+        CheckpointLoader.load_checkpoint(f'{address}code.pth')
+    assert not Path('canary').exists()
+    with pytest.raises(OSError, match='404'):
+        CheckpointLoader.load_checkpoint(f'{address}missing.pth')
+    # One process of a machine downloads; the others wait for it, and raise if it has failed.
+    monkeypatch.setenv('LOCAL_RANK', '1')
+    monkeypatch.setattr(reading, 'all_gather_object', lambda own: ['no route', own])
+    torch.save(state, folder / 'other.pth')
+    with pytest.raises(OSError, match='no route'):
+        CheckpointLoader.load_checkpoint(f'{address}other.pth')
+    assert not (tmp_path / 'kept/checkpoints/other.pth').exists()
 
 
 def test_metadata_cannot_change_loading(tmp_path, state, safe_loading):
@@ -280,18 +276,3 @@ def test_safetensors_metadata_checksum(tmp_path, state):
     file.write_bytes(file.read_bytes().replace(b'"original"', b'"otherone"'))
     with pytest.raises(CheckpointError, match=r'file\.safetensors .* checksum'):
         read_checkpoint(file)
-
-
-def test_one_process_of_a_machine_downloads(tmp_path, monkeypatch):
-    """The others wait for it; its failure raises everywhere."""
-    address, file = 'https://example.com/file.pth', tmp_path / 'checkpoints' / 'file.pth'
-    asked = []
-    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
-    monkeypatch.setattr(torch.hub, 'download_url_to_file', lambda *given, **_: asked.append(given))
-    for rank in ('1', '0'):
-        monkeypatch.setenv('LOCAL_RANK', rank)
-        assert reading._download(address) == file
-    assert asked == [(address, str(file))]
-    monkeypatch.setattr(reading, 'all_gather_object', lambda own: ['no route', own])
-    with pytest.raises(OSError, match='no route'):
-        reading._download(address)
