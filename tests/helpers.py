@@ -100,12 +100,10 @@ def randomise(model):
 
 
 def random_backbone(kind=CARE, **arguments):
-    """A thin CARE with random values in place of initial ones."""
     return randomise(kind(**{'arch': THIN, **arguments}))
 
 
 def published_state(backbone):
-    """The backbone's weights, and two heads, under the published names."""
     shapes = {'norm.weight': 128, 'norm.bias': 128, 'fc.weight': (10, 128), 'fc.bias': 10}
     heads = {f'{h}.{n}': torch.rand(s) for h in ('head', 'dist_head') for n, s in shapes.items()}
     return {**to_published(backbone.state_dict()), **heads}
@@ -119,7 +117,6 @@ def deviation(expected, found):
 
 
 def assert_equal(found, expected):
-    """Compare tensors, also in lists and state dicts, bit by bit."""
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
@@ -146,7 +143,6 @@ def published_weights(variant):
 
 
 def load_published(backbone, variant):
-    """Fill a backbone with the drawn weights."""
     state = from_published(published_weights(variant))
     backbone.load_state_dict({k: v for k, v in state.items() if not k.startswith('head.')})
     return backbone.eval()

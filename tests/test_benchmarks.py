@@ -26,7 +26,6 @@ from mmcare.models.deployment import BackboneInfo
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Time each run once, on thin networks."""
     monkeypatch.setattr('mmcare.analysis.timing.SECONDS', 1e-9)
     monkeypatch.setattr(latency, 'CARE', lambda arch: thin_backbone())
     monkeypatch.setattr(training, 'CARE', lambda arch, **options: thin_backbone(**options))
@@ -59,8 +58,6 @@ def test_fused_peers_compute_the_same(name):
 
 
 class Tiny(nn.Module):
-    """Four maps by a convolution each."""
-
     def __init__(self):
         super().__init__()
         self.convs = nn.ModuleList(nn.Conv2d(3, 4, 4, stride) for stride in latency.STRIDES)

@@ -74,7 +74,6 @@ def count(module):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_builds(name):
-    """Backbone, neck and heads fit together; hooks and other types are found."""
     config, model = load(name), build(name)
     out_channels = list(model.backbone.out_channels)
     if config.default_scope == 'mmpretrain':
@@ -246,7 +245,6 @@ def test_index_lists_every_config_once():
 
 
 def cells_of(name):
-    """The row of a config in the README.md of its folder."""
     folder, _, stem = name.partition('/')
     readme = (ROOT / 'configs' / folder / 'README.md').read_text()
     (row,) = (line for line in readme.splitlines() if line.startswith(f'| [{stem}]({stem}.py)'))
@@ -255,7 +253,6 @@ def cells_of(name):
 
 @pytest.mark.parametrize('name', WITH_RECIPE)
 def test_metafile_and_readme(name):
-    """Their figures. Multiply-adds of classifiers: test_analysis.py."""
     model, metadata, cells = build(name), LISTED[name]['Metadata'], cells_of(name)
     assert metadata['Parameters'] == count(model)
     assert metadata.get('Backbone Parameters', count(model.backbone)) == count(model.backbone)

@@ -23,7 +23,6 @@ FLIPS = dict(
 
 @pytest.fixture
 def warned(monkeypatch):
-    """Texts of our warnings."""
     found = []
     monkeypatch.setattr('mmcare.models.loading.print_log', lambda text, **_: found.append(text))
     return found
@@ -134,7 +133,6 @@ def test_resumed_averages_are_checked(tmp_path):
 
 
 def test_each_hook_can_be_switched_off(toy):
-    """By --cfg-options, and the run trains."""
     off = {'safe_loading', 'exact_resume', 'data_check', 'bfloat16_ops'}
     config, _ = toy('detection', **{f'default_hooks.{name}.enabled': False for name in off},
                     **{'default_hooks.checkpoint.type': 'CheckpointHook'})  # fmt: skip

@@ -21,7 +21,6 @@ IMAGE = torch.rand(2, 3, 45, 70, generator=torch.Generator().manual_seed(0))
 
 
 def thin(**options):
-    """A thin network whose two heads differ."""
     options = {'num_classes': 5, 'layer_scale_init_value': 0.1, **options}
     return mmcare_timm.CAREClassifier(THIN, **options)
 
@@ -32,7 +31,6 @@ def count(model):
 
 @pytest.fixture(scope='module')
 def published(tmp_path_factory):
-    """A file as published: a training checkpoint of timm."""
     path = tmp_path_factory.mktemp('published') / 'CARETrans_S0.pth.tar'
     torch.save(dict(state_dict=published_weights('s0'), args=Namespace(lr=1e-3)), path)
     return path

@@ -27,14 +27,12 @@ TASKS = dict(
 
 
 def run_block(words):
-    """Run the block of the page that has these words."""
     (block,) = (one for one in re.findall('```python\n(.*?)```', PAGE, re.DOTALL) if words in one)
     exec(block, {})
 
 
 @pytest.fixture(params=TASKS)
 def mine(request, tmp_path, monkeypatch):
-    """A config with five edited lines, and data where the page puts them."""
     monkeypatch.chdir(tmp_path)
     task, classes = request.param, TASKS[request.param][0]
     form = dict(segmentor=write_masks, classifier=write_folders).get(task, write_roboflow)

@@ -29,7 +29,6 @@ TEACHER = dict(
 
 
 def make_data(task, directory):
-    """Make four images to train on and three to evaluate, and a random teacher."""
     makers = dict(segmentation=make_ade20k, upernet=make_ade20k)
     makers.update(classification=make_imagenet, distillation=make_imagenet)
     makers.get(task, make_coco)(directory, train=4, val=3, size=SIZE)
@@ -91,11 +90,7 @@ def changes_of(task, data):
         )
     else:
         changes.update(
-            {
-                'train_cfg.max_epochs': 2,
-                'param_scheduler.0.end': 1,
-                'param_scheduler.1.begin': 2,
-            }
+            {'train_cfg.max_epochs': 2, 'param_scheduler.0.end': 1, 'param_scheduler.1.begin': 2}
         )
     for mode, index in scales.items():
         changes[f'{mode}_dataloader.dataset.pipeline.{index}.scale'] = (SIZE, SIZE)

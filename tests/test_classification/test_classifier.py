@@ -32,7 +32,6 @@ def scope():
 
 
 def classifier(arch=THIN, classes=CLASSES, channels=CHANNELS, **changes):
-    """An mmpretrain classifier with both heads."""
     config = dict(
         type='ImageClassifier',
         data_preprocessor=dict(num_classes=classes, mean=[120.0] * 3, std=[60.0] * 3, to_rgb=True),
@@ -117,7 +116,6 @@ def drop(state, part):
     ],
 )
 def test_files_that_do_not_fit_the_heads(source, change, words):
-    """SafeLoadingHook also checks them."""
     state = source.state_dict()
     change(state)
     with pytest.raises(CheckpointError, match=words):
@@ -149,7 +147,6 @@ class Fixed(nn.Module):
 
 @pytest.fixture
 def teacher_file(tmp_path):
-    """Weights of a random teacher."""
     torch.save(dict(state_dict=MODELS.build(TEACHER).state_dict()), tmp_path / 'teacher.pth')
     return tmp_path / 'teacher.pth'
 

@@ -44,8 +44,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    'task',
-    [*LAST, 'distillation', *(pytest.param(t, marks=pytest.mark.slow) for t in ONE_STAGE)],
+    'task', [*LAST, 'distillation', *(pytest.param(t, marks=pytest.mark.slow) for t in ONE_STAGE)]
 )
 def test_train_resume_and_test(trained, tmp_path, task):
     """A resumed run ends with the same weights, also across a switch of pipelines.

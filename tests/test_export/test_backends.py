@@ -12,7 +12,7 @@ from helpers import ROOT, THIN, deviation
 
 from mmcare.export import export_model
 from mmcare.export.backends import BACKENDS, open_exported
-from mmcare.export.backends.base import Backend, Exported, WriteResult
+from mmcare.export.backends.onnx import Onnx
 from mmcare.export.source import Network, Source
 from mmcare.export.verify import ExportError
 from mmcare.models.deployment import BackboneInfo
@@ -86,8 +86,6 @@ def test_checks_and_descriptions(tmp_path, monkeypatch, pictures, backend, optio
 
 
 class Apply(torch.nn.Module):
-    """An operator that not every format has."""
-
     def __init__(self, operator):
         super().__init__()
         self.operator = operator
@@ -105,7 +103,6 @@ class Apply(torch.nn.Module):
     ],
 )
 def test_unsupported_operators(tmp_path, monkeypatch, backend, operator, words):
-    """An operator that ncnn does not have is named."""
     for package in BACKENDS[backend].packages:
         pytest.importorskip(package)
     if 'pnnx' in words:
@@ -117,28 +114,8 @@ def test_unsupported_operators(tmp_path, monkeypatch, backend, operator, words):
     assert not list(tmp_path.iterdir())
 
 
-class Saved(Backend):
-    """A program, as torch.export saves it."""
-
-    name = 'saved'
-    ending = '.pt2'
-    packages = ()
-    runtime = 'PyTorch'
-
-    def write(self, spec, path, description):
-        torch.export.save(spec.program, path, extra_files=dict(mmcare=json.dumps(description)))
-        return WriteResult({})
-
-    def open(self, path):
-        extra = dict(mmcare='')
-        program = torch.export.load(path, extra_files=extra)
-        description = json.loads(extra['mmcare'])
-        run = program.module()
-        return Exported(
-            lambda images: [output.numpy() for output in run(images)],
-            tuple(description['inputs'][0]['shape']),
-            description,
-        )
+class Saved(Onnx):
+    name, ending, options = 'saved', '.saved', {}
 
 
 def test_a_new_backend(tmp_path, monkeypatch, capsys):
@@ -156,8 +133,8 @@ def test_a_new_backend(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / 'out').exists()
     runpy.run_path(TOOL, run_name='__main__')
     printed = capsys.readouterr().out
-    assert 'file: thin_64x64.pt2' in printed
+    assert 'file: thin_64x64.saved' in printed
     assert "pictures: 'none compared: ValueError: the config has no mean" in printed
-    report = json.loads((tmp_path / 'out' / 'thin_64x64.pt2.json').read_text())
+    report = json.loads((tmp_path / 'out' / 'thin_64x64.saved.json').read_text())
     assert report['deviations']['random'] < 1e-5 and report['inputs'][0]['shape'] == [1, 3, 64, 64]
-    assert open_exported(tmp_path / 'out' / 'thin_64x64.pt2').description['format'] == 'saved'
+    assert open_exported(tmp_path / 'out' / 'thin_64x64.saved').description['format'] == 'saved'

@@ -61,8 +61,6 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def run_tool(made, tmp_path, monkeypatch):
-    """Run the tool on the config of a task; return what it writes."""
-
     def run(task, file, *options):
         out = tmp_path / 'metrics.json'
         command = [TOOL, made(task) / 'toy.py', file, *options, '--out', out]

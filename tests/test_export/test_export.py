@@ -9,13 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export_helpers import (
-    SHAPE,
-    STAGES,
-    run_file,
-    spec_of,
-    thin_source,
-)
+from export_helpers import SHAPE, STAGES, run_file, spec_of, thin_source
 from helpers import ROOT, THIN, deviation, run, thin_backbone
 from torch import nn
 
@@ -198,7 +192,6 @@ def test_missing_packages(failing, monkeypatch, package, arguments):
 
 
 def test_no_toolbox_is_needed():
-    """Not even where the config imports one."""
     code = "import sys; names = 'mmdet', 'mmseg', 'mmpretrain', 'mmcv.ops', 'mmcv._ext';"
     code += 'sys.modules.update(dict.fromkeys(names)); from mmcare.export import load_source;'
     configs = ROOT / 'configs/imagenet/care_s0_in1k.py', ROOT / 'configs/fpn/care_s0_ade20k.py'

@@ -60,7 +60,6 @@ def exported(request, tmp_path):
 
 @torch.no_grad()
 def by_the_toolbox(source, picture):
-    """Predict by the toolbox's model and test pipeline, fitted to the size of the file."""
     config = source.config.copy()
     fit_config(config, SHAPE)
     with DefaultScope.overwrite_default_scope(config.default_scope):
@@ -105,12 +104,10 @@ def test_as_the_toolbox(exported):
     ],
 )
 def test_default_shape(name, shape):
-    """What the test pipeline makes, rounded up to multiples of 32."""
     assert choose_shape(Config.fromfile(ROOT / f'configs/{name}.py')) == shape
 
 
 def test_classes_of_a_file_of_names(tmp_path):
-    """mmpretrain's argument ``classes=classes.txt``."""
     (tmp_path / 'classes.txt').write_text('ant\nbee')
     config = Config.fromfile(ROOT / 'configs/your_data/classifier.py')
     dataset = config.test_dataloader.dataset

@@ -58,7 +58,6 @@ def whole(tmp_path):
 
 
 def check_coreml(source, names, expected, image):
-    """Compare the float32 program with PyTorch; return its operators."""
     network = fused(source)
     use_matrix_pools(network, image)
     model = convert_coreml(spec_of(network, names, tuple(image.shape[2:])), 'float32')

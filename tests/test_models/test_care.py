@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import (
-    DATA,
-    THIN,
-    deviation,
-    load_published,
-    newer,
-    reference_image,
-    thin_backbone,
-)
+from helpers import DATA, THIN, deviation, load_published, newer, reference_image, thin_backbone
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcare.compatibility import autocast_off
@@ -80,8 +72,7 @@ def exact(s0):
 
 
 @pytest.mark.parametrize(
-    ('dtype', 'share'),
-    [pytest.param(torch.float16, 0.01, marks=newer), (torch.bfloat16, 0.03)],
+    ('dtype', 'share'), [pytest.param(torch.float16, 0.01, marks=newer), (torch.bfloat16, 0.03)]
 )
 def test_low_precision_stays_in_range(s0, exact, dtype, share):
     """The released order of the attention's products overflows float16 on this image."""

@@ -46,7 +46,6 @@ def nothing_else_is_allowed():
 
 
 def is_plain(value):
-    """Whether a value is made of nothing but plain Python values and tensors."""
     if isinstance(value, dict):
         return not set(vars(value) if type(value) is OrderedDict else ()) - {'_metadata'} and all(
             map(is_plain, [*value, *value.values()])
@@ -173,7 +172,6 @@ def test_what_is_allowed_elsewhere_is_not_called(tmp_path, name):
 
 @pytest.fixture
 def safe_loading():
-    """The loader that the hook and the opt-in switch on, for one test."""
     with safe_loader():
         yield
 

@@ -129,19 +129,16 @@ def phone():
 
 
 def until(page, pattern, place='#status'):
-    """Wait until a text on the page matches, and return it."""
     return page.wait_for_selector(f'{place}:text-matches("{pattern}")', timeout=60_000).inner_text()
 
 
 def start(page, rounds, backend='wasm'):
-    """Touch the button that measures."""
     page.fill('#rounds', str(rounds))
     page.check(f'#backends input[value={backend}]')
     page.click('#measure')
 
 
 def finish(page, status='done'):
-    """Wait until it ends as it should, and return the table."""
     assert until(page, '^(done|error|stopped)').startswith(status)
     rows = page.eval_on_selector_all('tr[data-name]', 'all => all.map((row) => ({...row.dataset}))')
     return pd.DataFrame(rows)
@@ -306,10 +303,6 @@ def test_webgpu_in_software(exported, serve, phone):
 
 @pytest.mark.parametrize('task', ['segmentation', 'retinanet', 'rtmdet'])
 def test_seen_as_in_python(task, exported, serve, phone, photos):
-    """The page prepares a photo and reads outputs as ``open_exported(file).predict(photo)`` does.
-
-    The latter sees what the toolboxes see, see tests/test_export/test_prediction.py.
-    """
     pixels = task == 'segmentation'  # from 0 to 255, taken by its .tflite; rtmdet takes BGR
     *files, _ = exported(task, input_kind='image' if pixels else 'tensor')
     page, programs = phone(serve(*files).url), [open_exported(file) for file in files]
@@ -386,7 +379,6 @@ def test_scores_as_the_description_says(exported, serve, phone, photos):
 
 @pytest.mark.skipif(not shutil.which('node'), reason='no node')
 def test_numbers_in_node(tmp_path):
-    """Statistics and NMS are NumPy's and torchvision's."""
     values = np.random.default_rng(0).gamma(2, size=(3, 20))
     corners, file = torch.rand(200, 2) * 50, tmp_path / 'expected.json'
     boxes = torch.cat([corners, corners + torch.rand(200, 2) * 30], 1)
@@ -427,7 +419,6 @@ def test_certificate(serve):
 
 
 def test_bad_input_is_one_sentence(exported, tmp_path):
-    """And ends the tool with status 2."""
     tflite, onnx, source = exported('retinanet', 'backbone')
     small = tmp_path / export_model(source, tmp_path, (32, 64), ('onnx',))['onnx']['file']
     runtimes, damaged = tmp_path / 'node_modules', tmp_path / 'a.onnx'
@@ -445,14 +436,8 @@ def test_bad_input_is_one_sentence(exported, tmp_path):
 
 @pytest.mark.skipif(not RUNTIMES.exists(), reason='no runtimes (make phone)')
 def test_it_starts_where_stdout_is_not_unicode(exported):
-    command = [
-        sys.executable,
-        SERVE[1],
-        exported('retinanet', 'backbone')[1],
-        '--http',
-        '--port',
-        '0',
-    ]
+    onnx = exported('retinanet', 'backbone')[1]
+    command = [sys.executable, SERVE[1], onnx, '--http', '--port', '0']
     environment = os.environ | dict(PYTHONIOENCODING='cp1252')
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as server:
         lines = iter(server.stdout.readline, b'')
@@ -462,7 +447,6 @@ def test_it_starts_where_stdout_is_not_unicode(exported):
 
 @pytest.fixture
 def ask(serve):
-    """Ask a server that has a page and no files."""
     server = serve(contents={'': lambda: b'the page', 'a.js': lambda: b'code'}, secure=True)
     trust = ssl._create_unverified_context()
 
