@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import runpy
 import subprocess
 import sys
 import zlib
@@ -118,6 +119,13 @@ def deviation(expected, found):
 
 def assert_equal(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def run_tool(monkeypatch, name, *arguments):
+    """Run a tool in this process, as if it were typed."""
+    path = str(ROOT / f'tools/{name}.py')
+    monkeypatch.setattr(sys, 'argv', [path, *map(str, arguments)])
+    runpy.run_path(path, run_name='__main__')
 
 
 def run(*command, cwd=None, check=True, **environment):

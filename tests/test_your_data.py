@@ -2,14 +2,13 @@
 
 import json
 import re
-import runpy
 import shutil
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from data_forms import write_folders, write_forms, write_masks, write_roboflow
-from helpers import IS_NEW, ROOT
+from helpers import IS_NEW, ROOT, run_tool
 from mmengine.config import Config
 from mmengine.runner import Runner
 
@@ -68,12 +67,9 @@ def test_five_lines_are_enough(mine, monkeypatch, capsys):
     names = TASKS[mine][1]
     assert all(-1 <= measured[name] <= 100 for name in names)
 
-    def run(tool, *arguments):
-        monkeypatch.setattr(sys, 'argv', [tool, *arguments])
-        runpy.run_path(str(ROOT / f'tools/{tool}.py'), run_name='__main__')
-
     if not IS_NEW:
         return
+    run = partial(run_tool, monkeypatch)
     part, weights = 'neck' if mine == 'instances' else 'model', 'run/epoch_1.pth'
     file = f'exports/mine_{part}_64x64.onnx'
     export = '--part', part, '--format', 'onnx', '--out-dir', 'exports'

@@ -1,14 +1,13 @@
 """What backends share: images of pixels, checks, descriptions, and a backend that a test adds."""
 
 import json
-import runpy
-import sys
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
 import torch
 from export_helpers import normalized, thin_source
-from helpers import ROOT, THIN, deviation
+from helpers import THIN, deviation, run_tool
 
 from mmcare.export import export_model
 from mmcare.export.backends import BACKENDS, open_exported
@@ -18,7 +17,7 @@ from mmcare.export.verify import ExportError
 from mmcare.models.deployment import BackboneInfo
 from mmcare.weights.reading import digest_weights
 
-PADDED, TOOL = (50, 70), str(ROOT / 'tools' / 'export_backbone.py')
+PADDED = (50, 70)
 
 
 @pytest.mark.parametrize('backend', BACKENDS)
@@ -123,15 +122,15 @@ def test_a_new_backend(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(BACKENDS, 'saved', Saved())
     config = tmp_path / 'thin.py'
     config.write_text(f"model = dict(backbone=dict(type='mmcare.CARE', arch={THIN}))")
-    options = ['--format', 'saved', '--shape', '64', '64', '--out-dir', str(tmp_path / 'out')]
-    monkeypatch.setattr(sys, 'argv', [TOOL, str(config), *options])
+    options = '--format', 'saved', '--shape', 64, 64, '--out-dir', tmp_path / 'out'
+    export = partial(run_tool, monkeypatch, 'export_backbone', config, *options)
     with monkeypatch.context() as patched:
         patched.setattr(Saved, 'write', Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(SystemExit, match='130'):
-            runpy.run_path(TOOL, run_name='__main__')
+            export()
     assert capsys.readouterr().err.endswith('stopped: nothing is written\n')
     assert not (tmp_path / 'out').exists()
-    runpy.run_path(TOOL, run_name='__main__')
+    export()
     printed = capsys.readouterr().out
     assert 'file: thin_64x64.saved' in printed
     assert "pictures: 'none compared: ValueError: the config has no mean" in printed

@@ -2,8 +2,6 @@
 
 import json
 import re
-import runpy
-import sys
 from collections import OrderedDict
 from dataclasses import replace
 from functools import cache
@@ -11,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, run_tool
 from mmcv.transforms import CenterCrop
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
@@ -23,7 +21,6 @@ from mmcare.export.backends.base import Exported
 from mmcare.export.preprocessing import fit_config
 from mmcare.files import size_of
 
-TOOL = str(ROOT / 'tools' / 'eval_exported.py')
 SHAPE = (64, 96)  # of the files; images of the data are 64 x 64 and smaller
 SCENES = Config.fromfile(ROOT / 'configs' / 'demo' / 'care_s0_fpn_scenes.py')
 CHANGES = dict(
@@ -60,15 +57,14 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def run_tool(made, tmp_path, monkeypatch):
+def evaluate(made, tmp_path, monkeypatch):
     def run(task, file, *options):
         out = tmp_path / 'metrics.json'
-        command = [TOOL, made(task) / 'toy.py', file, *options, '--out', out]
-        monkeypatch.setattr(sys, 'argv', [str(part) for part in command])
         monkeypatch.setattr(Config, 'pretty_text', '')  # for logs; takes longer than the test
         monkeypatch.setattr(DefaultScope, '_instance_dict', OrderedDict())  # one toolbox a run
         monkeypatch.chdir(tmp_path)
-        runpy.run_path(TOOL, run_name='__main__')
+        config = made(task) / 'toy.py'
+        run_tool(monkeypatch, 'eval_exported', config, file, *options, '--out', out)
         return json.loads(out.read_text())
 
     return run
@@ -101,7 +97,7 @@ def annotate(data, predictions):
         ('segmentation', 'model', 'onnx', 'decoded', ['mIoU', 'aAcc']),
     ],
 )
-def test_metrics(task, part, backend, outputs, names, made, run_tool, tmp_path, monkeypatch):
+def test_metrics(task, part, backend, outputs, names, made, evaluate, tmp_path, monkeypatch):
     """Every image goes through the file, and the metrics, which are not zero, are PyTorch's.
 
     LiteRT's takes NHWC; that of a model takes pixels, and computes in float16.
@@ -122,13 +118,13 @@ def test_metrics(task, part, backend, outputs, names, made, run_tool, tmp_path, 
         return replace(program, run=lambda x: shapes.append(x.shape) or program.run(x))
 
     if 'outfile_prefix' in str(CHANGES[task]):
-        run_tool(task, file, *checkpoint)
+        evaluate(task, file, *checkpoint)
         masks, boxes = tmp_path / 'found.segm.json', tmp_path / 'found.bbox.json'
         annotate(made(task) / 'data', masks if masks.exists() else boxes)
     monkeypatch.setattr(backends, 'open_exported', spy)
     monkeypatch.setattr('mmcare.analysis.timing.SECONDS', 1e-9)
     half = backend == 'litert' and part == 'model'
-    table = run_tool(task, file, *checkpoint, *(['--float16'] if half else []))
+    table = evaluate(task, file, *checkpoint, *(['--float16'] if half else []))
     assert list(table) == ['PyTorch', str(file)]
     assert shapes[:4] == [(1, 3, *SHAPE)] * (1 + 3)  # of the outputs' shapes, then of the data
     for name in names:
@@ -183,7 +179,7 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
         ('segmentation', ('model', LOGITS), NO_DATA, 'toy.py has no test_dataloader'),
     ],
 )
-def test_bad_input(task, file, options, words, made, run_tool, capsys, tmp_path, monkeypatch):
+def test_bad_input(task, file, options, words, made, evaluate, capsys, tmp_path, monkeypatch):
     options = options + [made(task) / 'weights.pth'] * (options == ['--checkpoint'])
     if not isinstance(file, str):
         part, shapes = file
@@ -195,6 +191,6 @@ def test_bad_input(task, file, options, words, made, run_tool, capsys, tmp_path,
         (tmp_path / file).write_bytes(b'not a program')
     torch.save({'state_dict': {'backbone.x': torch.ones(1)}}, tmp_path / 'weights.pth')
     with pytest.raises(SystemExit) as stop:
-        run_tool(task, file, *options)
+        evaluate(task, file, *options)
     assert stop.value.code == 2 and not (tmp_path / 'metrics.json').exists()
     assert re.search(words, capsys.readouterr().err.strip().splitlines()[-1])
