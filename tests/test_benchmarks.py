@@ -97,35 +97,6 @@ def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
         assert path.read_bytes() == (tmp_path / 'out' / path.name).read_bytes()
 
 
-def planted(**times):
-    return dict(
-        settings=dict(shape=[64, 64], runs=3),
-        versions=['2 cores'],
-        processor_share=0.5,
-        parameters=dict.fromkeys(times, 1500000),
-        delegates=dict(xnnpack=dict.fromkeys(times, 1)),
-        left_out={},
-        milliseconds=dict(xnnpack=times),
-    )
-
-
-def test_ratios_and_pareto_line():
-    """Ratios are those within a round: the slow second round changes none."""
-    recording = planted(
-        s0=[10.0, 100.0, 10.0], resnet18=[20.0, 200.0, 30.0], mobilenetv2=[5.0, 50.0, 5.0],
-        efficientformerv2_s1=[9.0, 90.0, 9.0], repvit_m1_5=[50.0, 50.0, 50.0],
-    )  # fmt: skip
-    table = latency.latency_table(recording, 'xnnpack')
-    ratios = dict(mobilenetv2=0.5, efficientformerv2_s1=0.9, s0=1.0, resnet18=2.0, repvit_m1_5=5.0)
-    assert table['x_care'].to_dict() == pytest.approx(ratios)  # its own class was not measured
-    fronts = ['mobilenetv2', 'efficientformerv2_s1', 'repvit_m1_5']
-    assert sorted(table.index[table['pareto']]) == sorted(fronts)
-    assert table.loc['resnet18', ['q1', 'ms', 'q3']].tolist() == [25, 30, 115]
-    assert latency.losses(table) == {'CARE-S0': 'EfficientFormerV2-S1'}
-    text = latency.markdown(recording)
-    assert 'had 0.50 of a core' in text and '| 30.0 (2.00)' in text and '**9.0** (0.90)' in text
-
-
 def test_the_page_shows_the_recording():
     """docs/latency.md itself draws its pictures again."""
     page = (ROOT / 'docs/latency.md').read_text()

@@ -82,29 +82,21 @@ def test_nms_of_long_chains():
     assert kept['matrix'] == kept['operator'] == [1.0, 0.0] * 7
 
 
-def spoil(results, how):
-    boxes, scores, labels = (x.clone() for x in results)
-    if how == 'moved':
-        boxes[0, 0] += 5
-    elif how == 'doubled':
-        for x in (boxes, scores, labels):
-            x[0, 1] = x[0, 0]
-    elif how == 'best missing':
-        boxes, scores, labels = (x.roll(-1, 1) for x in (boxes, scores, labels))
-        scores[0, -1] = 0
-    elif how == 'class':
-        labels = 1 - labels
-    else:
-        scores = scores * float('nan')
-    return boxes, scores, labels
+SPOILT = dict(
+    moved=lambda boxes, scores, labels: (boxes + 5 * torch.eye(20)[:, :1], scores, labels),
+    doubled=lambda *results: [torch.cat([x[:, :1], x[:, :1], x[:, 2:]], 1) for x in results],
+    best_missing=lambda *results: [torch.cat([x[:, 1:], 0 * x[:, :1]], 1) for x in results],
+    other_classes=lambda boxes, scores, labels: (boxes, scores, 1 - labels),
+    nan=lambda boxes, scores, labels: (boxes, scores * float('nan'), labels),
+)
 
 
-@pytest.mark.parametrize('how', ['moved', 'doubled', 'best missing', 'class', 'nan'])
-def test_wrong_boxes_are_found(tmp_path, how):
+@pytest.mark.parametrize('spoil', SPOILT.values(), ids=SPOILT)
+def test_wrong_boxes_are_found(tmp_path, spoil):
     network = detector(tmp_path).network
     raw = network(torch.randn(1, 3, *SHAPE))
     decoder = Boxes(network.model.bbox_head, raw, SHAPE, 20, Style())
-    assert not decoder.deviation(raw, spoil(decoder(raw), how)) < 1e-2
+    assert not decoder.deviation(raw, spoil(*decoder(raw))) < 1e-2
 
 
 @pytest.mark.parametrize('channels', [1, 5])

@@ -13,9 +13,8 @@ from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
 from torch import nn
-from toy_configs import make_data, toy_config
+from toy_configs import sure_source
 
-from mmcare.export import load_source
 from mmcare.export.backends import BACKENDS
 from mmcare.export.backends.base import Exported
 from mmcare.export.decoding import describe_scores
@@ -33,16 +32,10 @@ TASKS = ('classification', 'segmentation', 'retinanet', 'rtmdet')
 @pytest.fixture(params=[(task, outputs) for task in TASKS for outputs in OUTPUTS])
 def exported(request, tmp_path):
     """A thin model that is sure of what it sees, described as a file, and an upright picture."""
-    (task, outputs), config = request.param, tmp_path / 'toy.py'
-    make_data(task, tmp_path / 'data')
-    changes = {}
+    (task, outputs), changes = request.param, {}
     if task == 'rtmdet':  # whose test pipeline has a Pad
         changes['test_dataloader.dataset.pipeline.2.pad_val.img'] = 10, 114, 200
-    toy_config(task, tmp_path / 'data', tmp_path / 'run', **changes).dump(config)
-    source = load_source(config, part='model')
-    for name, weight in source.network.named_parameters():
-        if 'head' in name and weight.dim() > 1:
-            torch.nn.init.normal_(weight, std=1.5 / weight[0].numel() ** 0.5)
+    source = sure_source(task, tmp_path, **changes)
     if 'bbox_head' in source.config.model:  # so that few boxes pass
         least = dict(retinanet=0.9, rtmdet=0.6)[task]
         for model in source.config.model, source.network.model.bbox_head:

@@ -6,6 +6,7 @@ import zipfile
 from argparse import Namespace
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 from exploits import Call, exploits
-from helpers import THIN, thin_backbone
+from helpers import THIN, Images, thin_backbone
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader, load_checkpoint
+from mmengine.runner.checkpoint import load_from_local
 from torch import nn
+from toy_training import build
 
 from mmcare.convert import convert_checkpoint
 from mmcare.models import CARE
@@ -187,6 +190,22 @@ def test_the_config_that_mmengine_runs_is_dropped(tmp_path, safe_loading):
     file = save(dict(state_dict={}, meta=meta, message_hub=hub), tmp_path)
     checkpoint = CheckpointLoader.load_checkpoint(str(file))
     assert checkpoint['meta'] == dict(cfg=config, epoch=1) and checkpoint['message_hub'] == hub
+
+
+def test_the_hook_switches_the_loader_while_it_loads(tmp_path, monkeypatch):
+    """What MMEngine's own hook writes is read; it cannot read that on PyTorch 2.6 and later."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(CheckpointLoader, '_schemes', {'': load_from_local})  # MMEngine's
+    hub = dict(log_scalars=dict(loss=HistoryBuffer([1.0], [1])))
+    good = dict(state_dict=Images().state_dict(), message_hub=hub)
+    for content in (good, dict(state_dict=exploits()['os.system'])):
+        file, hooks = save(content, tmp_path), [dict(type='mmcare.SafeLoadingHook')]
+        runner = build(tmp_path, model=Images(), exact=False, hooks=hooks, load_from=str(file))
+        is_good = content is good
+        with nullcontext() if is_good else pytest.raises(CheckpointError, match=r'file\.pth'):
+            runner.test()
+        assert CheckpointLoader._schemes == {'': load_from_local}
+    assert not Path('canary').exists()
 
 
 def test_downloads_are_read_as_local_files(tmp_path, monkeypatch, state, safe_loading, served):

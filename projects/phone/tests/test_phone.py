@@ -26,9 +26,9 @@ from helpers import ROOT, run
 from onnx import helper, load, save
 from PIL import Image
 from serve import PhoneServer
-from toy_configs import make_data, toy_config
+from toy_configs import sure_source
 
-from mmcare.export import export_model, load_source, open_exported
+from mmcare.export import export_model, open_exported
 from mmcare.export.prediction import decode_boxes, prepare, read_labels
 
 SHAPE, HERE = (64, 96), Path(__file__).parent
@@ -56,14 +56,8 @@ def exported(tmp_path_factory):
     @cache
     def export(task, part='model', **of_litert):
         folder, files = tmp_path_factory.mktemp(task), []
-        data, config = folder / 'data', folder / f'{task}.py'
-        make_data(task, data)
         changes = {'model.data_preprocessor.bgr_to_rgb': False} if task == 'rtmdet' else {}
-        toy_config(task, data, folder / 'run', **changes).dump(config)
-        source = load_source(config, part=part)
-        for name, weight in source.network.named_parameters():
-            if 'head' in name and weight.dim() > 1:  # as if it were sure of what it sees
-                torch.nn.init.normal_(weight, std=1.5 / weight[0].numel() ** 0.5)
+        source = sure_source(task, folder, part, **changes)
         kinds = dict(rtmdet=['onnx'], classification=['litert'])
         for kind in kinds.get(task, ['litert', 'onnx']):
             options = of_litert if kind == 'litert' else {}
