@@ -35,6 +35,17 @@ def test_workers_draw_other_numbers_in_each_epoch(tmp_path):
     assert not torch.equal(epochs[0], epochs[1])
 
 
+def test_iterations_and_seeds_draw_other_numbers(tmp_path):
+    """Iterations of runs with neighboring seeds do not share numbers either."""
+    runner = train(tmp_path, hooks=[StopAt(0)])
+    draws = []
+    for runner._seed in (3, 4):
+        for runner.train_loop._iter in (5, 6):
+            runner.call_hook('before_train_iter', batch_idx=0)
+            draws.append(torch.rand(()).item())
+    assert len(set(draws)) == 4
+
+
 @pytest.mark.parametrize(
     ('options', 'words'),
     [
