@@ -230,7 +230,7 @@ RELEASE := .venv/release
 THIRD_PARTY := .venv/third-party
 
 test-third-party: $(READY) $(THIRD_PARTY)/.ready ## test CARE in other projects that build on timm
-	PYTHONPATH=$(THIRD_PARTY) $(BIN)/python -m pytest tests/test_third_party.py docs/interfaces.md -k 'not toolboxes'
+	PYTHONPATH=$(THIRD_PARTY) $(BIN)/python -m pytest tests/test_third_party.py docs/interfaces.md
 
 docs: $(READY) $(SPHINX)/.ready ## build the documentation, into docs/_build/html
 	PYTHONPATH=$(SPHINX) $(BIN)/python -m sphinx --fail-on-warning --keep-going docs docs/_build/html
