@@ -223,7 +223,7 @@ def configs_on_pages():
 
 @pytest.mark.parametrize('text', configs_on_pages())
 def test_configs_on_pages(text, tmp_path):
-    """They build on ours; those on toolboxes' configs are in test_projects.py."""
+    """They build on ours; those on toolboxes' configs are in test_page_configs.py."""
     (tmp_path / 'page.py').write_text(text.replace("'configs/", f"'{ROOT}/configs/"))
     config = Config.fromfile(tmp_path / 'page.py')
     with DefaultScope.overwrite_default_scope(config.default_scope):

@@ -199,8 +199,9 @@ def test_the_hook_switches_the_loader_while_it_loads(tmp_path, monkeypatch):
     hub = dict(log_scalars=dict(loss=HistoryBuffer([1.0], [1])))
     good = dict(state_dict=Images().state_dict(), message_hub=hub)
     for content in (good, dict(state_dict=exploits()['os.system'])):
-        file, hooks = save(content, tmp_path), [dict(type='mmcare.SafeLoadingHook')]
-        runner = build(tmp_path, model=Images(), exact=False, hooks=hooks, load_from=str(file))
+        file, hooks = str(save(content, tmp_path)), [dict(type='mmcare.SafeLoadingHook')]
+        options = dict(exact=False, hooks=hooks, checkpoint=dict(save_best=None))
+        runner = build(tmp_path, model=Images(), load_from=file, **options)
         is_good = content is good
         with nullcontext() if is_good else pytest.raises(CheckpointError, match=r'file\.pth'):
             runner.test()
