@@ -18,7 +18,7 @@ from toy_configs import make_data, toy_config
 from mmcare.export import backends, export_model, load_source
 from mmcare.export.backends import open_exported
 from mmcare.export.backends.base import Exported
-from mmcare.export.preprocessing import fit_config
+from mmcare.export.preprocessing import ResizeToFit, fit_config
 from mmcare.files import size_of
 
 SHAPE = (64, 96)  # of the files; images of the data are 64 x 64 and smaller
@@ -136,6 +136,13 @@ def test_metrics(task, part, backend, outputs, names, made, evaluate, tmp_path, 
         assert table[str(file)][name] == pytest.approx(table['PyTorch'][name], abs=tolerance)
     assert table[str(file)]['MB'] == size_of(file) / 1e6 and table['PyTorch']['ms'] > 0
     assert ('ms' in table[str(file)]) == (backend != 'coreml')
+
+
+def test_images_fit_upright():
+    """mmcv's Resize would turn the size by 90 degrees."""
+    resize = ResizeToFit(scale=(96, 64), keep_ratio=False)
+    for size, fitted in (((128, 64), (64, 32)), ((10, 30), (32, 96)), ((48, 72), (64, 96))):
+        assert resize({'img': np.zeros((*size, 3), np.uint8)})['img'].shape[:2] == fitted
 
 
 def test_sizes_in_configs():
