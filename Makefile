@@ -158,7 +158,7 @@ test-onedl: $(ONEDL_READY) ## the same on the maintained forks of the MM family,
 
 test-mmcv: $(MMCV_READY) ## compare MMCV's operators with torchvision's, and test detectors on them
 	$(BIN)/python -m pytest tests/test_mmcv_ext.py tests/test_configs.py tests/test_mm_hooks.py \
-		tests/test_engine/test_bfloat16_ops.py tests/test_models/test_sizes.py $(PARALLEL)
+		tests/test_engine/test_bfloat16_ops.py $(PARALLEL)
 
 test-torch2.1: $(OLD_READY) ## all tests but those of exports, with PyTorch 2.1 and Python 3.10
 	$(BIN)/python -m pytest tests $(PARALLEL)
@@ -230,7 +230,7 @@ RELEASE := .venv/release
 THIRD_PARTY := .venv/third-party
 
 test-third-party: $(READY) $(THIRD_PARTY)/.ready ## test CARE in other projects that build on timm
-	PYTHONPATH=$(THIRD_PARTY) $(BIN)/python -m pytest tests/test_third_party.py docs/interfaces.md -k 'not toolboxes'
+	PYTHONPATH=$(THIRD_PARTY) $(BIN)/python -m pytest tests/test_third_party.py docs/interfaces.md
 
 docs: $(READY) $(SPHINX)/.ready ## build the documentation, into docs/_build/html
 	PYTHONPATH=$(SPHINX) $(BIN)/python -m sphinx --fail-on-warning --keep-going docs docs/_build/html

@@ -1,7 +1,12 @@
 """Everything runs on the CPU, seeded, and leaves no trace in the working directory."""
 
 import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `from helpers import ...` in subfolders
 
@@ -12,3 +17,16 @@ mmengine.device.utils.DEVICE = 'cpu'  # MMEngine would choose Apple's GPUs
 
 if not IS_NEW:  # exports, and what is measured with them
     collect_ignore_glob = ['test_export/*', 'test_benchmarks.py', 'test_third_party.py']
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """A folder and the address at which a server on this machine has its files."""
+    folder = tmp_path / 'served'
+    folder.mkdir()
+    monkeypatch.setattr(SimpleHTTPRequestHandler, 'log_message', lambda *_: None)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield folder, f'http://127.0.0.1:{server.server_port}/'
+        server.shutdown()

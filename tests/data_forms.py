@@ -57,7 +57,6 @@ def write(path, picture):
 
 
 def write_forms(coco, out, forms):
-    """Write some forms of the data in a folder of COCO's layout."""
     for split in ('train', 'val'):
         file = COCO(str(coco / f'annotations/instances_{split}2017.json'))
         used = sorted({one['category_id'] for one in file.anns.values()})

@@ -59,7 +59,6 @@ def step_gradients(model, batch, seed):
 
 
 def deviation(found, expected):
-    """Largest difference of two sets of gradients, as a share of the largest gradient."""
     assert found.keys() == expected.keys()
     largest = max(gradient.abs().max() for gradient in expected.values())
     return max(((found[k] - expected[k]).abs().max() / largest).item() for k in expected)
@@ -124,7 +123,6 @@ def channels_last():
 
 
 def resume(folder, by_epoch):
-    """A run with a folder for each process, and one that is stopped and resumed."""
     name = 'epochs' if by_epoch else 'iterations'
     whole, parts = folder / f'whole_{name}_0', folder / f'parts_{name}'
     options = dict(by_epoch=by_epoch, launcher='pytorch', cfg=dict(ON_CPU))

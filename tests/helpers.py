@@ -1,12 +1,9 @@
-"""What several test modules share: a small network, reference weights, commands, the MM stack.
-
-The published network is written here as plain functions, from the description of the architecture
-and the published keys, apart from mmcare's modules, so that the two can be compared at every size.
-"""
+"""What several test modules share: a small network, reference weights, commands, the MM stack."""
 
 import gzip
 import json
 import os
+import runpy
 import subprocess
 import sys
 import zlib
@@ -16,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from mmengine.model import BaseModel
 from mmengine.registry import DefaultScope
 
@@ -105,12 +101,10 @@ def randomise(model):
 
 
 def random_backbone(kind=CARE, **arguments):
-    """A thin CARE with random values in place of initial ones."""
     return randomise(kind(**{'arch': THIN, **arguments}))
 
 
 def published_state(backbone):
-    """The backbone's weights, and two heads, under the published names."""
     shapes = {'norm.weight': 128, 'norm.bias': 128, 'fc.weight': (10, 128), 'fc.bias': 10}
     heads = {f'{h}.{n}': torch.rand(s) for h in ('head', 'dist_head') for n, s in shapes.items()}
     return {**to_published(backbone.state_dict()), **heads}
@@ -124,8 +118,14 @@ def deviation(expected, found):
 
 
 def assert_equal(found, expected):
-    """Compare tensors, also in lists and state dicts, bit by bit."""
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def run_tool(monkeypatch, name, *arguments):
+    """Run a tool in this process, as if it were typed."""
+    path = str(ROOT / f'tools/{name}.py')
+    monkeypatch.setattr(sys, 'argv', [path, *map(str, arguments)])
+    runpy.run_path(path, run_name='__main__')
 
 
 def run(*command, cwd=None, check=True, **environment):
@@ -140,8 +140,6 @@ def run(*command, cwd=None, check=True, **environment):
 
 
 KEYS = json.loads(gzip.decompress((DATA / 'published_keys.json.gz').read_bytes()))
-DEPTHS = {'s0': (2, 4, 8, 4), 's1': (3, 6, 10, 6), 's2': (3, 6, 10, 6)}
-HEAD_CHANNELS = (None, None, 16, 32)
 
 
 def published_weights(variant):
@@ -153,7 +151,6 @@ def published_weights(variant):
 
 
 def load_published(backbone, variant):
-    """Fill a backbone with the drawn weights."""
     state = from_published(published_weights(variant))
     backbone.load_state_dict({k: v for k, v in state.items() if not k.startswith('head.')})
     return backbone.eval()
@@ -180,68 +177,3 @@ def _draw(key, shape):
     else:
         drawn = 0.1 * rng.standard_normal(shape)
     return drawn.astype(np.float32)
-
-
-def published_forward(weights, variant, image):
-    """Compute the four stage outputs of an image whose sides are multiples of 32.
-
-    All in the dtype of the image and in the released order: phi(k)^T v is summed over all
-    positions before it is divided by their number.
-    """
-    weights = {key: value.to(image.dtype) for key, value in weights.items()}
-
-    def conv(name, x, **options):
-        return F.conv2d(x, weights[f'{name}.weight'], weights[f'{name}.bias'], **options)
-
-    def depthwise(name, x):
-        height, width = weights[f'{name}.weight'].shape[2:]
-        return conv(name, x, padding=(height // 2, width // 2), groups=x.shape[1])
-
-    def norm(name, x):
-        kinds = ('running_mean', 'running_var', 'weight', 'bias')
-        return F.batch_norm(x, *(weights[f'{name}.{kind}'] for kind in kinds))
-
-    def attention(name, x, head):
-        batch, channels, height, width = x.shape
-        query, key = conv(f'{name}.qk', x).split(channels, 1)
-        query, key, value = (
-            part.reshape(batch, channels // head, head, -1).transpose(2, 3)
-            for part in (query, key, x)
-        )
-        number = height * width
-        query, key = F.elu(query) + 1, F.elu(key) + 1
-        scale = query @ key.mean(2, keepdim=True).transpose(2, 3) + 1e-6
-        out = query @ (key.transpose(2, 3) @ value / number) / scale
-        return out.transpose(2, 3).reshape(x.shape)
-
-    def inter(name, x, closing=True):
-        hidden = F.gelu(conv(f'{name}_fc1', norm(f'{name}_norm', x)))
-        hidden = depthwise(f'{name}_conv', hidden)
-        return x + conv(f'{name}_fc2', hidden) if closing else hidden
-
-    state = norm('stem.1', conv('stem.0', image, stride=4))
-    outputs = []
-    for stage, depth in enumerate(DEPTHS[variant]):
-        if stage:
-            state = norm(f'stages.{stage}.downsample.0', state)
-            state = conv(f'stages.{stage}.downsample.1', state, stride=2)
-        for block in range(depth):
-            name = f'stages.{stage}.blocks.{block}'
-            group = state.shape[1] // 4  # d' = d / 3 in all published networks
-            memory, wide, near, far = state.split(group, 1)
-            mixer = f'{name}.token_mixer'
-            if stage < 2:
-                wide = sum(depthwise(f'{mixer}.dwconvatt_{index}', wide) for index in (1, 2))
-            else:
-                wide = attention(mixer, wide, HEAD_CHANNELS[stage])
-            near, far = depthwise(f'{mixer}.dwconv1', near), depthwise(f'{mixer}.dwconv2', far)
-            features = torch.cat([wide, near, far], 1)
-            features = inter(f'{name}.inter_layer.inter1', features)
-            mixed = torch.cat([memory, features], 1)
-            last = stage == 3 and block == depth - 1
-            mixed = inter(f'{name}.inter_layer.inter2', mixed, closing=not last)
-            if not last:
-                mixed = state + weights[f'{name}.gamma'][:, None, None] * mixed
-            state = mixed
-        outputs.append(state)
-    return outputs

@@ -1,16 +1,14 @@
 """All shipped configs: they build, have the recipe of their folder, and are listed truly."""
 
 import re
-from functools import cache, partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from itertools import chain, product
-from threading import Thread
+from functools import cache
+from itertools import chain
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import ROOT, THIN
+from helpers import ROOT
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
@@ -76,7 +74,6 @@ def count(module):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_builds(name):
-    """Backbone, neck and heads fit together; hooks and other types are found."""
     config, model = load(name), build(name)
     out_channels = list(model.backbone.out_channels)
     if config.default_scope == 'mmpretrain':
@@ -111,8 +108,6 @@ def test_recipe(name):
     assert backbone.drop_path_rate == 0.1
     assert backbone.get('norm_eval', False) is (folder in ('mask_rcnn', 'retinanet', 'fpn'))
     assert config.sync_bn == (None if classifies else 'torch')
-    # Where all images have one size, the fastest convolution is searched once.
-    assert config.env_cfg.cudnn_benchmark is (classifies or folder in ('fpn', 'upernet'))
     # Exact resume needs a seed, and worker processes that do not outlive an epoch.
     assert config.randomness == dict(seed=0) and config.train_dataloader.num_workers > 0
     assert not config.train_dataloader.get('persistent_workers', False)
@@ -153,15 +148,6 @@ def test_rates_of_imagenet():
     expected = 1e-5 + (2e-3 - 1e-5) * (1 + np.cos(np.pi * epochs / 300)) / 2
     np.testing.assert_allclose(rates[20:], expected[20:], rtol=1e-6)
     assert rates[0] == pytest.approx(1e-6) and np.diff(rates[:21]).min() > 0
-
-
-def test_images_of_imagenet_are_resized_in_two_ways():
-    """As the released script chooses, for each image."""
-    pipeline = load('imagenet/care_s0_in1k').train_dataloader.dataset.pipeline
-    steps = [step for choice in pipeline if choice.type == 'RandomChoice'
-             for (step,) in choice.transforms]  # fmt: skip
-    ways = [(step.type, step.get('interpolation') or step.hparams.interpolation) for step in steps]
-    assert ways == [*product(('RandomResizedCrop', 'RandAugment'), ('bilinear', 'bicubic'))]
 
 
 @pytest.mark.parametrize(
@@ -227,15 +213,6 @@ def test_evaluation_is_that_of_timm(tmp_path):
     assert np.abs(images[0].permute(1, 2, 0).numpy() - expected).max() < 1e-4
 
 
-def test_widths_of_your_own(tmp_path):
-    """They take the place of a name, as docs/use_in_your_project.md says."""
-    text = f'_base_ = {str(ROOT / "configs/fpn/care_s0_ade20k.py")!r}\n'
-    text += f'model = dict(backbone=dict(arch=dict(_delete_=True, **{THIN})))'
-    (tmp_path / 'thin.py').write_text(text)
-    backbone = Config.fromfile(tmp_path / 'thin.py').model.backbone
-    assert MODELS.build(backbone).out_channels == (16, 16, 32, 128)
-
-
 def configs_on_pages():
     pages = [*ROOT.glob('docs/*.md'), *ROOT.glob('configs/**/README.md')]
     found = (
@@ -246,7 +223,7 @@ def configs_on_pages():
 
 @pytest.mark.parametrize('text', configs_on_pages())
 def test_configs_on_pages(text, tmp_path):
-    """They build on ours; those on toolboxes' configs are in test_projects.py."""
+    """They build on ours; those on toolboxes' configs are in test_page_configs.py."""
     (tmp_path / 'page.py').write_text(text.replace("'configs/", f"'{ROOT}/configs/"))
     config = Config.fromfile(tmp_path / 'page.py')
     with DefaultScope.overwrite_default_scope(config.default_scope):
@@ -268,7 +245,6 @@ def test_index_lists_every_config_once():
 
 
 def cells_of(name):
-    """The row of a config in the README.md of its folder."""
     folder, _, stem = name.partition('/')
     readme = (ROOT / 'configs' / folder / 'README.md').read_text()
     (row,) = (line for line in readme.splitlines() if line.startswith(f'| [{stem}]({stem}.py)'))
@@ -277,7 +253,6 @@ def cells_of(name):
 
 @pytest.mark.parametrize('name', WITH_RECIPE)
 def test_metafile_and_readme(name):
-    """Their figures. Multiply-adds of classifiers: test_analysis.py."""
     model, metadata, cells = build(name), LISTED[name]['Metadata'], cells_of(name)
     assert metadata['Parameters'] == count(model)
     assert metadata.get('Backbone Parameters', count(model.backbone)) == count(model.backbone)
@@ -303,21 +278,6 @@ def test_gmacs(name):
     if not name.startswith('mask_rcnn'):  # there the cost of heads depends on the proposals
         model.forward = model._forward  # without what turns maps into predictions
         assert gmacs_at_512(model) == pytest.approx(float(cells_of(name)[2]), abs=0.02)
-
-
-@pytest.fixture
-def served(tmp_path):
-    """A folder and its address; an HTTP server on this machine."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    handler = partial(Quiet, directory=str(tmp_path))
-    with ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield tmp_path, f'http://127.0.0.1:{server.server_port}/'
-        server.shutdown()
 
 
 def test_coco_from_a_server(served):

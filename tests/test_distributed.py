@@ -17,7 +17,6 @@ WORKER = Path(__file__).parent / 'distributed_worker.py'
 
 @pytest.fixture(scope='module')
 def results(tmp_path_factory):
-    """What rank 0 and rank 1 have found."""
     folder = tmp_path_factory.mktemp('distributed')
     for task in ('detection', 'segmentation'):
         make_data(task, folder / task)
@@ -41,7 +40,6 @@ def test_channels_last_gradients_fit_their_buckets(results):
 
 @pytest.mark.parametrize('loop', ['epochs', 'iterations'])
 def test_distributed_resume(results, loop):
-    """The processes draw differently."""
     written = [result['resume'][loop]['written'] for result in results]
     assert len(written[0]) == 3 and written[1] == []
     assert results[0]['resume'][loop]['draws'] != results[1]['resume'][loop]['draws']

@@ -85,7 +85,6 @@ CONFIGS = {
 
 @pytest.fixture
 def read(tmp_path, monkeypatch):
-    """Read the config of a task, in a folder where its data is drawn."""
     monkeypatch.chdir(tmp_path)
 
     def read(task):
@@ -100,7 +99,6 @@ def read(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('task', CONFIGS)
 def test_trains_and_evaluates(task, read):
-    """As shipped but for a thin backbone, two steps and a score that anything reaches."""
     config = read(task)
     config.model.backbone.arch = THIN
     config.model.neck.in_channels = [16, 16, 32, 128]

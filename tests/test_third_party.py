@@ -4,27 +4,8 @@ import copy
 
 import pytest
 import torch
-from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
 
 pytest.importorskip('mmcare.timm')
-
-
-@pytest.mark.parametrize('scope', ['mmseg', 'mmpretrain', 'mmdet'])
-@torch.no_grad()
-def test_backbone_of_the_toolboxes(scope, tmp_path):
-    pytest.importorskip(scope)
-    name = 'mmpretrain.TIMMBackbone' if scope == 'mmdet' else 'TIMMBackbone'
-    (tmp_path / 'care.py').write_text(
-        "custom_imports = dict(imports=['mmcare.timm'])\n"
-        f"model = dict(type={name!r}, model_name='care_s0', features_only=True, pretrained=False,"
-        ' out_indices=(1, 2, 3), drop_path_rate=0.1)'
-    )
-    init_default_scope(scope)
-    backbone = MODELS.build(Config.fromfile(tmp_path / 'care.py').model)
-    backbone.eval()  # mmpretrain's returns None
-    sizes = [tuple(output.shape[1:]) for output in backbone(torch.rand(1, 3, 64, 96))]
-    assert sizes == [(64, 8, 12), (128, 4, 6), (1024, 2, 3)]
 
 
 def test_segmentation_models_pytorch():

@@ -2,14 +2,13 @@
 
 import json
 import re
-import runpy
 import shutil
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from data_forms import write_folders, write_forms, write_masks, write_roboflow
-from helpers import IS_NEW, ROOT
+from helpers import IS_NEW, ROOT, run_tool
 from mmengine.config import Config
 from mmengine.runner import Runner
 
@@ -27,14 +26,12 @@ TASKS = dict(
 
 
 def run_block(words):
-    """Run the block of the page that has these words."""
     (block,) = (one for one in re.findall('```python\n(.*?)```', PAGE, re.DOTALL) if words in one)
     exec(block, {})
 
 
 @pytest.fixture(params=TASKS)
 def mine(request, tmp_path, monkeypatch):
-    """A config with five edited lines, and data where the page puts them."""
     monkeypatch.chdir(tmp_path)
     task, classes = request.param, TASKS[request.param][0]
     form = dict(segmentor=write_masks, classifier=write_folders).get(task, write_roboflow)
@@ -70,12 +67,9 @@ def test_five_lines_are_enough(mine, monkeypatch, capsys):
     names = TASKS[mine][1]
     assert all(-1 <= measured[name] <= 100 for name in names)
 
-    def run(tool, *arguments):
-        monkeypatch.setattr(sys, 'argv', [tool, *arguments])
-        runpy.run_path(str(ROOT / f'tools/{tool}.py'), run_name='__main__')
-
     if not IS_NEW:
         return
+    run = partial(run_tool, monkeypatch)
     part, weights = 'neck' if mine == 'instances' else 'model', 'run/epoch_1.pth'
     file = f'exports/mine_{part}_64x64.onnx'
     export = '--part', part, '--format', 'onnx', '--out-dir', 'exports'

@@ -29,7 +29,6 @@ TEACHER = dict(
 
 
 def make_data(task, directory):
-    """Make four images to train on and three to evaluate, and a random teacher."""
     makers = dict(segmentation=make_ade20k, upernet=make_ade20k)
     makers.update(classification=make_imagenet, distillation=make_imagenet)
     makers.get(task, make_coco)(directory, train=4, val=3, size=SIZE)
@@ -91,11 +90,7 @@ def changes_of(task, data):
         )
     else:
         changes.update(
-            {
-                'train_cfg.max_epochs': 2,
-                'param_scheduler.0.end': 1,
-                'param_scheduler.1.begin': 2,
-            }
+            {'train_cfg.max_epochs': 2, 'param_scheduler.0.end': 1, 'param_scheduler.1.begin': 2}
         )
     for mode, index in scales.items():
         changes[f'{mode}_dataloader.dataset.pipeline.{index}.scale'] = (SIZE, SIZE)
@@ -136,3 +131,16 @@ def toy_config(task, data, work_dir, **changes):
         model.bbox_head.update(in_channels=CHANNELS, feat_channels=CHANNELS)
     config.merge_from_dict({'work_dir': str(work_dir), 'experiment_name': work_dir.name, **changes})
     return config
+
+
+def sure_source(task, folder, part='model', **changes):
+    """Load a thin model for exports, as if it were sure of what it sees; also make data."""
+    from mmcare.export import load_source
+
+    make_data(task, folder / 'data')
+    toy_config(task, folder / 'data', folder / 'run', **changes).dump(folder / f'{task}.py')
+    source = load_source(folder / f'{task}.py', part=part)
+    for name, weight in source.network.named_parameters():
+        if 'head' in name and weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=1.5 / weight[0].numel() ** 0.5)
+    return source

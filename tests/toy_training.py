@@ -92,7 +92,6 @@ def collate(batch):
 def build(
     work_dir, by_epoch=True, checkpoint=(), hooks=(), exact=True, loader=(), kind=Runner, **options
 ):
-    """Build a runner for all epochs, or as many iterations."""
     interval = 1 if by_epoch else ITERATIONS
     saving = dict(type='mmcare.AtomicCheckpointHook', by_epoch=by_epoch, interval=interval)
     saving.update(max_keep_ckpts=KEPT, save_best='acc', rule='greater')
@@ -134,7 +133,6 @@ def train(work_dir, **arguments):
 
 
 def names(work_dir):
-    """Names of checkpoints and what is left of such, in order."""
     return sorted(path.name for path in Path(work_dir).iterdir() if '.pth' in path.name)
 
 

@@ -15,7 +15,6 @@ EMPTY_ADAM = dict(state={}, param_groups=[dict(betas=1)])
 
 
 def test_exact_resume_with_workers(tmp_path):
-    """Runs in one process are those of test_atomic_checkpoint.py."""
     for exact in (True, False):
         options = dict(exact=exact, loader=dict(num_workers=2))
         train(tmp_path / f'whole_{exact}', **options)
@@ -52,6 +51,7 @@ def test_iterations_and_seeds_draw_other_numbers(tmp_path):
     [
         (dict(by_epoch=False, loader=dict(num_workers=0)), 'Set train_dataloader.num_workers'),
         (dict(randomness=dict(seed=None)), 'Set randomness.seed'),
+        (dict(loader=dict(num_workers=1, persistent_workers=True)), 'persistent_workers=False'),
         (dict(by_epoch=False, loader=dict(num_workers=1, persistent_workers=True)), None),
         (dict(), None),
     ],
@@ -90,7 +90,6 @@ def unwrap(checkpoint):
     ],
 )
 def test_incomplete_resume_is_refused(tmp_path, change, words):
-    """The error names the file."""
     train(tmp_path, hooks=[StopAt(5)])
     checkpoint = torch.load(tmp_path / 'epoch_1.pth', weights_only=True)
     checkpoint.update(change) if isinstance(change, dict) else change(checkpoint)
@@ -111,7 +110,6 @@ def test_another_schedule_is_a_warning(tmp_path, monkeypatch):
 
 
 def test_optimizers_without_state_resume(tmp_path):
-    """SGD without momentum has none."""
     options = dict(optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01)))
     train(tmp_path, hooks=[StopAt(5)], **options)
     assert train(tmp_path, resume=True, **options).epoch == EPOCHS

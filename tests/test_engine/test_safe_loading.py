@@ -4,17 +4,12 @@ import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 import torch
 from helpers import run
-from mmengine.logging import HistoryBuffer
-from mmengine.runner import CheckpointLoader, Runner
-from mmengine.runner.checkpoint import load_from_local
+from mmengine.runner import Runner
 from toy_configs import make_data, toy_config
-
-from mmcare.weights.reading import CheckpointError
 
 pytest.importorskip('mmdet')
 LAST = dict(detection='epoch_2.pth', segmentation='iter_2.pth')
@@ -44,8 +39,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    'task',
-    [*LAST, 'distillation', *(pytest.param(t, marks=pytest.mark.slow) for t in ONE_STAGE)],
+    'task', [*LAST, 'distillation', *(pytest.param(t, marks=pytest.mark.slow) for t in ONE_STAGE)]
 )
 def test_train_resume_and_test(trained, tmp_path, task):
     """A resumed run ends with the same weights, also across a switch of pipelines.
@@ -82,28 +76,3 @@ def test_shipped_checkpoints_in_a_fresh_process(trained):
     folders = {task: trained(task) for task in FRESH}
     with ThreadPoolExecutor() as pool:
         list(pool.map(use, FRESH))
-
-
-def test_loader_is_switched_while_loading(trained, tmp_path, monkeypatch):
-    """Also if loading fails; code of a file does not run."""
-    monkeypatch.setattr(CheckpointLoader, '_schemes', {'': load_from_local})  # MMEngine's
-    canary, data = tmp_path / 'canary', trained('segmentation') / 'data'
-
-    class Code:
-        def __reduce__(self):
-            return Path.touch, (canary,)
-
-    torch.save(dict(state_dict=Code()), tmp_path / 'hostile.pth')
-    # What MMEngine's own hook writes, which MMEngine cannot read on PyTorch 2.6 and later.
-    checkpoint = torch.load(trained('segmentation') / 'run/iter_2.pth', weights_only=True)
-    checkpoint['message_hub']['log_scalars'] = dict(loss=HistoryBuffer([1.0], [1]))
-    torch.save(checkpoint, stock := tmp_path / 'stock.pth')
-    for file in (stock, tmp_path / 'hostile.pth'):
-        config = toy_config('segmentation', data, tmp_path / 'run', load_from=str(file))
-        if file == stock:
-            assert Runner.from_cfg(config).test()
-        else:
-            with pytest.raises(CheckpointError, match=r'hostile\.pth'):
-                Runner.from_cfg(config).test()
-        assert CheckpointLoader._schemes == {'': load_from_local}
-    assert not canary.exists()

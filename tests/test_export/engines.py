@@ -32,7 +32,6 @@ def open_ncnn(file):
 
 
 def open_onnx(file):
-    """Open a file in ONNX Runtime."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file)

@@ -26,7 +26,6 @@ def thin_source(**arguments):
 
 
 def fused(source):
-    """Copy a network as it is exported."""
     network = deepcopy(source.network)
     fuse_all(network)
     average_attention(network)
@@ -44,7 +43,6 @@ def spec_of(network, names, shape, **options):
 
 
 def export_int8(network, names, picture, calibration, folder, name='executorch'):
-    """Export a network, calibrated with images, and compared on a picture."""
     shape = tuple(picture.shape[2:])
     spec = spec_of(network, names, shape, precision='int8', calibration=calibration)
     spec.images['picture1'] = CheckImage(picture, is_picture=True)
@@ -76,7 +74,6 @@ def run_program(model, image):
 
 
 def smooth(seed, shape=SHAPE):
-    """Draw an image of soft blots."""
     torch.manual_seed(seed)
     return F.interpolate(torch.randn(1, 3, 4, 4), shape, mode='bicubic')
 

@@ -29,7 +29,6 @@ THIRD = dict(FCOS=['centerness'], ATSS=['centerness'], YOLOX=['objectness'])
 
 
 def load(folder, name):
-    """Load a detector of two classes at three levels, with weights that all matter."""
     path = folder / f'{name.lower()}.py'
     path.write_text(f"""
 default_scope = 'mmdet'
@@ -54,7 +53,6 @@ def names_of(name):
 
 
 def decode_points(maps, decode):
-    """Decode the maps of FCOS and RTMDet into x1, y1, x2, y2 and the scores of two classes."""
     assert decode['box_transform_applied'] and decode['score_activation'] == 'sigmoid'
     rows = []
     for level, stride in enumerate(decode['strides']):

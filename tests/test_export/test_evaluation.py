@@ -2,32 +2,25 @@
 
 import json
 import re
-import runpy
-import sys
 from collections import OrderedDict
 from dataclasses import replace
 from functools import cache
 
-import mmcv
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, run_tool
 from mmcv.transforms import CenterCrop
 from mmengine.config import Config
-from mmengine.registry import DATASETS, MODELS, DefaultScope
-from mmengine.runner import Runner
+from mmengine.registry import MODELS, DefaultScope
 from toy_configs import make_data, toy_config
 
 from mmcare.export import backends, export_model, load_source
 from mmcare.export.backends import open_exported
 from mmcare.export.backends.base import Exported
-from mmcare.export.calibration import read_images
-from mmcare.export.evaluation import pad_images, replaced_part
-from mmcare.export.preprocessing import ResizeToFit, describe_resizing, fit_config
+from mmcare.export.preprocessing import ResizeToFit, fit_config
 from mmcare.files import size_of
 
-TOOL = str(ROOT / 'tools' / 'eval_exported.py')
 SHAPE = (64, 96)  # of the files; images of the data are 64 x 64 and smaller
 SCENES = Config.fromfile(ROOT / 'configs' / 'demo' / 'care_s0_fpn_scenes.py')
 CHANGES = dict(
@@ -64,17 +57,14 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def run_tool(made, tmp_path, monkeypatch):
-    """Run the tool on the config of a task; return what it writes."""
-
+def evaluate(made, tmp_path, monkeypatch):
     def run(task, file, *options):
         out = tmp_path / 'metrics.json'
-        command = [TOOL, made(task) / 'toy.py', file, *options, '--out', out]
-        monkeypatch.setattr(sys, 'argv', [str(part) for part in command])
         monkeypatch.setattr(Config, 'pretty_text', '')  # for logs; takes longer than the test
         monkeypatch.setattr(DefaultScope, '_instance_dict', OrderedDict())  # one toolbox a run
         monkeypatch.chdir(tmp_path)
-        runpy.run_path(TOOL, run_name='__main__')
+        config = made(task) / 'toy.py'
+        run_tool(monkeypatch, 'eval_exported', config, file, *options, '--out', out)
         return json.loads(out.read_text())
 
     return run
@@ -107,7 +97,7 @@ def annotate(data, predictions):
         ('segmentation', 'model', 'onnx', 'decoded', ['mIoU', 'aAcc']),
     ],
 )
-def test_metrics(task, part, backend, outputs, names, made, run_tool, tmp_path, monkeypatch):
+def test_metrics(task, part, backend, outputs, names, made, evaluate, tmp_path, monkeypatch):
     """Every image goes through the file, and the metrics, which are not zero, are PyTorch's.
 
     LiteRT's takes NHWC; that of a model takes pixels, and computes in float16.
@@ -129,13 +119,13 @@ def test_metrics(task, part, backend, outputs, names, made, run_tool, tmp_path, 
         return replace(program, run=lambda x: shapes.append(x.shape) or program.run(x))
 
     if 'outfile_prefix' in str(CHANGES[task]):
-        run_tool(task, file, *checkpoint)
+        evaluate(task, file, *checkpoint)
         masks, boxes = tmp_path / 'found.segm.json', tmp_path / 'found.bbox.json'
         annotate(made(task) / 'data', masks if masks.exists() else boxes)
     monkeypatch.setattr(backends, 'open_exported', spy)
     monkeypatch.setattr('mmcare.analysis.timing.SECONDS', 1e-9)
     half = backend == 'litert' and part == 'model'
-    table = run_tool(task, file, *checkpoint, *(['--float16'] if half else []))
+    table = evaluate(task, file, *checkpoint, *(['--float16'] if half else []))
     assert list(table) == ['PyTorch', str(file)]
     assert shapes[:4] == [(1, 3, *SHAPE)] * (1 + 3)  # of the outputs' shapes, then of the data
     for name in names:
@@ -149,54 +139,7 @@ def test_metrics(task, part, backend, outputs, names, made, run_tool, tmp_path, 
     assert ('ms' in table[str(file)]) == (backend != 'coreml')
 
 
-@pytest.mark.parametrize('task', ['classification', 'detection', 'segmentation'])
-def test_described_preprocessing(made, task):
-    """With mmcv, its words alone give what the toolbox's own test pipeline does."""
-    source = load_source(made(task) / 'toy.py')
-    about = describe_resizing(source.config, SHAPE)
-    assert (about['crop'] == [*SHAPE]) == (task == 'classification') == bool(about['shorter'])
-    loader = {**source.config.test_dataloader.dataset, '_scope_': source.config.default_scope}
-    data, norm = DATASETS.build(loader), source.normalization
-    expected = read_images(source, SHAPE, len(data), loader='test_dataloader')
-    options = dict(interpolation=about['interpolation'], backend=about['backend'])
-    for index, wanted in enumerate(expected):
-        info = data.get_data_info(index)
-        decoder = 'pillow' if task == 'classification' else 'cv2'
-        picture = mmcv.imread(info['img_path'], channel_order='bgr', backend=decoder)
-        sides = np.array(picture.shape[:2])
-        if about['shorter']:
-            height, width = np.maximum(sides * about['shorter'] // sides.min(), about['shorter'])
-            picture = mmcv.imresize(picture, (int(width), int(height)), **options)
-            top, left = round((height - SHAPE[0]) / 2), round((width - SHAPE[1]) / 2)
-            picture = picture[top : top + SHAPE[0], left : left + SHAPE[1]]
-        else:
-            height, width = (round(side) for side in sides * min(np.divide(SHAPE, sides)))
-            picture = mmcv.imresize(picture, (width, height), **options)
-        picture = picture[..., ::-1] if norm.channels == 'RGB' else picture
-        found = np.zeros((*SHAPE, 3), np.float32)
-        found[: len(picture), : picture.shape[1]] = (picture - np.array(norm.mean)) / norm.std
-        assert np.abs(found - wanted[0].permute(1, 2, 0).numpy()).max() < 1e-4
-
-
-def test_padding_is_not_segmented(made):
-    """The program says class 7 where the image is, and class 3 where padding is."""
-    config = Config.fromfile(made('segmentation') / 'toy.py')
-    fit_config(config, SHAPE)
-    runner = Runner.from_cfg(config)
-    pad_images(runner.model, SHAPE)
-    logits = np.zeros((1, 8, 16, 24), np.float32)
-    for batch in runner.test_dataloader:
-        height, width = batch['inputs'][0].shape[1:]
-        logits[:, 7], logits[:, 3] = 1, 2
-        logits[:, 3, : height // 4, : width // 4] = 0
-        program = Exported(lambda _: [logits], (1, 3, *SHAPE), dict(part='model'))
-        with replaced_part(runner.model, program):
-            (sample,) = runner.model.test_step(batch)
-        assert sample.pred_sem_seg.shape == sample.ori_shape
-        assert sample.pred_sem_seg.data.float().mean() == pytest.approx(7, abs=0.2)  # edges
-
-
-def test_images_fit_upright(made):
+def test_images_fit_upright():
     """mmcv's Resize would turn the size by 90 degrees."""
     resize = ResizeToFit(scale=(96, 64), keep_ratio=False)
     for size, fitted in (((128, 64), (64, 32)), ((10, 30), (32, 96)), ((48, 72), (64, 96))):
@@ -244,7 +187,7 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
         ('segmentation', ('model', LOGITS), NO_DATA, 'toy.py has no test_dataloader'),
     ],
 )
-def test_bad_input(task, file, options, words, made, run_tool, capsys, tmp_path, monkeypatch):
+def test_bad_input(task, file, options, words, made, evaluate, capsys, tmp_path, monkeypatch):
     options = options + [made(task) / 'weights.pth'] * (options == ['--checkpoint'])
     if not isinstance(file, str):
         part, shapes = file
@@ -256,6 +199,6 @@ def test_bad_input(task, file, options, words, made, run_tool, capsys, tmp_path,
         (tmp_path / file).write_bytes(b'not a program')
     torch.save({'state_dict': {'backbone.x': torch.ones(1)}}, tmp_path / 'weights.pth')
     with pytest.raises(SystemExit) as stop:
-        run_tool(task, file, *options)
+        evaluate(task, file, *options)
     assert stop.value.code == 2 and not (tmp_path / 'metrics.json').exists()
     assert re.search(words, capsys.readouterr().err.strip().splitlines()[-1])

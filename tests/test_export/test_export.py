@@ -1,7 +1,6 @@
 """Exports of a thin network: files, names, numbers, options and bad input."""
 
 import json
-import runpy
 import sys
 
 import mmcv
@@ -9,22 +8,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export_helpers import (
-    SHAPE,
-    STAGES,
-    run_file,
-    spec_of,
-    thin_source,
-)
-from helpers import ROOT, THIN, deviation, run, thin_backbone
+from export_helpers import SHAPE, STAGES, run_file, spec_of, thin_source
+from helpers import ROOT, THIN, deviation, run, run_tool, thin_backbone
 from torch import nn
 
 from mmcare.export import export_model, load_source
 from mmcare.export.source import Normalization
 from mmcare.export.verify import ExportError, verify
 from mmcare.weights.reading import CheckpointError
-
-TOOL = ROOT / 'tools' / 'export_backbone.py'
 
 
 @pytest.fixture(scope='module')
@@ -123,16 +114,14 @@ def test_weights(tmp_path):
 def failing(tmp_path, monkeypatch, capsys):
     """Run the tool, which must fail with one line and leave nothing; return the line."""
 
-    def run_tool(*arguments):
-        command = [TOOL, '--out-dir', tmp_path / 'out', '--shape', 32, 32, *arguments]
-        monkeypatch.setattr(sys, 'argv', [str(part) for part in command])
-        with pytest.raises(SystemExit) as stop:
-            runpy.run_path(str(TOOL), run_name='__main__')
-        assert stop.value.code == 2
+    def run(*arguments):
+        options = '--out-dir', tmp_path / 'out', '--shape', 32, 32
+        with pytest.raises(SystemExit, match='2'):
+            run_tool(monkeypatch, 'export_backbone', *options, *arguments)
         assert not (tmp_path / 'out').exists()
         return capsys.readouterr().err.strip().splitlines()[-1]
 
-    return run_tool
+    return run
 
 
 @pytest.mark.parametrize(
@@ -198,7 +187,6 @@ def test_missing_packages(failing, monkeypatch, package, arguments):
 
 
 def test_no_toolbox_is_needed():
-    """Not even where the config imports one."""
     code = "import sys; names = 'mmdet', 'mmseg', 'mmpretrain', 'mmcv.ops', 'mmcv._ext';"
     code += 'sys.modules.update(dict.fromkeys(names)); from mmcare.export import load_source;'
     configs = ROOT / 'configs/imagenet/care_s0_in1k.py', ROOT / 'configs/fpn/care_s0_ade20k.py'

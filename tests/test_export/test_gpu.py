@@ -30,7 +30,6 @@ def driver(tmp_path_factory):
 @torch.no_grad()
 @pytest.mark.parametrize('task', ['backbone', 'classification', 'segmentation', 'retinanet'])
 def test_whole_file_on_the_gpu(tmp_path, task):
-    """In both precisions, with heads that are switched off."""
     alone = task == 'backbone'
     toy_config('retinanet' if alone else task, tmp_path, tmp_path).dump(tmp_path / 'toy.py')
     source = load_source(tmp_path / 'toy.py', part='backbone' if alone else 'model')

@@ -19,7 +19,6 @@ TWO_HEADS = dict(THIN, head_channels=(4, 4, 4, 4))
 
 
 def described(path):
-    """Names, shapes and types of a file's input and outputs, as LiteRT has them."""
     program = Interpreter(str(path))
     runner = program.get_signature_runner()
     details = {**runner.get_input_details(), **runner.get_output_details()}
@@ -31,7 +30,6 @@ def described(path):
 
 @pytest.fixture(scope='module')
 def exported(tmp_path_factory, pictures):
-    """Export in float, then in int8 calibrated with a folder of four pictures."""
     out_dir = tmp_path_factory.mktemp('litert')
     options = dict(shape=SHAPE, formats=('litert',))
     source = thin_source(arch=TWO_HEADS)

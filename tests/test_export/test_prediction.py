@@ -13,9 +13,8 @@ from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
 from torch import nn
-from toy_configs import make_data, toy_config
+from toy_configs import sure_source
 
-from mmcare.export import load_source
 from mmcare.export.backends import BACKENDS
 from mmcare.export.backends.base import Exported
 from mmcare.export.decoding import describe_scores
@@ -34,16 +33,10 @@ CASES += [('retinanet', 'raw', 'center'), ('rtmdet', 'raw', 'center')]
 @pytest.fixture(params=CASES, ids='-'.join)
 def exported(request, tmp_path):
     """A thin model that is sure of what it sees, described as a file, and a picture."""
-    (task, outputs, letterbox), config = request.param, tmp_path / 'toy.py'
-    make_data(task, tmp_path / 'data')
-    changes = {}
+    (task, outputs, letterbox), changes = request.param, {}
     if task == 'rtmdet':  # whose test pipeline has a Pad
         changes['test_dataloader.dataset.pipeline.2.pad_val.img'] = 10, 114, 200
-    toy_config(task, tmp_path / 'data', tmp_path / 'run', **changes).dump(config)
-    source = load_source(config, part='model')
-    for name, weight in source.network.named_parameters():
-        if 'head' in name and weight.dim() > 1:
-            torch.nn.init.normal_(weight, std=1.5 / weight[0].numel() ** 0.5)
+    source = sure_source(task, tmp_path, **changes)
     if 'bbox_head' in source.config.model:  # so that few boxes pass
         least = dict(retinanet=0.9, rtmdet=0.6)[task]
         for model in source.config.model, source.network.model.bbox_head:
@@ -62,7 +55,6 @@ def exported(request, tmp_path):
 
 @torch.no_grad()
 def by_the_toolbox(source, picture, letterbox):
-    """Predict by the toolbox's model and test pipeline, fitted to the size of the file."""
     config = source.config.copy()
     fit_config(config, SHAPE)
     with DefaultScope.overwrite_default_scope(config.default_scope):
@@ -137,12 +129,10 @@ def test_results_are_in_pixels_of_the_picture(size, letterbox):
     ],
 )
 def test_default_shape(name, shape):
-    """What the test pipeline makes, rounded up to multiples of 32."""
     assert choose_shape(Config.fromfile(ROOT / f'configs/{name}.py')) == shape
 
 
 def test_classes_of_a_file_of_names(tmp_path):
-    """mmpretrain's argument ``classes=classes.txt``."""
     (tmp_path / 'classes.txt').write_text('ant\nbee')
     config = Config.fromfile(ROOT / 'configs/your_data/classifier.py')
     dataset = config.test_dataloader.dataset

@@ -32,7 +32,6 @@ def targets(program, word):
 
 @torch.no_grad()
 def test_what_is_quantized():
-    """Nor is anything else; what is calibrated with shows in the results."""
     small, image = Small().eval(), smooth(0)
     program = decompose(export_program(small, image.shape))
     found = {}

@@ -9,6 +9,7 @@ from helpers import THIN, deviation
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import MODELS
+from toy_configs import toy_config
 
 from mmcare.export import export_model, load_source
 from mmcare.export.backends.coreml import convert_coreml
@@ -17,70 +18,31 @@ from mmcare.export.rewrites import use_matrix_pools
 from mmcare.models.backbones.care import LinearAttention
 from mmcare.weights.reading import CheckpointError
 
-WIDTHS = [16, 16, 32, 128]
 SHAPE = (64, 96)
-BACKBONE = f"backbone=dict(type='mmcare.CARE', arch={THIN}"
-SEG_HEAD = "channels=8, num_classes=5, norm_cfg=dict(type='SyncBN'), align_corners=False"
-CLS_HEAD = "head=dict(type='mmcare.CAREClsHead', num_classes=5, in_channels=128)"
-
-
-def segmentor(arguments):
-    return f"""
-default_scope = 'mmseg'
-model = dict(type='EncoderDecoder', {BACKBONE}), {arguments}, test_cfg=dict(mode='whole'))
-"""
-
-
-def classifier(arguments):
-    return f"""
-default_scope = 'mmpretrain'
-custom_imports = dict(imports=['mmcare.classification'], allow_failed_imports=False)
-model = dict({arguments}, {BACKBONE}, out_indices=(3,)),
-             neck=dict(type='GlobalAveragePooling'), {CLS_HEAD})
-"""
-
-
-CONFIGS = dict(
-    retinanet=f"""
-default_scope = 'mmdet'
-model = dict(
-    type='RetinaNet',
-    {BACKBONE}, out_indices=(0, 1)),
-    neck=dict(type='FPN', in_channels={WIDTHS[:2]}, out_channels=8, num_outs=3),
-    bbox_head=dict(type='RetinaHead', num_classes=5, in_channels=8, feat_channels=8))
-""",
-    fpn=segmentor(f"""
-    neck=dict(type='FPN', in_channels={WIDTHS}, out_channels=8, num_outs=4),
-    decode_head=dict(type='FPNHead', in_channels=[8] * 4, in_index=[0, 1, 2, 3],
-                     feature_strides=[4, 8, 16, 32], {SEG_HEAD}),
-    auxiliary_head=dict(type='FCNHead', in_channels=32, in_index=2, {SEG_HEAD})"""),
-    upernet=segmentor(f"""
-    decode_head=dict(type='UPerHead', in_channels={WIDTHS}, in_index=[0, 1, 2, 3],
-                     pool_scales=(1, 2, 3, 6), {SEG_HEAD})"""),
-    classifier=classifier("type='ImageClassifier'"),
+CARE_TEACHER = dict(type='mmcare.CARE', arch=THIN, out_indices=(3,), _delete_=True)
+# Tasks of toy_configs.py, and what is changed in them.
+MODELS_OF = dict(
+    retinanet=('retinanet', {'model.neck.num_outs': 3}),
+    fpn=('segmentation', {'model.decode_head.num_classes': 5}),
+    upernet=('upernet', {}),
+    classifier=('classification', {'model.head.num_classes': 5}),
     # Its teacher, also a CARE, takes no part in a prediction.
-    distilled=classifier(f"""
-    type='mmcare.DistillationClassifier', teacher_checkpoint='teacher.pth',
-    teacher=dict(type='ImageClassifier', {BACKBONE}, out_indices=(3,)), {CLS_HEAD})"""),
+    distilled=('distillation', {'model.teacher.backbone': CARE_TEACHER}),
 )
 
 
-@pytest.fixture
-def write_config(tmp_path):
-    def write(name):
-        path = tmp_path / f'{name}.py'
-        path.write_text(CONFIGS[name])
-        return path
-
-    return write
+def write_config(folder, name, **changes):
+    path, (task, own) = folder / f'{name}.py', MODELS_OF[name]
+    toy_config(task, folder, folder / name, **{**own, **changes}).dump(path)
+    return path
 
 
 @pytest.fixture
-def whole(tmp_path, write_config):
+def whole(tmp_path):
     """Build a whole model by its toolbox, with weights that all matter; also write both."""
 
     def build(name):
-        path = write_config(name)
+        path = write_config(tmp_path, name)
         config = Config.fromfile(path)
         model = MODELS.build({**config.model, '_scope_': config.default_scope})
         model.eval().requires_grad_(False)
@@ -96,7 +58,6 @@ def whole(tmp_path, write_config):
 
 
 def check_coreml(source, names, expected, image):
-    """Compare the float32 program with PyTorch; return its operators."""
     network = fused(source)
     use_matrix_pools(network, image)
     model = convert_coreml(spec_of(network, names, tuple(image.shape[2:])), 'float32')
@@ -131,7 +92,8 @@ def test_whole_models(tmp_path, whole, name):
     model, config, weights = whole(name)
     image = torch.randn(1, 3, *SHAPE)
     expected = model(image, mode='tensor')
-    assert expected.shape == ((1, 5, 16, 24) if name == 'upernet' else (1, 5))
+    shapes = dict(upernet=(1, 150, 16, 24), classifier=(1, 5), distilled=(1, 1000))
+    assert expected.shape == shapes[name]
     source = load_source(config, weights, 'model')
     operators = check_coreml(source, ['logits'], [expected], image)
     if name == 'classifier':
@@ -149,10 +111,10 @@ def test_whole_models(tmp_path, whole, name):
         assert names == ['logits'] and deviation([expected], found) < 1e-4
 
 
-def test_parts_and_shapes_that_do_not_fit(tmp_path, write_config):
+def test_parts_and_shapes_that_do_not_fit(tmp_path):
     with pytest.raises(ValueError, match='has no neck'):
-        load_source(write_config('upernet'), part='neck')
-    source = load_source(write_config('fpn'), part='model')
+        load_source(write_config(tmp_path, 'upernet'), part='neck')
+    source = load_source(write_config(tmp_path, 'fpn'), part='model')
     for shape, dynamic, words in ((50, 64), False, 'of 32'), (SHAPE, True, 'no dynamic'):
         with pytest.raises(ValueError, match=words):
             export_model(source, tmp_path / 'out', shape, ('onnx',), dynamic=dynamic)

@@ -76,28 +76,6 @@ def test_layout(arguments, size):
             torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize('arguments', ARGUMENTS, ids=str)
-@pytest.mark.parametrize('neck', [False, True])
-@torch.no_grad()
-def test_operators_of_mmcv(arguments, neck):
-    """They take other strides for contiguous ones, and read other values."""
-    ops = pytest.importorskip('mmcv.ops')
-    compiled = not ops.deform_conv.ext_module.__file__.endswith('.py')  # torchvision's: no such
-    deformable = (ops.DeformConv2dPack, ops.ModulatedDeformConv2dPack) if compiled else ()
-    maps = thin_backbone(**arguments)(image(40, 70))
-    if neck:
-        necks = pytest.importorskip('mmdet.models.necks')
-        maps = necks.FPN([level.shape[1] for level in maps], 16, 4)(maps)
-    rois = torch.tensor([[0.0, 1.0, 2.0, 30.0, 20.0]])
-    for level in maps[:2]:
-        copy = torch.empty(level.shape).copy_(level)
-        align = ops.RoIAlign(3, 0.25)
-        torch.testing.assert_close(align(level, rois), align(copy, rois))
-        for kind in deformable:
-            conv = kind(level.shape[1], 4, 3, padding=1)
-            torch.testing.assert_close(conv(level), conv(copy))
-
-
 def test_an_empty_batch():
     """As a ResNet gives it: detectors of patches have images without patches."""
     shapes = [tuple(output.shape) for output in CARE('s0').eval()(image(64, 64, 0))]

@@ -71,15 +71,6 @@ def test_drop_path_skips_whole_samples():
     torch.testing.assert_close(found[kept], update[kept] / 0.6, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize('last', [False, True])
-def test_attention_keeps_the_layout(last):
-    """Of slices, too, as a block makes them."""
-    attention = thin_backbone().stages[2].blocks[0].mixer.global_learner
-    layout = torch.channels_last if last else torch.contiguous_format
-    state = torch.randn(2, 32, 4, 6).to(memory_format=layout)
-    assert attention(state[:, 8:16]).is_contiguous(memory_format=layout)
-
-
 @newer
 def test_exported_operators():
     """Those of the released network: neither drop path nor the layout of training is among them."""

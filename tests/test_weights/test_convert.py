@@ -4,15 +4,7 @@ import sys
 
 import pytest
 import torch
-from helpers import (
-    ROOT,
-    THIN,
-    assert_equal,
-    published_state,
-    random_backbone,
-    run,
-    thin_backbone,
-)
+from helpers import ROOT, THIN, assert_equal, published_state, random_backbone, run, thin_backbone
 from mmengine.registry import MODELS, init_default_scope
 from toy_configs import toy_config
 

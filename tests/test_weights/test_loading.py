@@ -27,7 +27,6 @@ from mmcare.weights.reading import CheckpointError, write_checkpoint
 
 
 def load_in_a_run(model, file):
-    """Load as a Runner with the hook does."""
     log = logging.getLogger()
     runner = SimpleNamespace(model=model, hooks=[], _load_from=str(file), logger=log)
     hook = SafeLoadingHook()
@@ -45,7 +44,6 @@ def source():
 
 @pytest.fixture(scope='module')
 def files(source, tmp_path_factory):
-    """Every kind of file that users have, with the source's weights."""
     folder = tmp_path_factory.mktemp('checkpoints')
     published = published_state(source)
     args = argparse.Namespace(model='CARE_S0', lr=2e-3, amp=True)
@@ -118,7 +116,6 @@ def test_names_are_those_of_the_published_files(variant):
 
 
 def ways_to_read(file, **arguments):
-    """Every way in which mmcare reads a file, or MMEngine with the hook."""
     init_cfg = dict(type='Pretrained', checkpoint=str(file))
     yield CARE(**arguments, init_cfg=init_cfg).init_weights
     yield CARE(**arguments, init_cfg=[dict(init_cfg, prefix='backbone')]).init_weights
@@ -144,7 +141,6 @@ def assert_refused(file, words, **arguments):
     ids=str,
 )
 def test_wrong_variant(given, wanted, words, tmp_path):
-    """By each way, whatever ``strict`` says."""
     backbone = random_backbone(**given)
     for state in (to_published(backbone.state_dict()), to_classifier_keys(backbone.state_dict())):
         torch.save(dict(state_dict=state), tmp_path / 'wrong.pth')

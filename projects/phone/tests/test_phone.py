@@ -26,9 +26,9 @@ from helpers import ROOT, run
 from onnx import helper, load, save
 from PIL import Image
 from serve import PhoneServer
-from toy_configs import make_data, toy_config
+from toy_configs import sure_source
 
-from mmcare.export import export_model, load_source, open_exported
+from mmcare.export import export_model, open_exported
 from mmcare.export.prediction import decode_boxes, prepare, read_labels
 from mmcare.export.preprocessing import LETTERBOXES
 
@@ -57,14 +57,8 @@ def exported(tmp_path_factory):
     @cache
     def export(task, part='model', letterbox='top-left', **of_litert):
         folder, files = tmp_path_factory.mktemp(task), []
-        data, config = folder / 'data', folder / f'{task}.py'
-        make_data(task, data)
         changes = {'model.data_preprocessor.bgr_to_rgb': False} if task == 'rtmdet' else {}
-        toy_config(task, data, folder / 'run', **changes).dump(config)
-        source = load_source(config, part=part)
-        for name, weight in source.network.named_parameters():
-            if 'head' in name and weight.dim() > 1:  # as if it were sure of what it sees
-                torch.nn.init.normal_(weight, std=1.5 / weight[0].numel() ** 0.5)
+        source = sure_source(task, folder, part, **changes)
         kinds = dict(rtmdet=['onnx'], classification=['litert'])
         for kind in kinds.get(task, ['litert', 'onnx']):
             options = of_litert if kind == 'litert' else {}
@@ -131,19 +125,16 @@ def phone():
 
 
 def until(page, pattern, place='#status'):
-    """Wait until a text on the page matches, and return it."""
     return page.wait_for_selector(f'{place}:text-matches("{pattern}")', timeout=60_000).inner_text()
 
 
 def start(page, rounds, backend='wasm'):
-    """Touch the button that measures."""
     page.fill('#rounds', str(rounds))
     page.check(f'#backends input[value={backend}]')
     page.click('#measure')
 
 
 def finish(page, status='done'):
-    """Wait until it ends as it should, and return the table."""
     assert until(page, '^(done|error|stopped)').startswith(status)
     rows = page.eval_on_selector_all('tr[data-name]', 'all => all.map((row) => ({...row.dataset}))')
     return pd.DataFrame(rows)
@@ -396,7 +387,6 @@ def test_scores_as_the_description_says(exported, serve, phone, photos):
 
 @pytest.mark.skipif(not shutil.which('node'), reason='no node')
 def test_numbers_in_node(tmp_path):
-    """Statistics, NMS and tensors are NumPy's, torchvision's and predict's."""
     values = np.random.default_rng(0).gamma(2, size=(3, 20))
     corners, file = torch.rand(200, 2) * 50, tmp_path / 'expected.json'
     boxes = torch.cat([corners, corners + torch.rand(200, 2) * 30], 1)
@@ -445,7 +435,6 @@ def test_certificate(serve):
 
 
 def test_bad_input_is_one_sentence(exported, tmp_path):
-    """And ends the tool with status 2."""
     tflite, onnx, source = exported('retinanet', 'backbone')
     small = tmp_path / export_model(source, tmp_path, (32, 64), ('onnx',))['onnx']['file']
     runtimes, damaged = tmp_path / 'node_modules', tmp_path / 'a.onnx'
@@ -463,14 +452,8 @@ def test_bad_input_is_one_sentence(exported, tmp_path):
 
 @pytest.mark.skipif(not RUNTIMES.exists(), reason='no runtimes (make phone)')
 def test_it_starts_where_stdout_is_not_unicode(exported):
-    command = [
-        sys.executable,
-        SERVE[1],
-        exported('retinanet', 'backbone')[1],
-        '--http',
-        '--port',
-        '0',
-    ]
+    onnx = exported('retinanet', 'backbone')[1]
+    command = [sys.executable, SERVE[1], onnx, '--http', '--port', '0']
     environment = os.environ | dict(PYTHONIOENCODING='cp1252')
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as server:
         lines = iter(server.stdout.readline, b'')
@@ -480,7 +463,6 @@ def test_it_starts_where_stdout_is_not_unicode(exported):
 
 @pytest.fixture
 def ask(serve):
-    """Ask a server that has a page and no files."""
     server = serve(contents={'': lambda: b'the page', 'a.js': lambda: b'code'}, secure=True)
     trust = ssl._create_unverified_context()
 
