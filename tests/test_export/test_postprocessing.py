@@ -131,13 +131,13 @@ def test_labels_are_those_of_mmseg(tmp_path, channels):
 
 
 def source_of(name, folder):
-    if name == 'RetinaNet':
-        source = detector(folder)
+    if name in ('RetinaNet', 'RTMDet'):
+        source = detector(folder, name)
     else:
         path = folder / f'{name}.py'
         path.write_text(CONFIGS[name])
         source = load_source(path, part='model')
-    classes = CLASSES[:2] if name == 'RetinaNet' else CLASSES
+    classes = CLASSES[:2] if name in ('RetinaNet', 'RTMDet') else CLASSES
     about = dict(classes=classes, palette=[[1, 2, 255]] * len(classes))
     return replace(source, normalization=IMAGENET, metadata=about)
 
@@ -151,6 +151,7 @@ def source_of(name, folder):
         ('RetinaNet', 'onnx', {}, 'boxes scores labels'),
         ('RetinaNet', 'litert', {}, 'boxes scores labels count'),
         ('RetinaNet', 'ncnn', {}, 'boxes scores'),
+        ('RTMDet', 'coreml', {}, 'boxes scores'),
         ('RetinaNet', 'executorch', {}, 'boxes scores labels'),
         pytest.param(
             *('RetinaNet', 'executorch', dict(precision='int8'), 'boxes scores labels'),

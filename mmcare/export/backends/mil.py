@@ -8,6 +8,7 @@ https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.de
 
 import json
 from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'clip': lambda x, alpha, beta: x.clamp(alpha, beta),
     'elu': lambda x, alpha: F.elu(x, alpha),
     'exp': lambda x: x.exp(),
+    'expand_dims': lambda x, axes: reduce(torch.unsqueeze, axes, x),
     'gelu': lambda x, mode: F.gelu(x, approximate=dict(EXACT='none')[mode]),
     'identity': lambda x: x,
     'layer_norm': lambda x, axes, epsilon, gamma=None, beta=None: F.layer_norm(
