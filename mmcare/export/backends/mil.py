@@ -111,10 +111,15 @@ def _max_pool(x: Tensor, pad_type: str, pad: list[int], ceil_mode: bool, **rest:
 
 def _slice(x: Tensor, begin: list[int], end: list[int], **rest: Any) -> Tensor:
     none = [False] * len(begin)
-    masks = rest.get('begin_mask') or none, rest.get('end_mask') or none
+    masks = [rest.get(f'{name}_mask') or none for name in ('begin', 'end', 'squeeze')]
     steps = rest.get('stride') or [1] * len(begin)
     bounds = zip(begin, end, steps, *masks, strict=True)
-    return x[tuple(slice(None if a else i, None if b else j, step) for i, j, step, a, b in bounds)]
+    return x[
+        tuple(
+            i if squeeze else slice(None if a else i, None if b else j, step)
+            for i, j, step, a, b, squeeze in bounds
+        )
+    ]
 
 
 def _upsample(mode: str) -> Callable[..., Tensor]:
