@@ -120,11 +120,11 @@ def test_labels_are_those_of_mmseg(tmp_path, channels):
 
 
 def source_of(name, folder):
-    if name == 'RetinaNet':
-        source = detector(folder)
+    if name in ('RetinaNet', 'RTMDet'):
+        source = detector(folder, name)
     else:
         source = load_source(write_config(folder, name), part='model')
-    classes = CLASSES[:2] if name == 'RetinaNet' else CLASSES
+    classes = CLASSES[:2] if name in ('RetinaNet', 'RTMDet') else CLASSES
     about = dict(classes=classes, palette=[[1, 2, 255]] * len(classes))
     return replace(source, normalization=IMAGENET, metadata=about)
 
@@ -138,6 +138,7 @@ def source_of(name, folder):
         ('RetinaNet', 'onnx', {}, 'boxes scores labels'),
         ('RetinaNet', 'litert', {}, 'boxes scores labels count'),
         ('RetinaNet', 'ncnn', {}, 'boxes scores'),
+        ('RTMDet', 'coreml', {}, 'boxes scores'),
         ('RetinaNet', 'executorch', {}, 'boxes scores labels'),
         pytest.param(
             *('RetinaNet', 'executorch', dict(precision='int8'), 'boxes scores labels'),

@@ -8,6 +8,7 @@ https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.de
 
 import json
 from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,15 @@ def _max_pool(x: Tensor, pad_type: str, pad: list[int], ceil_mode: bool, **rest:
 
 def _slice(x: Tensor, begin: list[int], end: list[int], **rest: Any) -> Tensor:
     none = [False] * len(begin)
-    masks = rest.get('begin_mask') or none, rest.get('end_mask') or none
+    masks = [rest.get(f'{name}_mask') or none for name in ('begin', 'end', 'squeeze')]
     steps = rest.get('stride') or [1] * len(begin)
     bounds = zip(begin, end, steps, *masks, strict=True)
-    return x[tuple(slice(None if a else i, None if b else j, step) for i, j, step, a, b in bounds)]
+    return x[
+        tuple(
+            i if squeeze else slice(None if a else i, None if b else j, step)
+            for i, j, step, a, b, squeeze in bounds
+        )
+    ]
 
 
 def _upsample(mode: str) -> Callable[..., Tensor]:
@@ -134,6 +140,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'clip': lambda x, alpha, beta: x.clamp(alpha, beta),
     'elu': lambda x, alpha: F.elu(x, alpha),
     'exp': lambda x: x.exp(),
+    'expand_dims': lambda x, axes: reduce(torch.unsqueeze, axes, x),
     'gelu': lambda x, mode: F.gelu(x, approximate=dict(EXACT='none')[mode]),
     'identity': lambda x: x,
     'layer_norm': lambda x, axes, epsilon, gamma=None, beta=None: F.layer_norm(
