@@ -533,7 +533,9 @@ def test_sample_in_docs(exported, tmp_path):
     done = subprocess.run(['node', 'sample.mjs'], cwd=tmp_path, capture_output=True, text=True)
     found = json.loads(done.stdout)
     wanted = open_exported(tmp_path / report['file']).predict(picture[..., 2::-1])
-    assert [one['name'] for one in found] == [wanted['names'][i] for i in wanted['labels']] != []
-    np.testing.assert_allclose([one['score'] for one in found], wanted['scores'], atol=1e-4)
+    sure = wanted['scores'] > 0.3
+    names = [wanted['names'][label] for label in wanted['labels'][sure]]
+    assert [one['name'] for one in found] == names != []
+    np.testing.assert_allclose([one['score'] for one in found], wanted['scores'][sure], atol=1e-4)
     boxes = [[*one['box'].values()] for one in found]
-    np.testing.assert_allclose(boxes, wanted['boxes'], atol=0.5)
+    np.testing.assert_allclose(boxes, wanted['boxes'][sure], atol=0.5)
