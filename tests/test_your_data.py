@@ -10,6 +10,7 @@ import pytest
 from data_forms import write_folders, write_forms, write_masks, write_roboflow
 from helpers import IS_NEW, ROOT, run_tool
 from mmengine.config import Config
+from mmengine.registry import VISUALIZERS
 from mmengine.runner import Runner
 
 from mmcare.sample_data import make_coco
@@ -61,6 +62,7 @@ def test_five_lines_are_enough(mine, monkeypatch, capsys):
     config = Config.fromfile('mine.py')
     config.work_dir = 'run'
     runner = Runner.from_cfg(config)
+    VISUALIZERS.build(config.visualizer)  # as browse_dataset does
     runner.train()
     assert runner.epoch == 1
     measured = runner.test()

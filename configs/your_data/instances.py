@@ -191,6 +191,8 @@ default_hooks = dict(
     bfloat16_ops=dict(type='mmcare.BFloat16OpsHook'),
     channels_last=dict(type='mmcare.ChannelsLastHook'),
 )
-visualizer = dict(type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
+visualizer = dict(
+    type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer'
+)
 randomness = dict(seed=0)
 sync_bn = 'torch'  # on several GPUs

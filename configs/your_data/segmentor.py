@@ -122,6 +122,8 @@ default_hooks = dict(
     data_check=dict(type='mmcare.DataCheckHook'),
     channels_last=dict(type='mmcare.ChannelsLastHook'),
 )
-visualizer = dict(type='SegLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
+visualizer = dict(
+    type='SegLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer'
+)
 randomness = dict(seed=0)
 sync_bn = 'torch'  # on several GPUs
