@@ -15,7 +15,7 @@ def image(height, width, batch=1):
 
 
 def onnx_program(model, example):
-    import onnxruntime
+    onnxruntime = pytest.importorskip('onnxruntime')
 
     shapes = ({2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC},)
     program = torch.onnx.export(
