@@ -82,12 +82,13 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     config.load_from, config.resume = None, False
     if not config.get('test_dataloader'):
         raise ValueError(f'{arguments.config} has no test_dataloader: name a config with test data')
+    normalization = read_normalization(config)  # with the Pad that the next line removes
     fit_config(config, size)
     try:
         runner = Runner.from_cfg(config)
     except (LookupError, TypeError) as error:  # a name or an argument that does not exist
         raise ValueError(f'{arguments.config} cannot be built: {error}') from error
-    pad_images(runner.model, size, read_normalization(config), *letterboxes)
+    pad_images(runner.model, size, normalization, *letterboxes)
     if arguments.checkpoint:
         try:
             runner.model.load_state_dict(load_weights(arguments.checkpoint))

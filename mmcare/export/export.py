@@ -80,6 +80,10 @@ def export_model(
     spec = build_spec(source, shape, kinds, precision, tolerance, decoded, options)
     if letterbox not in LETTERBOXES or (letterbox == 'center' and source.network.part != 'model'):
         raise ValueError('--letterbox is top-left or, with --part model, center')
+    has_boxes = hasattr(source.network.model, 'bbox_head')
+    if letterbox == 'center' and has_boxes and 'decode' not in spec.metadata:
+        # Nothing would move their boxes back.
+        raise ValueError('--letterbox center is not for heads that decode in their own way')
     number = (calibration or CALIBRATION) if precision == 'int8' else 0
     spec, without_pictures = add_images(spec, source, number, images, letterbox)
     reports: dict[str, dict[str, Any]] = {}

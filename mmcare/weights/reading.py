@@ -168,6 +168,8 @@ def _read_archive(path: Path, map_location: Any) -> tuple[Any, bool]:
             raise CheckpointError('it is a TorchScript archive')
     elif tarfile.is_tarfile(path):  # torch.load would unpack it
         raise CheckpointError('it is a tar archive, of PyTorch 0.1')
+    if os.environ.get('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '0').lower() in ('1', 'y', 'yes', 'true'):
+        raise CheckpointError('unset TORCH_FORCE_WEIGHTS_ONLY_LOAD: mmcare reads more strictly')
     reader = unpickling.pickle_module(records)
     content = torch.load(path, map_location, reader, weights_only=False)
     allowed = {known for known in unpickling.allowed().values() if isinstance(known, type)}

@@ -27,6 +27,10 @@ CHANGES = dict(
     classification={'test_evaluator.topk': [1, 500]},  # of 1000 classes
     detection={'test_evaluator.outfile_prefix': 'found'},
     retinanet={'test_evaluator.outfile_prefix': 'found'},
+    rtmdet={
+        'test_evaluator.outfile_prefix': 'found',
+        'test_dataloader.dataset.pipeline.2.pad_val.img': (10, 114, 200),
+    },
     segmentation={
         'test_dataloader.dataset.metainfo': dict(SCENES.metainfo),
         'model.decode_head.num_classes': 8,
@@ -94,15 +98,17 @@ def annotate(data, predictions):
         ('classification', 'model', 'coreml', 'decoded', ['accuracy/top500']),
         ('retinanet', 'model', 'litert', 'raw', ['coco/bbox_mAP']),
         ('retinanet', 'model', 'onnx', 'decoded', ['coco/bbox_mAP']),
+        ('rtmdet', 'model', 'onnx', 'raw', ['coco/bbox_mAP']),
         ('segmentation', 'model', 'onnx', 'decoded', ['mIoU', 'aAcc']),
     ],
 )
 def test_metrics(task, part, backend, outputs, names, made, evaluate, tmp_path, monkeypatch):
     """Every image goes through the file, and the metrics, which are not zero, are PyTorch's.
 
-    LiteRT's takes NHWC; that of a model takes pixels, and computes in float16.
+    LiteRT's takes NHWC; that of a model takes pixels, and computes in float16. Padding is as the
+    description says.
     """
-    config, weights, shapes = made(task) / 'toy.py', made(task) / 'weights.pth', []
+    config, weights, images = made(task) / 'toy.py', made(task) / 'weights.pth', []
     source, checkpoint = load_source(config, weights, part), ['--checkpoint', weights]
     input_kind = 'image' if backend == 'litert' and part == 'model' else 'tensor'
     precision = None if backend == 'coreml' else 'float32'
@@ -116,7 +122,7 @@ def test_metrics(task, part, backend, outputs, names, made, evaluate, tmp_path, 
 
     def spy(path, float16):
         program = open_exported(path, float16)
-        return replace(program, run=lambda x: shapes.append(x.shape) or program.run(x))
+        return replace(program, run=lambda x: images.append(x) or program.run(x))
 
     if 'outfile_prefix' in str(CHANGES[task]):
         evaluate(task, file, *checkpoint)
@@ -127,7 +133,12 @@ def test_metrics(task, part, backend, outputs, names, made, evaluate, tmp_path, 
     half = backend == 'litert' and part == 'model'
     table = evaluate(task, file, *checkpoint, *(['--float16'] if half else []))
     assert list(table) == ['PyTorch', str(file)]
-    assert shapes[:4] == [(1, 3, *SHAPE)] * (1 + 3)  # of the outputs' shapes, then of the data
+    shapes = [image.shape for image in images[:4]]
+    assert shapes == [(1, 3, *SHAPE)] * (1 + 3)  # of the outputs' shapes, then of the data
+    if task != 'classification':  # whose images fill the input
+        corner = images[1][0, :, -1, -1]
+        least = 0.51 if input_kind == 'image' else 1e-4  # bytes are rounded
+        np.testing.assert_allclose(corner, report['inputs'][0]['padding'], atol=least)
     for name in names:
         assert 0 < table[str(file)][name] < 100
         points = 100 if task == 'segmentation' else 1  # maps of labels are enlarged otherwise
@@ -147,7 +158,7 @@ def test_images_fit_upright():
 
 
 def test_sizes_in_configs():
-    """A crop keeps its share of the longer side, and only the file's size is padded to."""
+    """A crop keeps its share of the longer side; the pipeline pads nothing."""
     steps = [dict(type='mmpretrain.ResizeEdge', scale=256), dict(type=CenterCrop, crop_size=224)]
     steps.append(dict(type='mmseg.ResizeToMultiple', size_divisor=32))  # padding comes instead
     steps.append(dict(type='Pad', size_divisor=32, pad_val=114))
