@@ -23,7 +23,7 @@ Images = str | os.PathLike | Sequence[Tensor] | None  # a folder, or normalized 
 
 
 def add_images(
-    spec: ExportSpec, source: Source, number: int, images: Images, letterbox: str
+    spec: ExportSpec, source: Source, number: int, images: Images
 ) -> tuple[ExportSpec, str]:
     """Add ``number`` pictures to calibrate with, ``HELD_OUT`` pictures to check on, and resizing.
 
@@ -33,7 +33,8 @@ def add_images(
     loader = 'train_dataloader' if number else 'test_dataloader'
     try:
         if images is None or isinstance(images, str | os.PathLike):
-            images = read_images(source, shape, HELD_OUT + number, images, loader, letterbox)
+            total = HELD_OUT + number
+            images = read_images(source, shape, total, images, loader, spec.letterbox)
         if number and len(images) <= HELD_OUT:
             raise ValueError(f'{len(images)} are too few, {HELD_OUT} are held out')
     except Exception as error:  # a data set of a toolbox without its data raises anything
@@ -48,8 +49,7 @@ def add_images(
     for index, image in enumerate(images[-HELD_OUT:], 1):
         checked[f'picture{index}'] = CheckImage(image, is_picture=True)
     resize = describe_resizing(source.config, shape)
-    spec = replace(spec, images=checked, resize=resize, letterbox=letterbox)
-    return replace(spec, calibration=images[:-HELD_OUT]), reason
+    return replace(spec, images=checked, calibration=images[:-HELD_OUT], resize=resize), reason
 
 
 def read_images(

@@ -14,7 +14,7 @@ import torch
 
 from mmcare.export.backends import validate_formats
 from mmcare.export.calibration import Images, add_images
-from mmcare.export.preprocessing import LETTERBOXES, choose_shape
+from mmcare.export.preprocessing import choose_shape
 from mmcare.export.source import Source
 from mmcare.export.spec import build_spec
 from mmcare.files import check_writable, moved_into_place
@@ -77,15 +77,9 @@ def export_model(
     check_writable(Path(out_dir))
     input_kinds = {backend.name: input_kind or backend.input_kind for backend in backends}
     kinds, decoded = input_kinds.values(), outputs == 'decoded'
-    spec = build_spec(source, shape, kinds, precision, tolerance, decoded, options)
-    if letterbox not in LETTERBOXES or (letterbox == 'center' and source.network.part != 'model'):
-        raise ValueError('--letterbox is top-left or, with --part model, center')
-    has_boxes = hasattr(source.network.model, 'bbox_head')
-    if letterbox == 'center' and has_boxes and 'decode' not in spec.metadata:
-        # Nothing would move their boxes back.
-        raise ValueError('--letterbox center is not for heads that decode in their own way')
+    spec = build_spec(source, shape, kinds, precision, tolerance, decoded, options, letterbox)
     number = (calibration or CALIBRATION) if precision == 'int8' else 0
-    spec, without_pictures = add_images(spec, source, number, images, letterbox)
+    spec, without_pictures = add_images(spec, source, number, images)
     reports: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as folder:
         for index, backend in enumerate(backends, 1):

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from mmcare.export import rewrites
 from mmcare.export.decoding import describe_decoding, describe_scores, name_outputs
 from mmcare.export.postprocessing import MAX_DETECTIONS, Decoder, Style, build_decoder
+from mmcare.export.preprocessing import LETTERBOXES
 from mmcare.export.source import Normalization, Source
 from mmcare.models.averaged_attention import average_attention
 from mmcare.models.deployment import BackboneInfo, fuse_all
@@ -155,6 +156,7 @@ def build_spec(
     tolerance: float | None,
     decoded: bool,
     options: Mapping[str, Any],
+    letterbox: str = 'top-left',
 ) -> ExportSpec:
     """Fuse a copy of a network for images of one size, and describe it; or raise a ValueError."""
     network, largest = source.network, rewrites.LARGEST_SIDE
@@ -167,6 +169,8 @@ def build_spec(
     except RuntimeError as error:
         raise ValueError(f'the network cannot compute images of {shape}: {error}') from error
     _check(source, outputs, shape, input_kinds, decoded, options)
+    if letterbox not in LETTERBOXES or (letterbox == 'center' and network.part != 'model'):
+        raise ValueError('--letterbox is top-left or, with --part model, center')
     fused = deepcopy(network)
     fuse_all(fused)
     average_attention(fused)
@@ -187,11 +191,12 @@ def build_spec(
     if network.part == 'model':
         metadata |= describe_scores(network.model, source.config, outputs[0].shape[1])
         metadata |= describe_decoding(network.model)
+    head, moves_boxes = getattr(network.model, 'bbox_head', None), letterbox == 'center'
+    if head is not None and 'decode' not in metadata and (decoded or moves_boxes):
+        name = type(head).__name__
+        raise ValueError(f'the {name} has a decoding of its own: use raw outputs, at the top left')
     decoder_of = None
     if decoded:
-        if hasattr(network.model, 'bbox_head') and 'decode' not in metadata:
-            head = type(network.model.bbox_head).__name__
-            raise ValueError(f'the {head} has a decoding of its own: use raw outputs')
         number = options.get('max_detections', MAX_DETECTIONS)
         decoder_of = partial(build_decoder, network.model, outputs, shape, metadata, number)
     return ExportSpec(
@@ -205,6 +210,7 @@ def build_spec(
         tolerance=tolerance,
         size_divisor=1 if network.part == 'backbone' else stride,
         normalization=source.normalization,
+        letterbox=letterbox,
         options=options,
         metadata={**metadata, **source.metadata},
         decoder_of=decoder_of,

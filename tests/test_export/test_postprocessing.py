@@ -188,7 +188,7 @@ def test_what_cannot_be_decoded(tmp_path):
     for source, options, words in (
         (load_source('s0'), dict(outputs='decoded'), 'is for --part model'),
         (load(tmp_path, 'YOLOX'), dict(outputs='decoded'), 'YOLOXHead has a decoding of its own'),
-        (load(tmp_path, 'YOLOX'), dict(letterbox='center'), 'decode in their own way'),
+        (load(tmp_path, 'YOLOX'), dict(letterbox='center'), 'raw outputs, at the top left'),
         (load_source('s0'), dict(letterbox='center'), 'with --part model, center'),
         (load_source('s0'), dict(max_detections=9), '--max-detections is for --outputs decoded'),
         (detector(tmp_path), dict(outputs='decoded', formats=('ncnn',), max_detections=9), 'onnx'),

@@ -41,9 +41,10 @@ def exported(request, tmp_path):
         least = dict(retinanet=0.9, rtmdet=0.6)[task]
         for model in source.config.model, source.network.model.bbox_head:
             model.test_cfg.score_thr = least
-    spec = build_spec(source, SHAPE, ['tensor'], None, None, outputs == 'decoded', {})
+    decoded = outputs == 'decoded'
+    spec = build_spec(source, SHAPE, ['tensor'], None, None, decoded, {}, letterbox)
     resize = describe_resizing(source.config, SHAPE)
-    spec = replace(spec, resize=resize, letterbox=letterbox)
+    spec = replace(spec, resize=resize)
     spec = spec.with_decoder(BACKENDS['onnx'].style)
     description = json.loads(json.dumps(BACKENDS['onnx'].describe(spec)))
     network = source.network if outputs == 'raw' else nn.Sequential(source.network, spec.decoder)

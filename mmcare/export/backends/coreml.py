@@ -56,6 +56,7 @@ class CoreML(Backend):
     }
 
     def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
+        """Write an ML Program, or a pipeline of one and of NMS."""
         target, compression = spec.options.get('target', TARGETS[0]), description.get('compress')
         model = convert_coreml(spec, description['precision'], target)
         if compression:

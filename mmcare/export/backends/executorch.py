@@ -43,6 +43,7 @@ class ExecuTorch(Backend):
         return Style(nms='outside', label_map=torch.int32) if is_coreml else self.style
 
     def settings(self, spec: ExportSpec) -> dict[str, str]:
+        """Name the precision, and the delegate if it is Core ML."""
         settings = super().settings(spec)
         if spec.options.get('delegate') == 'coreml':
             if spec.precision not in (None, 'float16'):
@@ -89,6 +90,7 @@ class ExecuTorch(Backend):
         return WriteResult(facts, program.module() if int8 else None, 'PyTorch')
 
     def open(self, path: Path) -> Exported:
+        """Open a file in ExecuTorch, or for Core ML in the interpreter of ML Programs."""
         require('executorch', 'running a .pte file')
         from executorch.extension.pybindings import portable_lib as threads
         from executorch.runtime import Runtime

@@ -65,6 +65,7 @@ class Ncnn(Backend):
         return WriteResult({})
 
     def open(self, path: Path) -> Exported:
+        """Open a folder that has its description, ``mmcare.json``."""
         ncnn = require('ncnn', 'running ncnn files', 'ncnn')
         net = ncnn.Net()
         net.opt.num_threads = 1

@@ -53,6 +53,7 @@ class Onnx(Backend):
         )
 
     def open(self, path: Path) -> Exported:
+        """Open a file in ONNX Runtime."""
         onnxruntime = require('onnxruntime', 'running an ONNX file')
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
