@@ -150,6 +150,8 @@ def test_figures_arrive(exported, serve, phone, tmp_path):
           return { release: async () => { held -= 1; } };
         }; 0""")
     page.select_option('#model', index=1)  # without a photo
+    page.wait_for_selector('#measure:enabled')
+    assert page.text_content('#why') == ''
     start(page, 4, 'threads')
     rows = finish(page)
     page.wait_for_selector('#measure:enabled')
