@@ -26,7 +26,8 @@ test('overlapping boxes', () => {
 });
 
 test('boxes of decoded files', () => {
-  const test_cfg = { score_thr: 0.2, nms: { iou_threshold: 0.5 }, max_per_img: 9 };
+  const nms = { iou_threshold: 0.5 };
+  const test_cfg = { score_thr: 0.2, nms, min_bbox_size: 0, max_per_img: 9 };
   let image = { width: 64, height: 32, top: 0, left: 0 };
   const read = (format, scale, boxes, scores, labels) => readBoxes(
     Object.fromEntries([boxes, scores, labels].map((values, i) => ['bsl'[i], { values }])),
@@ -39,7 +40,8 @@ test('boxes of decoded files', () => {
   assert.deepEqual(read('cxcywh', [64, 32, 64, 32], shares, [0, 0.75, 0.1, 0.5]), [first]);
   image = { width: 20, height: 20, top: 6, left: 22 };
   const moved = { ...first, box: [2, 2, 18, 18] };
-  assert.deepEqual(read('xyxy', [1, 1, 1, 1], rows, [0.75, 0], [1, 0]), [moved]);
+  const outside = [0.75, 0.75]; // scores: in the padding there are no objects
+  assert.deepEqual(read('xyxy', [1, 1, 1, 1], rows, outside, [1, 0]), [moved]);
 });
 
 test('resizing', () => {
