@@ -5,7 +5,7 @@ import test from 'node:test';
 import { labelMap, readBoxes, suppress } from '../page/decode.js';
 import { nodesOnCpu, ordered } from '../page/engines.js';
 import { deviation, largestDeviation, measureInTurn, summarize } from '../page/measure.js';
-import { fit, toTensor } from '../page/prepare.js';
+import { fit } from '../page/prepare.js';
 
 const expected = JSON.parse(readFileSync(process.env.EXPECTED));
 const close = (a, b) => assert.ok(Math.abs(a - b) <= 1e-12 * Math.abs(b), `${a} is not ${b}`);
@@ -14,7 +14,8 @@ test('statistics', () => {
   const { q1, ms, q3 } = summarize(expected.values[0], expected.values[1]);
   [q1, ms, q3].forEach((value, index) => close(value, expected.quantiles[index]));
   close(deviation([...expected.values].reverse(), expected.values), expected.deviation);
-  assert.deepEqual(['wasm', 'webgpu-float16'].map(largestDeviation), [1e-3, 1e-2]);
+  const engines = ['litert-wasm', 'litert-webgpu-float16', 'litert-wasm-int8'];
+  assert.deepEqual(engines.map(largestDeviation), [1e-3, 1e-2, 1e-2]);
   assert.ok(Number.isNaN(deviation([[1, NaN]], [[1, 2]])));
   assert.ok(!(deviation([[1]], [[1, 2]]) < 1) && !(deviation([[1, 2, 3]], [[1, 2]]) < 1));
 });
