@@ -422,6 +422,8 @@ def test_numbers_in_node(tmp_path):
     )
     file.write_text(json.dumps(expected))
     assert 'pass 8' in run('node', '--test', HERE / 'numbers.test.mjs', EXPECTED=str(file)).stdout
+    done = run(*SERVE, tflite, '--source', 's0', 'a.pth', onnx, check=False)
+    assert done.returncode == 2 and f'unrecognized arguments: {onnx}' in done.stderr
 
 
 def test_certificate(serve):
