@@ -1,14 +1,15 @@
 """All shipped configs: they build, have the recipe of their folder, and are listed truly."""
 
 import re
+from argparse import Namespace
 from functools import cache
-from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import ROOT
+from helpers import FORKS, ROOT, THIN, assert_equal, published_weights
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
@@ -27,6 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcare.analysis.counting import count_macs
 from mmcare.sample_data import make_coco
+from mmcare.weights.names import to_published
 
 NAMES = sorted(
     str(path.relative_to(ROOT / 'configs').with_suffix(''))
@@ -213,25 +215,58 @@ def test_evaluation_is_that_of_timm(tmp_path):
     assert np.abs(images[0].permute(1, 2, 0).numpy() - expected).max() < 1e-4
 
 
-def configs_on_pages():
-    pages = [*ROOT.glob('docs/*.md'), *ROOT.glob('configs/**/README.md')]
-    found = (
-        re.findall(r'^```python\n# \w+\.py\n(.*?)^```$', p.read_text(), re.M | re.S) for p in pages
-    )
-    return [block for block in chain(*found) if "_base_ = 'configs/" in block]
+BLOCK = re.compile(r'^```python\n# (\w+)\.py\n(.*?)^```$', re.M | re.S)
+FILES_ON_PAGES = {
+    name: text.replace("'configs/", f"'{ROOT}/configs/")
+    for page in [ROOT / 'README.md', *ROOT.glob('docs/*.md'), *ROOT.glob('configs/**/README.md')]
+    for name, text in BLOCK.findall(page.read_text())
+}
 
 
-@pytest.mark.parametrize('text', configs_on_pages())
-def test_configs_on_pages(text, tmp_path):
-    """They build on ours; those on toolboxes' configs are in test_page_configs.py."""
-    (tmp_path / 'page.py').write_text(text.replace("'configs/", f"'{ROOT}/configs/"))
-    config = Config.fromfile(tmp_path / 'page.py')
+@pytest.mark.parametrize('name', [n for n, text in FILES_ON_PAGES.items() if '_base_' in text])
+def test_configs_on_pages(name, tmp_path, monkeypatch):
+    """They build; those for other projects also load the published file, and map images."""
+    toolbox = re.search(r'(\w+)::|$', FILES_ON_PAGES[name])[1]
+    if toolbox:
+        pytest.importorskip(toolbox)
+    if FORKS and toolbox == 'mmseg':
+        pytest.xfail('onedl-mmengine looks for mmseg:: in a package mmsegmentation')
+    monkeypatch.chdir(tmp_path)
+    for each, text in FILES_ON_PAGES.items():
+        Path(f'{each}.py').write_text(text)
+    config = Config.fromfile(f'{name}.py')
     with DefaultScope.overwrite_default_scope(config.default_scope):
         model = MODELS.build(config.model)
         optimizer = build_optim_wrapper(model, config.optim_wrapper).optimizer
-        for each in config.param_scheduler:
+        for each in np.atleast_1d(config.param_scheduler):
             each.pop('convert_to_iter_based', None)
             PARAM_SCHEDULERS.build(each, default_args=dict(optimizer=optimizer))
+    for hook in config.default_hooks.values():
+        if hook.type.startswith('mmcare.'):
+            HOOKS.build(hook)
+    if not toolbox:
+        return
+    state = published_weights('s0')
+    torch.save(dict(state_dict=state, args=Namespace(model='CARE')), 'CARETrans_S0.pth.tar')
+    model.init_weights()
+    found = to_published(model.backbone.state_dict())
+    assert_equal(found, {key: state[key] for key in found})
+    samples = None
+    if toolbox == 'mmdet':
+        from mmdet.testing import demo_mm_inputs
+
+        samples = demo_mm_inputs(2, (3, 64, 96))['data_samples']
+    model.eval()(torch.rand(2, 3, 64, 96), samples, mode='tensor')
+
+
+def test_your_own_mixer():
+    """It is registered and trains a step, in place of the attention alone."""
+    exec(FILES_ON_PAGES['my_mixer'], {})  # the page skips it: it registers once
+    model = MODELS.build(dict(type='PoolingCARE', arch=THIN, layer_scale_init_value=0.1))
+    kinds = [type(stage.blocks[0].mixer.global_learner).__name__ for stage in model.stages]
+    assert kinds == ['StripConv', 'StripConv', 'AvgPool2d', 'AvgPool2d']
+    sum(each.square().mean() for each in model(torch.rand(2, 3, 64, 64))).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_index_lists_every_config_once():

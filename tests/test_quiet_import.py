@@ -35,6 +35,8 @@ def snapshot():
 before = snapshot()
 import mmcare
 
+for root, name in ((registry.MODELS, 'CARE'), (registry.HOOKS, 'ExactResumeHook')):
+    root.get(f'mmcare.{name}').__name__  # as configs name them, with custom_imports alone
 toolboxes = sorted({'mmdet', 'mmseg', 'mmpretrain', 'timm', 'pycocotools'} & set(sys.modules))
 imported = []
 sys.modules['mmcare.classification'] = None  # imports mmpretrain, and that PyTorch's compiler

@@ -158,8 +158,7 @@ class Boxes(Decoder):
         scores, pairs = scores.index_select(0, best).flatten().topk(self.candidates)
         rows = torch.div(pairs, number_of_classes, rounding_mode='floor')
         boxes = boxes.index_select(0, best).index_select(0, rows)
-        # Not in integers: PT2E turns the factor into a float.
-        labels = pairs.float() - rows.float() * number_of_classes
+        labels = pairs % number_of_classes  # in integers, which float16 does not have above 2048
         scores, order = (scores * self.suppress(boxes, scores, labels)).topk(self.number)
         boxes, labels = self.write(boxes.index_select(0, order)), labels.index_select(0, order)
         results = [boxes[None], scores[None], labels[None].to(self.style.labels)]

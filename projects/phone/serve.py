@@ -181,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add('files', type=Path, nargs='+', metavar='FILE', help='.tflite or .onnx, of one --shape')
-    add('--source', nargs='+', default=[], help='config, checkpoint: compare with PyTorch')
+    add('--source', nargs=2, default=(), help='config and checkpoint: compare with PyTorch')
     add('--host', help="address to listen on; default: this computer's in its network")
     add('--port', type=int, default=8443, help='default: %(default)s')
     add('--http', action='store_true', help='no TLS, and localhost: for a tunnel')

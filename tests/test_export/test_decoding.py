@@ -28,7 +28,7 @@ HEADS = dict(
 THIRD = dict(FCOS=['centerness'], ATSS=['centerness'], YOLOX=['objectness'])
 
 
-def load(folder, name):
+def load(folder, name, classes=2):
     path = folder / f'{name.lower()}.py'
     path.write_text(f"""
 default_scope = 'mmdet'
@@ -36,7 +36,8 @@ model = dict(
     type='{name}',
     backbone=dict(type='mmcare.CARE', arch={THIN}, out_indices=(1, 2, 3)),
     neck=dict(type='FPN', in_channels=[16, 32, 128], out_channels=8, num_outs=3),
-    bbox_head=dict(num_classes=2, in_channels=8, feat_channels=8, stacked_convs=1, {HEADS[name]}),
+    bbox_head=dict(num_classes={classes}, in_channels=8, feat_channels=8, stacked_convs=1,
+        {HEADS[name]}),
     test_cfg=dict(nms_pre=100_000, min_bbox_size=-1, score_thr=-1.0))
 """)
     source = load_source(path, part='model')

@@ -23,8 +23,8 @@ CLASSES = ['a', 'b', 'c', 'd', 'e']
 STYLES = [backend.style for backend in BACKENDS.values()]
 
 
-def detector(folder, name='RetinaNet', std=0.1):
-    source = load(folder, name)
+def detector(folder, name='RetinaNet', std=0.1, classes=2):
+    source = load(folder, name, classes)
     head = source.network.model.bbox_head
     head.test_cfg.update(
         nms_pre=1000, min_bbox_size=0, score_thr=0.3, nms=dict(type='nms', iou_threshold=0.5)
@@ -182,6 +182,14 @@ def test_core_ml_says_what_vision_and_xcode_look_for(tmp_path):
     assert [x.name for x in program.description.output] == ['coordinates', 'confidence']
     settings = nms.nonMaximumSuppression
     assert [*settings.stringClassLabels.vector] == ['a', 'b'] and settings.iouThreshold == 0.5
+
+
+def test_labels_of_many_classes_in_float16(tmp_path):
+    """float16 has not all integers above 2048; a place among 40,320 scores gives the label."""
+    pytest.importorskip('litert_torch')
+    source = detector(tmp_path, classes=80)
+    report = export_model(source, tmp_path, SHAPE, ('litert',), outputs='decoded')['litert']
+    assert max(report['deviations_float16'].values()) < 2e-2
 
 
 def test_what_cannot_be_decoded(tmp_path):

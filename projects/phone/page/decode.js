@@ -84,15 +84,19 @@ function decodeBox(values, [x1, y1, x2, y2], coder) {
   return [left, top, right, bottom];
 }
 
-/** Move a box from an input to the image that is in it, and clip it. */
-function moveBack(box, { width, height, top, left }) {
-  return box.map((value, i) => within(value - (i % 2 ? top : left), 0, i % 2 ? height : width));
+/** Move boxes from an input to the image in it, clip them, and keep the best as mmdet does. */
+function keepBest(boxes, test, { width, height, top, left }) {
+  const clip = (value, i) => within(value - (i % 2 ? top : left), 0, i % 2 ? height : width);
+  const moved = boxes.map((one) => ({ ...one, box: one.box.map(clip) }));
+  const size = test.min_bbox_size ?? -1;
+  const large = ({ box }) => size < 0 || (box[2] - box[0] > size && box[3] - box[1] > size);
+  return suppress(moved.filter(large), test.nms.iou_threshold, test.max_per_img);
 }
 
 /** Decode boxes as mmdet does, {box: [x1, y1, x2, y2], score, label}, from maps by their names. */
 export function decodeBoxes(maps, decode, image) {
   const { coder, strides, prior_params: params, test_cfg: test } = decode;
-  const { score_thr: least = 0.05, nms_pre: most = 1000, max_per_img: number = 100 } = test ?? {};
+  const { score_thr: least = 0, nms_pre: most = -1 } = test;
   if (!CODERS.includes(coder.type)) throw new Error(`this page does not decode a ${coder.type}`);
   const softens = decode.score_activation === 'softmax'; // with a last class for nothing
   const cut = softens ? least : Math.log(least / (1 - least));
@@ -124,14 +128,12 @@ export function decodeBoxes(maps, decode, image) {
       const anchor = params.base_anchors?.[level][prior] ?? [0, 0, 0, 0];
       const place = anchor.map((value, index) => value + corner[index % 2]);
       const values = [0, 1, 2, 3].map((side) => deltas.values[(prior * 4 + side) * cells + cell]);
-      const box = moveBack(decodeBox(values, place, coder), image);
+      const box = decodeBox(values, place, coder);
       const factor = centerness ? sigmoid(centerness[prior * cells + cell]) : 1;
       found.push({ box, score: score * factor, label });
     }
   });
-  const size = test?.min_bbox_size ?? -1;
-  const large = ({ box }) => size < 0 || (box[2] - box[0] > size && box[3] - box[1] > size);
-  return suppress(found.filter(large), test?.nms?.iou_threshold ?? 0.5, number);
+  return keepBest(found, test, image);
 }
 
 /** Read the boxes in a file's results, as decodeBoxes gives them. */
@@ -145,10 +147,10 @@ export function readBoxes(maps, { outputs, test_cfg: test }, image) {
     const row = Math.floor(index / classes);
     let [a, b, c, d] = boxes.slice(row * 4, row * 4 + 4);
     if (box_format === 'cxcywh') [a, b, c, d] = [a - c / 2, b - d / 2, a + c / 2, b + d / 2];
-    const box = moveBack([a, b, c, d].map((side, i) => side * scale[i]), image);
+    const box = [a, b, c, d].map((side, i) => side * scale[i]);
     found.push({ box, score, label: labels ? labels[row] : index % classes });
   });
-  return suppress(found, test.nms.iou_threshold, test.max_per_img);
+  return keepBest(found, test, image);
 }
 
 /** Give the channel of a map that has the largest range, as a grey image. */

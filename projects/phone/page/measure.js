@@ -32,8 +32,8 @@ export function deviation(found, expected) {
   return Math.max(...shares);
 }
 
-/** Give the largest deviation that is good: more roundings are ordinary in float16. */
-export const largestDeviation = (engine) => (engine.includes('float16') ? 1e-2 : 1e-3);
+/** Give the largest deviation that is good: coarser roundings are ordinary in float16 and int8. */
+export const largestDeviation = (engine) => (/float16|int8/.test(engine) ? 1e-2 : 1e-3);
 
 /**
  * Interleave runs (A, B, C, A, B, C, ...) so that noise affects all equally: milliseconds of each,

@@ -215,7 +215,7 @@ async function look(read, steps) {
 /** Show a photo as the chosen file sees it. */
 async function see() {
   const [[photo], steps] = [$('photo').files, {}];
-  if (!(await choose(steps, photo))) return;
+  if (!(await choose(steps, Boolean(photo)))) return;
   const image = await step(steps, 'decoding', () => readPhoto(photo));
   await look(() => image, steps);
   text('steps', Object.entries(steps).map(say).join(', '));

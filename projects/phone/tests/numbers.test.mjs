@@ -5,7 +5,7 @@ import test from 'node:test';
 import { labelMap, readBoxes, suppress } from '../page/decode.js';
 import { nodesOnCpu, ordered } from '../page/engines.js';
 import { deviation, largestDeviation, measureInTurn, summarize } from '../page/measure.js';
-import { fit, toTensor } from '../page/prepare.js';
+import { fit } from '../page/prepare.js';
 
 const expected = JSON.parse(readFileSync(process.env.EXPECTED));
 const close = (a, b) => assert.ok(Math.abs(a - b) <= 1e-12 * Math.abs(b), `${a} is not ${b}`);
@@ -14,7 +14,8 @@ test('statistics', () => {
   const { q1, ms, q3 } = summarize(expected.values[0], expected.values[1]);
   [q1, ms, q3].forEach((value, index) => close(value, expected.quantiles[index]));
   close(deviation([...expected.values].reverse(), expected.values), expected.deviation);
-  assert.deepEqual(['wasm', 'webgpu-float16'].map(largestDeviation), [1e-3, 1e-2]);
+  const engines = ['litert-wasm', 'litert-webgpu-float16', 'litert-wasm-int8'];
+  assert.deepEqual(engines.map(largestDeviation), [1e-3, 1e-2, 1e-2]);
   assert.ok(Number.isNaN(deviation([[1, NaN]], [[1, 2]])));
   assert.ok(!(deviation([[1]], [[1, 2]]) < 1) && !(deviation([[1, 2, 3]], [[1, 2]]) < 1));
 });
@@ -26,7 +27,8 @@ test('overlapping boxes', () => {
 });
 
 test('boxes of decoded files', () => {
-  const test_cfg = { score_thr: 0.2, nms: { iou_threshold: 0.5 }, max_per_img: 9 };
+  const nms = { iou_threshold: 0.5 };
+  const test_cfg = { score_thr: 0.2, nms, min_bbox_size: 0, max_per_img: 9 };
   let image = { width: 64, height: 32, top: 0, left: 0 };
   const read = (format, scale, boxes, scores, labels) => readBoxes(
     Object.fromEntries([boxes, scores, labels].map((values, i) => ['bsl'[i], { values }])),
@@ -39,7 +41,8 @@ test('boxes of decoded files', () => {
   assert.deepEqual(read('cxcywh', [64, 32, 64, 32], shares, [0, 0.75, 0.1, 0.5]), [first]);
   image = { width: 20, height: 20, top: 6, left: 22 };
   const moved = { ...first, box: [2, 2, 18, 18] };
-  assert.deepEqual(read('xyxy', [1, 1, 1, 1], rows, [0.75, 0], [1, 0]), [moved]);
+  const outside = [0.75, 0.75]; // scores: in the padding there are no objects
+  assert.deepEqual(read('xyxy', [1, 1, 1, 1], rows, outside, [1, 0]), [moved]);
 });
 
 test('resizing', () => {
@@ -51,17 +54,6 @@ test('resizing', () => {
     const found = data.filter((_, i) => i % 4 < 3);
     const apart = pixels.map((value, i) => Math.abs(value - found[i]));
     assert.ok(Math.max(...apart) <= 1, `${backend} ${interpolation} ${Math.max(...apart)}`);
-  }
-});
-
-test('pictures where the description says', () => {
-  const image = { data: Uint8ClampedArray.from(expected.noise), width: 61, height: 37 };
-  for (const [about, place, wanted] of expected.letterboxed) {
-    const input = { shape: [1, 3, 24, 31], layout: 'NCHW', ...about };
-    const small = fit(image, input);
-    assert.deepEqual([small.top, small.left, small.height, small.width], place);
-    const apart = toTensor(small, input).map((value, i) => Math.abs(value - wanted[i]));
-    assert.ok(Math.max(...apart) * 57 < 1.1, about.letterbox); // grey levels
   }
 });
 
