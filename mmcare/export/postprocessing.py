@@ -86,9 +86,11 @@ class LabelMap(Decoder):
         logits = self.enlarge(raw[0])
         if self.dtype != torch.float32:
             return (logits.argmax(1).to(self.dtype),)
-        # ncnn has no argmax: 1 where a logit is the largest, else 0.
-        best = 1 - ((logits.amax(1, keepdim=True) - logits) * 60000.0).clamp(max=1)
-        return ((best * self.classes).amax(1),)
+        # ncnn has no argmax: 0 where a logit is the largest, else 1, also where it is 1e-9 below.
+        below = logits.amax(1, keepdim=True) - logits
+        for _ in range(2):  # each factor is within the range of float16
+            below = (below * 60000.0).clamp(max=1)
+        return (((1 - below) * self.classes).amax(1),)
 
     def deviation(self, raw: Sequence[Tensor], found: Sequence[Any]) -> float:
         """Return how far chosen logits are below the best, as a share of the largest magnitude."""
