@@ -95,13 +95,17 @@ def describe_decoding(model: nn.Module) -> dict[str, Any]:
 
     Returns:
         Nothing if the model has no such head, or a head with a decoding of its own (GFL, YOLOX,
-        ...). Otherwise ``decode``, with the plain values that docs/deploy.md lists.
+        ...) or another NMS than mmdet's ``'nms'`` of each class. Otherwise ``decode``, with the
+        plain values that docs/deploy.md lists.
     """
     head: Any = getattr(model, 'bbox_head', None)
     for name in ('predict_by_feat', '_predict_by_feat_single'):
         method = getattr(head, name, None)
         if not getattr(method, '__qualname__', '').startswith('BaseDenseHead.'):
             return {}
+    plain = dict(type='nms', class_agnostic=False, iou_threshold=None)
+    if {**plain, **head.test_cfg.get('nms', {}), 'iou_threshold': None} != plain:
+        return {}
     priors, coder = head.prior_generator, head.bbox_coder
     wanted = ('base_anchors', 'scales', 'ratios', 'base_sizes', 'center_offset', 'offset')
     defaults = {

@@ -71,14 +71,19 @@ def export_model(
         ExportError: If a file computes something else than PyTorch.
         ImportError: If a package is missing that a format needs.
     """
-    options = {name: value for name, value in options.items() if value}
+    for value, known in (input_kind or INPUT_KINDS[0], INPUT_KINDS), (outputs, OUTPUTS):
+        if value not in known:
+            raise ValueError(f'{value!r} is none of {", ".join(known)}')
+    options = {name: x for name, x in options.items() if x is not None and x is not False}
     shape = shape or choose_shape(source.config)
     backends = validate_formats(formats, precision, calibration, options)
     check_writable(Path(out_dir))
     input_kinds = {backend.name: input_kind or backend.input_kind for backend in backends}
     kinds, decoded = input_kinds.values(), outputs == 'decoded'
     spec = build_spec(source, shape, kinds, precision, tolerance, decoded, options, letterbox)
-    number = (calibration or CALIBRATION) if precision == 'int8' else 0
+    number = 0
+    if precision == 'int8':
+        number = CALIBRATION if calibration is None else calibration
     spec, without_pictures = add_images(spec, source, number, images)
     reports: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as folder:

@@ -122,7 +122,8 @@ class Boxes(Decoder):
         height, width = shape
         self.register_buffer('priors', priors)
         self.register_buffer('sides', torch.tensor([width, height, width, height]).float())
-        self.candidates = min(config.get('nms_pre', CANDIDATES), CANDIDATES, len(priors))
+        most = config.get('nms_pre', -1)  # not positive: all of them
+        self.candidates = min(most if most > 0 else CANDIDATES, CANDIDATES, len(priors))
         self.number, self.iou = min(number, self.candidates), config.nms.iou_threshold
         self.least = config.get('min_bbox_size', -1)
         boxes: dict[str, Any] = dict(box_format=style.box_format)

@@ -194,7 +194,10 @@ def build_spec(
     head, moves_boxes = getattr(network.model, 'bbox_head', None), letterbox == 'center'
     if head is not None and 'decode' not in metadata and (decoded or moves_boxes):
         name = type(head).__name__
-        raise ValueError(f'the {name} has a decoding of its own: use raw outputs, at the top left')
+        raise ValueError(
+            f'the {name} has a decoding of its own, or not the plain NMS of each class: use raw '
+            'outputs, at the top left'
+        )
     decoder_of = None
     if decoded:
         number = options.get('max_detections', MAX_DETECTIONS)
@@ -242,5 +245,6 @@ def _check(
         raise ValueError('heads of segmentors fix sizes: no dynamic sizes with --part model')
     if decoded and (network.part != 'model' or dynamic):
         raise ValueError('--outputs decoded is for --part model, without --dynamic')
-    if 'max_detections' in options and not (decoded and hasattr(network.model, 'bbox_head')):
-        raise ValueError('--max-detections is for --outputs decoded of detectors')
+    finds_boxes = decoded and hasattr(network.model, 'bbox_head')
+    if 'max_detections' in options and not (finds_boxes and options['max_detections'] > 0):
+        raise ValueError('--max-detections is for --outputs decoded of detectors, and at least 1')

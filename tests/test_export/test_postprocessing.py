@@ -27,7 +27,7 @@ def detector(folder, name='RetinaNet', std=0.1):
     source = load(folder, name)
     head = source.network.model.bbox_head
     head.test_cfg.update(
-        nms_pre=1000, min_bbox_size=0, score_thr=0.3, nms=dict(type='nms', iou_threshold=0.5)
+        nms_pre=-1, min_bbox_size=0, score_thr=0.3, nms=dict(type='nms', iou_threshold=0.5)
     )
     head.test_cfg.max_per_img = 20
     for parameter in head.parameters():
@@ -186,12 +186,18 @@ def test_core_ml_says_what_vision_and_xcode_look_for(tmp_path):
 
 
 def test_what_cannot_be_decoded(tmp_path):
+    soft = detector(tmp_path)
+    soft.network.model.bbox_head.test_cfg.nms.type = 'soft_nms'
     for source, options, words in (
         (load_source('s0'), dict(outputs='decoded'), 'is for --part model'),
         (load(tmp_path, 'YOLOX'), dict(outputs='decoded'), 'YOLOXHead has a decoding of its own'),
         (load(tmp_path, 'YOLOX'), dict(letterbox='center'), 'raw outputs, at the top left'),
         (load_source('s0'), dict(letterbox='center'), 'with --part model, center'),
         (load_source('s0'), dict(max_detections=9), '--max-detections is for --outputs decoded'),
+        (detector(tmp_path), dict(outputs='decoded', max_detections=0), 'and at least 1'),
+        (soft, dict(outputs='decoded'), 'RetinaHead .* not the plain NMS'),
+        (load_source('s0'), dict(outputs='decode'), 'none of raw, decoded'),
+        (load_source('s0'), dict(input_kind='pixels'), 'none of image, tensor'),
         (detector(tmp_path), dict(outputs='decoded', formats=('ncnn',), max_detections=9), 'onnx'),
     ):
         with pytest.raises(ValueError, match=words):
