@@ -49,8 +49,9 @@ def describe_scores(model: nn.Module, config: Config | None, channels: int) -> d
     """Describe the scores of a whole model, whose first output has this number of channels.
 
     Returns:
-        ``activation``: ``'softmax'``, ``'sigmoid'``, or None if that is not known. ``classes`` and
-        ``palette`` of the config's test data, if their number is the head's number of classes.
+        ``activation``: ``'softmax'``, ``'sigmoid'``, or None if that is not known. ``threshold`` of
+        a segmentor with one channel: above it, a pixel is of class 1. ``classes``
+        and ``palette`` of the config's test data, if their number is the head's number of classes.
     """
     head_name = next(name for name in HEADS if hasattr(model, name))
     head: Any = getattr(model, head_name)
@@ -62,6 +63,8 @@ def describe_scores(model: nn.Module, config: Config | None, channels: int) -> d
         is_sigmoid = any(base.__name__ == 'MultiLabelClsHead' for base in type(head).__mro__)
     activations = {True: 'sigmoid', False: 'softmax', None: None}
     described: dict[str, Any] = dict(activation=activations[is_sigmoid])
+    if head_name == 'decode_head' and is_sigmoid:
+        described['threshold'] = head.threshold
     if config is None or not config.get('test_dataloader'):
         return described
     dataset = innermost_dataset(config.test_dataloader.dataset)

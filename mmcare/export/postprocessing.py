@@ -70,8 +70,7 @@ class LabelMap(Decoder):
         self.shape, self.align_corners = shape, head.align_corners
         self.dtype = torch.int32 if channels > 256 and dtype == torch.uint8 else dtype
         self.outputs = [dict(name='labels', kind='labels')]
-        if channels == 1:
-            self.metadata = dict(threshold=head.threshold)
+        self.threshold = head.threshold
         self.register_buffer('classes', torch.arange(max(channels, 2)).float()[None, :, None, None])
 
     def enlarge(self, logits: Tensor) -> Tensor:
@@ -79,7 +78,7 @@ class LabelMap(Decoder):
         logits = F.interpolate(logits, self.shape, None, 'bilinear', self.align_corners)
         if logits.shape[1] > 1:
             return logits
-        least = torch.logit(torch.tensor(self.metadata['threshold'])).item()
+        least = torch.logit(torch.tensor(self.threshold)).item()
         return torch.cat([torch.full_like(logits, least), logits], 1)
 
     def forward(self, raw: Sequence[Tensor]) -> tuple[Tensor, ...]:
