@@ -23,13 +23,16 @@ def name_outputs(network: Network, outputs: Sequence[Tensor]) -> list[str]:
         number of the level: ``cls_score1``, ``cls_score2``, ..., ``bbox_pred1``, ...
 
     Raises:
-        ValueError: If a detector has not one map of each name at each level.
+        ValueError: If a detector has not one map of each name at each level, or a classifier or
+            segmentor not one output.
     """
     if network.part == 'backbone':
         return [*network.info.output_names]
     if network.part == 'neck':
         return [f'neck{index + 1}' for index in range(len(outputs))]
     if not hasattr(network.model, 'bbox_head'):
+        if len(outputs) != 1:
+            raise ValueError(f'the head has {len(outputs)} outputs, not one: use --part backbone')
         return ['logits']
     head: Any = network.model.bbox_head
     arguments = list(inspect.signature(head.loss_by_feat).parameters)

@@ -169,6 +169,7 @@ def build_spec(
     except RuntimeError as error:
         raise ValueError(f'the network cannot compute images of {shape}: {error}') from error
     _check(source, outputs, shape, input_kinds, decoded, options)
+    output_names = name_outputs(network, outputs)
     if letterbox not in LETTERBOXES or (letterbox == 'center' and network.part != 'model'):
         raise ValueError('--letterbox is top-left or, with --part model, center')
     fused = deepcopy(network)
@@ -205,7 +206,7 @@ def build_spec(
     return ExportSpec(
         fused,
         network,
-        name_outputs(network, outputs),
+        output_names,
         (1, channels, *shape),
         draw_images(channels, shape),
         network.info,

@@ -104,6 +104,9 @@ def test_detectors_that_are_refused(tmp_path):
     outputs = network(torch.zeros(1, 3, *SHAPE))
     with pytest.raises(ValueError, match=r'FCOSHead are not .*--part neck'):
         name_outputs(network, [*outputs, outputs[0]])  # as VFNet has several boxes for each level
+    del network.model.bbox_head  # as a classifier with several tasks
+    with pytest.raises(ValueError, match='9 outputs, not one: use --part backbone'):
+        name_outputs(network, outputs)
     care = dict(type='mmcare.CARE', arch=THIN, _delete_=True)
     for name in ('mask_rcnn/mask-rcnn_r50_fpn_1x_coco', 'detr/detr_r50_8xb2-150e_coco'):
         text = f"_base_ = 'mmdet::{name}.py'\nmodel = dict(backbone={care})"

@@ -14,7 +14,7 @@ from test_decoding import load
 from test_whole_models import write_config
 
 from mmcare.export import export_model, load_source
-from mmcare.export.backends import BACKENDS, open_exported
+from mmcare.export.backends import BACKENDS, open_exported, tflite_metadata
 from mmcare.export.postprocessing import Boxes, LabelMap, Style
 from mmcare.export.prediction import read_detections
 from mmcare.export.source import IMAGENET
@@ -204,6 +204,19 @@ def test_what_cannot_be_decoded(tmp_path):
                 source, tmp_path / 'out', SHAPE, **dict(dict(formats=('onnx',)), **options)
             )
     assert not (tmp_path / 'out').exists()
+
+
+def test_metadata_of_tflite():
+    """None for files of BGR; MediaPipe applies the activation that the metadata name."""
+    logits = dict(name='logits', layout='NHWC')
+
+    def write(channels, activation):
+        image = dict(kind='image', channels=channels)
+        about = dict(name='a', inputs=[image], outputs=[logits], activation=activation)
+        return tflite_metadata.write_metadata(about, '', '')
+
+    assert write('BGR', 'softmax') is None
+    assert write('RGB', 'softmax') != write('RGB', 'sigmoid')
 
 
 @pytest.mark.parametrize('name', ['classifier', 'fpn', 'RetinaNet'])

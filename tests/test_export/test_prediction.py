@@ -20,6 +20,7 @@ from mmcare.export.backends.base import Exported
 from mmcare.export.decoding import describe_scores
 from mmcare.export.evaluation import pad_images
 from mmcare.export.export import OUTPUTS
+from mmcare.export.prediction import prepare
 from mmcare.export.preprocessing import LETTERBOXES, choose_shape, describe_resizing, fit_config
 from mmcare.export.spec import build_spec
 
@@ -116,6 +117,13 @@ def test_results_are_in_pixels_of_the_picture(size, letterbox):
     about['outputs'] = [dict(name='labels', kind='labels')]
     labels = Exported(find_labels, (1, 3, *SHAPE), about).predict(picture)['labels']
     assert (labels == picture[..., 0] // 255).mean() > 0.97
+
+
+def test_pictures_that_stay_too_large():
+    """A ``ResizeEdge`` without a crop; the file would see a corner."""
+    taken = dict(kind='image', channels='RGB', padding=[0] * 3, resize=dict(shorter=80))
+    with pytest.raises(ValueError, match='80x160, the file takes 64x96: give the pipeline'):
+        prepare(np.zeros((40, 80, 3), np.uint8), taken, SHAPE)
 
 
 @pytest.mark.parametrize(
