@@ -49,7 +49,7 @@ class ExportSpec:
     dynamic: bool = False  # height and width are free
     size_divisor: int = 1  # of free heights and widths
     input_kind: str = 'tensor'  # normalized; 'image': pixels from 0 to 255, normalized inside
-    takes_bytes: bool = False  # pixels are uint8 in the file, which is no matter of the network
+    takes_bytes: bool = False  # pixels are uint8 for the file, which is no matter of the network
     normalization: Normalization | None = None  # None: unknown
     resize: Mapping[str, Any] | None = None  # how pictures are resized; None: unknown
     letterbox: str = 'top-left'  # where they are in the image; or 'center'
