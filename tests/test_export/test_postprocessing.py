@@ -15,8 +15,9 @@ from test_whole_models import write_config
 
 from mmcare.export import export_model, load_source
 from mmcare.export.backends import BACKENDS, open_exported, tflite_metadata
+from mmcare.export.decoding import describe_decoding
 from mmcare.export.postprocessing import Boxes, LabelMap, Style
-from mmcare.export.prediction import read_detections
+from mmcare.export.prediction import decode_boxes, read_detections
 from mmcare.export.source import IMAGENET
 
 CLASSES = ['a', 'b', 'c', 'd', 'e']
@@ -44,6 +45,10 @@ def test_boxes_are_those_of_mmdet(tmp_path, name, style):
     maps = [list(raw[start : start + 3]) for start in range(0, len(raw), 3)]
     meta = dict(img_shape=SHAPE, scale_factor=(1.0, 1.0))
     (expected,) = head.predict_by_feat(*maps, batch_img_metas=[meta])
+    by_description = decode_boxes(raw, describe_decoding(network.model)['decode'], (0, 0, *SHAPE))
+    for key, mine in by_description.items():
+        theirs = expected.get(dict(boxes='bboxes').get(key, key))
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)
     expected = expected[expected.scores > 0.3]  # mmdet's threshold ignores the centerness
     decoder = Boxes(head, raw, SHAPE, 20, style)
     found = [x.numpy() for x in decoder(raw)]
