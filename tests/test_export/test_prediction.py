@@ -140,10 +140,7 @@ def test_pictures_that_stay_too_large():
         ('your_data/detector', (640, 640)),
         ('your_data/segmentor', (480, 640)),
         ('your_data/classifier', (224, 224)),
-        ('retinanet/care_s0_cells', (256, 320)),
         ('mask_rcnn/care_s0_coco', (800, 1344)),
-        ('fpn/care_s0_ade20k', (512, 512)),
-        ('imagenet/care_s0_in1k', (224, 224)),
         ('mask_rcnn/care_s0_nuclei', (512, 512)),  # whose pictures keep their sizes
     ],
 )

@@ -124,8 +124,7 @@ class Backend:
         """
         _, other, other_name = result
         run, tolerance = self.open(path).run, self.precisions[description['precision']]
-        says_type = self.says_type or 'delegate' in description
-        compares_float16 = not says_type and spec.tolerance is None
+        compares_float16 = not self.says_type and 'delegate' not in description
         half = self.open_float16(path) if compares_float16 else None
         checked: dict[str, Any] = {}
         if compares_float16 and not half:
@@ -144,7 +143,8 @@ class Backend:
         checked['deviations'] = verify(run, spec, self.runtime, path.name, tolerance)
         if half:
             name = f'{self.runtime} in float16'
-            checked['deviations_float16'] = verify(half.run, spec, name, path.name, FLOAT16)
+            limit = spec.tolerance or FLOAT16
+            checked['deviations_float16'] = verify(half.run, spec, name, path.name, limit)
         return checked
 
     def _check_results(
