@@ -103,7 +103,7 @@ def prepare(
     pixels = np.atleast_3d(mmcv.imresize(pixels, (width, height), **options))
     if how.get('crop'):
         rows, columns = how['crop']
-        top, left = round((height - rows) / 2), round((width - columns) / 2)
+        top, left = (max(round(side / 2), 0) for side in (height - rows, width - columns))
         pixels = pixels[top : top + rows, left : left + columns]
     if taken['channels'] == 'RGB':
         pixels = pixels[..., ::-1]

@@ -127,11 +127,13 @@ def test_no_picture_is_overwritten(tmp_path, monkeypatch, capsys, arguments):
     assert 'a picture would be overwritten' in capsys.readouterr().err
 
 
-def test_pictures_that_stay_too_large():
-    """A ``ResizeEdge`` without a crop; the file would see a corner."""
+def test_pictures_of_another_size():
+    """A ``ResizeEdge`` without a crop; the file would see a corner. Small ones are padded."""
     taken = dict(kind='image', channels='RGB', padding=[0] * 3, resize=dict(shorter=80))
     with pytest.raises(ValueError, match='80x160, the file takes 64x96: give the pipeline'):
         prepare(np.zeros((40, 80, 3), np.uint8), taken, SHAPE)
+    taken['resize'] = dict(shorter=32, crop=SHAPE)
+    assert prepare(np.zeros((40, 80, 3), np.uint8), taken, SHAPE)[1] == (0, 0, 32, 64)
 
 
 @pytest.mark.parametrize(
