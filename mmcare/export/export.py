@@ -63,7 +63,8 @@ def export_model(
         images: Pictures to quantize with and to check files on, in a folder or as normalized
             images (1, C, H, W); None: the config's data.
         tolerance: Largest deviation from PyTorch, as a share of an output's largest magnitude;
-            None: that of the format, and 2e-2 for computation in float16. Not for int8.
+            None: that of the format, and 2e-2 for computation in float16, which is not compared
+            with a tolerance. Not for int8.
         **options: Of single formats: ``dynamic`` (ONNX), ``target`` and ``compress`` (Core ML).
 
     Raises:
