@@ -143,7 +143,6 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
             return None
     crops = 'ResizeEdge' in steps and 'CenterCrop' in steps
     return dict(
-        keep_ratio=True,
         interpolation=step.get('interpolation', 'bilinear'),
         backend=step.get('backend', 'cv2'),
         shorter=step.scale if 'ResizeEdge' in steps else None,
