@@ -34,6 +34,10 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     try:
+        names = {picture.name for picture in arguments.pictures}
+        folders = {picture.resolve().parent for picture in arguments.pictures}
+        if len(names) < len(arguments.pictures) or arguments.out_dir.resolve() in folders:
+            raise ValueError('a picture would be overwritten: give others, or another --out-dir')
         program = open_exported(arguments.file)
         for picture in arguments.pictures:
             found, pixels = program.predict(picture), mmcv.imread(str(picture))

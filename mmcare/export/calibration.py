@@ -45,11 +45,11 @@ def add_images(
                 'of pictures with --images'
             ) from error
         images = []
-    checked = dict(spec.images)
+    checked, calibration = dict(spec.images), images[:-HELD_OUT][:number]
     for index, image in enumerate(images[-HELD_OUT:], 1):
         checked[f'picture{index}'] = CheckImage(image, is_picture=True)
     resize = describe_resizing(source.config, shape)
-    return replace(spec, images=checked, calibration=images[:-HELD_OUT], resize=resize), reason
+    return replace(spec, images=checked, calibration=calibration, resize=resize), reason
 
 
 def read_images(
@@ -64,7 +64,7 @@ def read_images(
 
     Args:
         source: Its config describes the data, unless there is a folder.
-        shape: Height and width. Pictures are resized to fit, the ratio kept, and padded.
+        shape: Height and width. Pictures are resized as the test pipeline does, and padded.
         number: The largest number of pictures.
         folder: Searched recursively. None: the config's data, through its test pipeline.
         loader: ``'train_dataloader'`` or ``'test_dataloader'``, whose data are read.
@@ -78,7 +78,7 @@ def read_images(
         data, resize = _load_data(source, shape, loader), None  # the pipeline has resized them
     else:
         data = sorted(scandir(folder, SUFFIXES, recursive=True, case_sensitive=False))
-        resize = dict(keep_ratio=True)
+        resize = describe_resizing(source.config, shape)
     taken = dict(normalization.describe('tensor'), resize=resize, letterbox=letterbox)
     images = []
     for index in np.linspace(0, len(data) - 1, min(number, len(data))).round().astype(int):

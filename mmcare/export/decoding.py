@@ -23,13 +23,16 @@ def name_outputs(network: Network, outputs: Sequence[Tensor]) -> list[str]:
         number of the level: ``cls_score1``, ``cls_score2``, ..., ``bbox_pred1``, ...
 
     Raises:
-        ValueError: If a detector has not one map of each name at each level.
+        ValueError: If a detector has not one map of each name at each level, or a classifier or
+            segmentor not one output.
     """
     if network.part == 'backbone':
         return [*network.info.output_names]
     if network.part == 'neck':
         return [f'neck{index + 1}' for index in range(len(outputs))]
     if not hasattr(network.model, 'bbox_head'):
+        if len(outputs) != 1:
+            raise ValueError(f'the head has {len(outputs)} outputs, not one: use --part backbone')
         return ['logits']
     head: Any = network.model.bbox_head
     arguments = list(inspect.signature(head.loss_by_feat).parameters)
@@ -49,8 +52,9 @@ def describe_scores(model: nn.Module, config: Config | None, channels: int) -> d
     """Describe the scores of a whole model, whose first output has this number of channels.
 
     Returns:
-        ``activation``: ``'softmax'``, ``'sigmoid'``, or None if that is not known. ``classes`` and
-        ``palette`` of the config's test data, if their number is the head's number of classes.
+        ``activation``: ``'softmax'``, ``'sigmoid'``, or None if that is not known. ``threshold`` of
+        a segmentor with one channel: above it, a pixel is of class 1. ``classes``
+        and ``palette`` of the config's test data, if their number is the head's number of classes.
     """
     head_name = next(name for name in HEADS if hasattr(model, name))
     head: Any = getattr(model, head_name)
@@ -62,6 +66,8 @@ def describe_scores(model: nn.Module, config: Config | None, channels: int) -> d
         is_sigmoid = any(base.__name__ == 'MultiLabelClsHead' for base in type(head).__mro__)
     activations = {True: 'sigmoid', False: 'softmax', None: None}
     described: dict[str, Any] = dict(activation=activations[is_sigmoid])
+    if head_name == 'decode_head' and is_sigmoid:
+        described['threshold'] = head.threshold
     if config is None or not config.get('test_dataloader'):
         return described
     dataset = innermost_dataset(config.test_dataloader.dataset)
@@ -95,13 +101,17 @@ def describe_decoding(model: nn.Module) -> dict[str, Any]:
 
     Returns:
         Nothing if the model has no such head, or a head with a decoding of its own (GFL, YOLOX,
-        ...). Otherwise ``decode``, with the plain values that docs/deploy.md lists.
+        ...) or another NMS than mmdet's ``'nms'`` of each class. Otherwise ``decode``, with the
+        plain values that docs/deploy.md lists.
     """
     head: Any = getattr(model, 'bbox_head', None)
     for name in ('predict_by_feat', '_predict_by_feat_single'):
         method = getattr(head, name, None)
         if not getattr(method, '__qualname__', '').startswith('BaseDenseHead.'):
             return {}
+    plain = dict(type='nms', class_agnostic=False, iou_threshold=None)
+    if {**plain, **head.test_cfg.get('nms', {}), 'iou_threshold': None} != plain:
+        return {}
     priors, coder = head.prior_generator, head.bbox_coder
     wanted = ('base_anchors', 'scales', 'ratios', 'base_sizes', 'center_offset', 'offset')
     defaults = {

@@ -37,12 +37,6 @@ def pad_images(
     fill = normalization.fill if normalization else [0.0]
 
     def pad(_: nn.Module, __: Any, data: dict[str, Any]) -> None:
-        height, width = data['inputs'].shape[2:]
-        if height > shape[0] or width > shape[1]:
-            raise ValueError(
-                f'the test pipeline makes an image of {height}x{width}, the file takes '
-                f'{shape[0]}x{shape[1]}: give the pipeline a Resize or a CenterCrop'
-            )
         data['inputs'], padding = pad_to(data['inputs'], shape, fill, letterbox)
         metainfo = dict(pad_shape=shape, batch_input_shape=shape, img_padding_size=padding)
         if letterbox == 'center':

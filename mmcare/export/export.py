@@ -63,7 +63,8 @@ def export_model(
         images: Pictures to quantize with and to check files on, in a folder or as normalized
             images (1, C, H, W); None: the config's data.
         tolerance: Largest deviation from PyTorch, as a share of an output's largest magnitude;
-            None: that of the format, and 2e-2 for computation in float16. Not for int8.
+            None: that of the format, and 2e-2 for computation in float16, which is not compared
+            with a tolerance. Not for int8.
         **options: Of single formats: ``dynamic`` (ONNX), ``target`` and ``compress`` (Core ML).
 
     Raises:
@@ -71,14 +72,19 @@ def export_model(
         ExportError: If a file computes something else than PyTorch.
         ImportError: If a package is missing that a format needs.
     """
-    options = {name: value for name, value in options.items() if value}
+    for value, known in (input_kind or INPUT_KINDS[0], INPUT_KINDS), (outputs, OUTPUTS):
+        if value not in known:
+            raise ValueError(f'{value!r} is none of {", ".join(known)}')
+    options = {name: x for name, x in options.items() if x is not None and x is not False}
     shape = shape or choose_shape(source.config)
     backends = validate_formats(formats, precision, calibration, options)
     check_writable(Path(out_dir))
     input_kinds = {backend.name: input_kind or backend.input_kind for backend in backends}
     kinds, decoded = input_kinds.values(), outputs == 'decoded'
     spec = build_spec(source, shape, kinds, precision, tolerance, decoded, options, letterbox)
-    number = (calibration or CALIBRATION) if precision == 'int8' else 0
+    number = 0
+    if precision == 'int8':
+        number = CALIBRATION if calibration is None else calibration
     spec, without_pictures = add_images(spec, source, number, images)
     reports: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as folder:

@@ -70,8 +70,7 @@ class LabelMap(Decoder):
         self.shape, self.align_corners = shape, head.align_corners
         self.dtype = torch.int32 if channels > 256 and dtype == torch.uint8 else dtype
         self.outputs = [dict(name='labels', kind='labels')]
-        if channels == 1:
-            self.metadata = dict(threshold=head.threshold)
+        self.threshold = head.threshold
         self.register_buffer('classes', torch.arange(max(channels, 2)).float()[None, :, None, None])
 
     def enlarge(self, logits: Tensor) -> Tensor:
@@ -79,16 +78,18 @@ class LabelMap(Decoder):
         logits = F.interpolate(logits, self.shape, None, 'bilinear', self.align_corners)
         if logits.shape[1] > 1:
             return logits
-        least = torch.logit(torch.tensor(self.metadata['threshold'])).item()
+        least = torch.logit(torch.tensor(self.threshold)).item()
         return torch.cat([torch.full_like(logits, least), logits], 1)
 
     def forward(self, raw: Sequence[Tensor]) -> tuple[Tensor, ...]:
         logits = self.enlarge(raw[0])
         if self.dtype != torch.float32:
             return (logits.argmax(1).to(self.dtype),)
-        # ncnn has no argmax: 1 where a logit is the largest, else 0.
-        best = 1 - ((logits.amax(1, keepdim=True) - logits) * 60000.0).clamp(max=1)
-        return ((best * self.classes).amax(1),)
+        # ncnn has no argmax: 0 where a logit is the largest, else 1, also where it is 1e-9 below.
+        below = logits.amax(1, keepdim=True) - logits
+        for _ in range(2):  # each factor is within the range of float16
+            below = (below * 60000.0).clamp(max=1)
+        return (((1 - below) * self.classes).amax(1),)
 
     def deviation(self, raw: Sequence[Tensor], found: Sequence[Any]) -> float:
         """Return how far chosen logits are below the best, as a share of the largest magnitude."""
@@ -120,7 +121,8 @@ class Boxes(Decoder):
         height, width = shape
         self.register_buffer('priors', priors)
         self.register_buffer('sides', torch.tensor([width, height, width, height]).float())
-        self.candidates = min(config.get('nms_pre', CANDIDATES), CANDIDATES, len(priors))
+        most = config.get('nms_pre', -1)  # not positive: all of them
+        self.candidates = min(most if most > 0 else CANDIDATES, CANDIDATES, len(priors))
         self.number, self.iou = min(number, self.candidates), config.nms.iou_threshold
         self.least = config.get('min_bbox_size', -1)
         boxes: dict[str, Any] = dict(box_format=style.box_format)

@@ -58,7 +58,7 @@ def predict(
         raise ValueError('the file does not describe how its outputs are decoded')
     elif outputs[0].dim() == 4:
         shapes = image.shape[2:], place, pixels.shape[:2]
-        found = dict(labels=read_labels(outputs[0], *shapes))
+        found = dict(labels=read_labels(outputs[0], *shapes, description.get('threshold', 0.3)))
     else:
         (logits,) = outputs[0]
         found = rank(logits.sigmoid() if activation == 'sigmoid' else logits.softmax(0))
@@ -103,7 +103,7 @@ def prepare(
     pixels = np.atleast_3d(mmcv.imresize(pixels, (width, height), **options))
     if how.get('crop'):
         rows, columns = how['crop']
-        top, left = round((height - rows) / 2), round((width - columns) / 2)
+        top, left = (max(round(side / 2), 0) for side in (height - rows, width - columns))
         pixels = pixels[top : top + rows, left : left + columns]
     if taken['channels'] == 'RGB':
         pixels = pixels[..., ::-1]
@@ -122,14 +122,16 @@ def crop(maps: Tensor, place: Place) -> Tensor:
     return maps[..., top : top + height, left : left + width]
 
 
-def read_labels(logits: Tensor, shape: Any, place: Place, whole: Any) -> Tensor:
+def read_labels(
+    logits: Tensor, shape: Any, place: Place, whole: Any, threshold: float = 0.3
+) -> Tensor:
     """Enlarge logits (1, K, h, w) to an image, cut off padding, enlarge to a picture, and choose.
 
-    One channel is that of class 1 where its probability is above 0.3, the default of mmseg's heads.
+    One channel is that of class 1 where its probability is above the threshold.
     """
     number = logits.shape[1]
     labels = torch.zeros(whole, dtype=torch.int64)
-    best = torch.full(whole, -math.inf if number > 1 else math.log(0.3 / 0.7))
+    best = torch.full(whole, -math.inf if number > 1 else math.log(threshold / (1 - threshold)))
     for label in range(number):  # one by one: all classes of a photograph take gigabytes
         plane = F.interpolate(logits[:, label : label + 1], shape, mode='bilinear')
         plane = F.interpolate(crop(plane, place), whole, mode='bilinear')[0, 0]

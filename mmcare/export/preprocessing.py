@@ -76,7 +76,7 @@ def pad_to(
     """Pad images (..., C, h, w) to (..., C, H, W).
 
     Args:
-        images: No larger than the shape.
+        images: A ValueError is raised if they are larger than the shape.
         shape: Height and width.
         fill: Value of each channel, (C,), in the padding.
         letterbox: ``'top-left'``: padding is on the right and below; ``'center'``: on all sides.
@@ -84,7 +84,13 @@ def pad_to(
     Returns:
         The images, and the widths of the padding: left, right, top, bottom.
     """
-    down, across = (whole - side for whole, side in zip(shape, images.shape[-2:], strict=True))
+    size = tuple(images.shape[-2:])
+    if size[0] > shape[0] or size[1] > shape[1]:
+        raise ValueError(
+            f'the test pipeline makes an image of {size[0]}x{size[1]}, the file takes '
+            f'{shape[0]}x{shape[1]}: give the pipeline a Resize or a CenterCrop'
+        )
+    down, across = (whole - side for whole, side in zip(shape, size, strict=True))
     top, left = (down // 2, across // 2) if letterbox == 'center' else (0, 0)
     padding = left, across - left, top, down - top
     shift = images.new_tensor(fill)[:, None, None]
@@ -137,7 +143,6 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
             return None
     crops = 'ResizeEdge' in steps and 'CenterCrop' in steps
     return dict(
-        keep_ratio=True,
         interpolation=step.get('interpolation', 'bilinear'),
         backend=step.get('backend', 'cv2'),
         shorter=step.scale if 'ResizeEdge' in steps else None,

@@ -49,7 +49,7 @@ class ExportSpec:
     dynamic: bool = False  # height and width are free
     size_divisor: int = 1  # of free heights and widths
     input_kind: str = 'tensor'  # normalized; 'image': pixels from 0 to 255, normalized inside
-    takes_bytes: bool = False  # pixels are uint8 in the file, which is no matter of the network
+    takes_bytes: bool = False  # pixels are uint8 for the file, which is no matter of the network
     normalization: Normalization | None = None  # None: unknown
     resize: Mapping[str, Any] | None = None  # how pictures are resized; None: unknown
     letterbox: str = 'top-left'  # where they are in the image; or 'center'
@@ -169,6 +169,7 @@ def build_spec(
     except RuntimeError as error:
         raise ValueError(f'the network cannot compute images of {shape}: {error}') from error
     _check(source, outputs, shape, input_kinds, decoded, options)
+    output_names = name_outputs(network, outputs)
     if letterbox not in LETTERBOXES or (letterbox == 'center' and network.part != 'model'):
         raise ValueError('--letterbox is top-left or, with --part model, center')
     fused = deepcopy(network)
@@ -194,7 +195,10 @@ def build_spec(
     head, moves_boxes = getattr(network.model, 'bbox_head', None), letterbox == 'center'
     if head is not None and 'decode' not in metadata and (decoded or moves_boxes):
         name = type(head).__name__
-        raise ValueError(f'the {name} has a decoding of its own: use raw outputs, at the top left')
+        raise ValueError(
+            f'the {name} has a decoding of its own, or not the plain NMS of each class: use raw '
+            'outputs, at the top left'
+        )
     decoder_of = None
     if decoded:
         number = options.get('max_detections', MAX_DETECTIONS)
@@ -202,7 +206,7 @@ def build_spec(
     return ExportSpec(
         fused,
         network,
-        name_outputs(network, outputs),
+        output_names,
         (1, channels, *shape),
         draw_images(channels, shape),
         network.info,
@@ -242,5 +246,6 @@ def _check(
         raise ValueError('heads of segmentors fix sizes: no dynamic sizes with --part model')
     if decoded and (network.part != 'model' or dynamic):
         raise ValueError('--outputs decoded is for --part model, without --dynamic')
-    if 'max_detections' in options and not (decoded and hasattr(network.model, 'bbox_head')):
-        raise ValueError('--max-detections is for --outputs decoded of detectors')
+    finds_boxes = decoded and hasattr(network.model, 'bbox_head')
+    if 'max_detections' in options and not (finds_boxes and options['max_detections'] > 0):
+        raise ValueError('--max-detections is for --outputs decoded of detectors, and at least 1')

@@ -1,6 +1,5 @@
-"""Whole one-stage detectors: named maps, and boxes decoded from them by what the report says."""
+"""Whole one-stage detectors: named maps, and descriptions of how they are decoded."""
 
-import numpy as np
 import pytest
 import torch
 from helpers import THIN
@@ -53,42 +52,6 @@ def names_of(name):
     return [f'{backend}{level}' for backend in kinds for level in (1, 2, 3)]
 
 
-def decode_points(maps, decode):
-    assert decode['box_transform_applied'] and decode['score_activation'] == 'sigmoid'
-    rows = []
-    for level, stride in enumerate(decode['strides']):
-        scores, boxes, *factor = (maps[index][0] for index in range(level, len(maps), 3))
-        y, x = np.mgrid[: scores.shape[1], : scores.shape[2]]
-        x, y = ((axis + decode['prior_params']['offset']) * stride for axis in (x, y))
-        left, top, right, bottom = boxes
-        scores = [1 / (1 + np.exp(-score)) for score in scores]
-        scores = [score / (1 + np.exp(-one[0])) for one in factor for score in scores] or scores
-        level_rows = [x - left, y - top, x + right, y + bottom, *scores]
-        rows.append(np.stack(level_rows, -1).reshape(-1, 6))
-    rows = np.concatenate(rows)
-    rows[:, :4] = rows[:, :4].clip(0, [SHAPE[1], SHAPE[0]] * 2)
-    return rows
-
-
-@pytest.mark.parametrize('name', ['FCOS', 'RTMDet'])
-def test_decoding(tmp_path, name):
-    """Boxes and scores are those of mmdet before NMS, decoded by the report alone."""
-    model = load(tmp_path, name).network.model
-    maps = model(torch.randn(1, 3, *SHAPE), mode='tensor')
-    (theirs,) = model.bbox_head.predict_by_feat(
-        *maps, batch_img_metas=[dict(img_shape=SHAPE)], with_nms=False
-    )
-    theirs = np.c_[theirs.bboxes, theirs.labels, theirs.scores]  # a row for each class
-    rows = decode_points(
-        [one.numpy() for backend in maps for one in backend], describe_decoding(model)['decode']
-    )
-    ours = [np.c_[rows[:, :4], np.full(len(rows), label), rows[:, 4 + label]] for label in (0, 1)]
-    ours = np.concatenate(ours)
-    assert ours.shape == theirs.shape and np.ptp(theirs[:, :4]) > 32
-    distances = torch.cdist(torch.from_numpy(ours), torch.from_numpy(theirs))
-    assert distances.amin(0).max() < 1e-3 and distances.amin(1).max() < 1e-3
-
-
 @pytest.mark.parametrize('name', HEADS)
 def test_names(tmp_path, name):
     """A description only if mmdet's base head decodes."""
@@ -105,6 +68,9 @@ def test_detectors_that_are_refused(tmp_path):
     outputs = network(torch.zeros(1, 3, *SHAPE))
     with pytest.raises(ValueError, match=r'FCOSHead are not .*--part neck'):
         name_outputs(network, [*outputs, outputs[0]])  # as VFNet has several boxes for each level
+    del network.model.bbox_head  # as a classifier with several tasks
+    with pytest.raises(ValueError, match='9 outputs, not one: use --part backbone'):
+        name_outputs(network, outputs)
     care = dict(type='mmcare.CARE', arch=THIN, _delete_=True)
     for name in ('mask_rcnn/mask-rcnn_r50_fpn_1x_coco', 'detr/detr_r50_8xb2-150e_coco'):
         text = f"_base_ = 'mmdet::{name}.py'\nmodel = dict(backbone={care})"

@@ -132,6 +132,7 @@ def failing(tmp_path, monkeypatch, capsys):
         ('s0 --compress int8 --format onnx litert', '--compress is for --format coreml'),
         ('s0 --precision int8', 'int8 is only for --format executorch, litert'),
         ('s0 --calibration 8', '--calibration is for --precision int8'),
+        ('s0 --calibration 0 --precision int8 --format litert', 'int8, and at least 1'),
         ('s0 --images gone', 'gone'),
         ('s0 --precision int8 --format executorch', 'care_s0 has no train_dataloader; give a'),
         ('four.py --input image --format onnx', 'the config has no mean and std of images'),

@@ -22,6 +22,6 @@ def test_heads_that_training_switches_off(tmp_path, backend, key):
     blocks = [m for m in source.network.modules() if isinstance(m, LinearAttention)]
     for bias, block in zip(BIASES, blocks, strict=True):
         craft_heads(block, bias)
-    report = export_model(source, tmp_path, (128, 128), (backend,))[backend]
+    report = export_model(source, tmp_path, (128, 128), (backend,), 'tensor')[backend]
     assert all(deviation < 1e-2 for deviation in report[f'deviations{key}'].values())
     assert report.get('delegates', 1) == 1

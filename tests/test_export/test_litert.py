@@ -90,6 +90,9 @@ def test_float16(exported, tmp_path):
     assert min(quantized['litert']['quantization']['snr_float16'].values()) > 20
     with pytest.raises(ExportError, match=r'^LiteRT in float16.*odd_64x96.tflite'):
         BACKENDS['litert'].export(spec_of(Large(), ['large'], SHAPE), tmp_path)
+    spec = spec_of(Large(), ['large'], SHAPE, tolerance=1e-3)
+    found = BACKENDS['litert'].export(spec, tmp_path)['deviations_float16']
+    assert found == 'not compared: a tolerance is given'
 
 
 class Gated(Shared):

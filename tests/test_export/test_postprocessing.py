@@ -14,9 +14,10 @@ from test_decoding import load
 from test_whole_models import write_config
 
 from mmcare.export import export_model, load_source
-from mmcare.export.backends import BACKENDS, open_exported
+from mmcare.export.backends import BACKENDS, open_exported, tflite_metadata
+from mmcare.export.decoding import describe_decoding
 from mmcare.export.postprocessing import Boxes, LabelMap, Style
-from mmcare.export.prediction import read_detections
+from mmcare.export.prediction import decode_boxes, read_detections
 from mmcare.export.source import IMAGENET
 
 CLASSES = ['a', 'b', 'c', 'd', 'e']
@@ -27,7 +28,7 @@ def detector(folder, name='RetinaNet', std=0.1, classes=2):
     source = load(folder, name, classes)
     head = source.network.model.bbox_head
     head.test_cfg.update(
-        nms_pre=1000, min_bbox_size=0, score_thr=0.3, nms=dict(type='nms', iou_threshold=0.5)
+        nms_pre=-1, min_bbox_size=0, score_thr=0.3, nms=dict(type='nms', iou_threshold=0.5)
     )
     head.test_cfg.max_per_img = 20
     for parameter in head.parameters():
@@ -44,6 +45,10 @@ def test_boxes_are_those_of_mmdet(tmp_path, name, style):
     maps = [list(raw[start : start + 3]) for start in range(0, len(raw), 3)]
     meta = dict(img_shape=SHAPE, scale_factor=(1.0, 1.0))
     (expected,) = head.predict_by_feat(*maps, batch_img_metas=[meta])
+    by_description = decode_boxes(raw, describe_decoding(network.model)['decode'], (0, 0, *SHAPE))
+    for key, mine in by_description.items():
+        theirs = expected.get(dict(boxes='bboxes').get(key, key))
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)
     expected = expected[expected.scores > 0.3]  # mmdet's threshold ignores the centerness
     decoder = Boxes(head, raw, SHAPE, 20, style)
     found = [x.numpy() for x in decoder(raw)]
@@ -106,6 +111,7 @@ def test_labels_are_those_of_mmseg(tmp_path, channels):
     path = write_config(tmp_path, 'fpn', **{f'model.decode_head.{k}': v for k, v in one.items()})
     model = load_source(path, part='model').network.model
     logits = torch.randn(1, channels, 16, 24)
+    logits[:, -1] = logits[:, 0] - 1e-6  # nearly as good, and its label is far from the best
     meta = [dict(img_shape=SHAPE)]
     resized = model.decode_head.predict_by_feat(logits, meta)
     sample = SegDataSample(metainfo=dict(ori_shape=SHAPE, img_shape=SHAPE))
@@ -116,7 +122,6 @@ def test_labels_are_those_of_mmseg(tmp_path, channels):
         assert found.dtype == dtype and torch.equal(found.long(), expected.pred_sem_seg.data.long())
         assert decoder.deviation([logits], [found.numpy()]) < 1e-6
         assert decoder.deviation([logits], [(found.numpy() + 1) % max(channels, 2)]) > 0.01
-    assert decoder.metadata == (dict(threshold=0.45) if channels == 1 else {})
 
 
 def source_of(name, folder):
@@ -193,12 +198,18 @@ def test_labels_of_many_classes_in_float16(tmp_path):
 
 
 def test_what_cannot_be_decoded(tmp_path):
+    soft = detector(tmp_path)
+    soft.network.model.bbox_head.test_cfg.nms.type = 'soft_nms'
     for source, options, words in (
         (load_source('s0'), dict(outputs='decoded'), 'is for --part model'),
         (load(tmp_path, 'YOLOX'), dict(outputs='decoded'), 'YOLOXHead has a decoding of its own'),
         (load(tmp_path, 'YOLOX'), dict(letterbox='center'), 'raw outputs, at the top left'),
         (load_source('s0'), dict(letterbox='center'), 'with --part model, center'),
         (load_source('s0'), dict(max_detections=9), '--max-detections is for --outputs decoded'),
+        (detector(tmp_path), dict(outputs='decoded', max_detections=0), 'and at least 1'),
+        (soft, dict(outputs='decoded'), 'RetinaHead .* not the plain NMS'),
+        (load_source('s0'), dict(outputs='decode'), 'none of raw, decoded'),
+        (load_source('s0'), dict(input_kind='pixels'), 'none of image, tensor'),
         (detector(tmp_path), dict(outputs='decoded', formats=('ncnn',), max_detections=9), 'onnx'),
     ):
         with pytest.raises(ValueError, match=words):
@@ -206,6 +217,19 @@ def test_what_cannot_be_decoded(tmp_path):
                 source, tmp_path / 'out', SHAPE, **dict(dict(formats=('onnx',)), **options)
             )
     assert not (tmp_path / 'out').exists()
+
+
+def test_metadata_of_tflite():
+    """None for files of BGR; MediaPipe applies the activation that the metadata name."""
+    logits = dict(name='logits', layout='NHWC')
+
+    def write(channels, activation):
+        image = dict(kind='image', channels=channels)
+        about = dict(name='a', inputs=[image], outputs=[logits], activation=activation)
+        return tflite_metadata.write_metadata(about, '', '')
+
+    assert write('BGR', 'softmax') is None
+    assert write('RGB', 'softmax') != write('RGB', 'sigmoid')
 
 
 @pytest.mark.parametrize('name', ['classifier', 'fpn', 'RetinaNet'])

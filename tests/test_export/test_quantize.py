@@ -1,9 +1,12 @@
 """int8 for XNNPACK: calibrated with pictures, and compared on others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from export_helpers import Shared, export_int8, smooth, thin_source
+from mmengine.config import Config
 from PIL import ExifTags, Image
 from torch import nn
 
@@ -62,9 +65,14 @@ def test_outputs_spoiled_by_int8_are_named(tmp_path):
         export_int8(small, ['maps'], picture, [0.01 * picture], tmp_path)
 
 
-def test_exif_orientation(tmp_path):
+def test_pictures_of_a_folder(tmp_path):
+    """They are turned as their EXIF says, and resized as in the test pipeline."""
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     Image.new('RGB', (128, 64), 'red').save(tmp_path / 'upright.jpg', exif=exif)
     (picture,) = read_images(thin_source(), (64, 64), 1, tmp_path)
     assert picture[0, 0, :, :32].min() > 2 and not picture[..., 32:].any()  # padding
+    steps = [dict(type='ResizeEdge', scale=64), dict(type='CenterCrop', crop_size=64)]
+    config = Config(dict(model={}, test_dataloader=dict(dataset=dict(pipeline=steps))))
+    (picture,) = read_images(replace(thin_source(), config=config), (64, 64), 1, tmp_path)
+    assert picture[0, 0].min() > 2  # crops fill the image

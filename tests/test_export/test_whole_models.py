@@ -140,7 +140,7 @@ def test_scores():
             ('head', SimpleNamespace(), number, 'softmax'),
             ('head', many(), number, 'sigmoid'),
             ('decode_head', SimpleNamespace(), number, 'softmax'),
-            ('decode_head', SimpleNamespace(), 1, 'sigmoid'),
+            ('decode_head', SimpleNamespace(threshold=0.4), 1, 'sigmoid'),
             ('bbox_head', SimpleNamespace(use_sigmoid_cls=True), 18, 'sigmoid'),
             ('bbox_head', SimpleNamespace(), 18, None),
         ):
@@ -148,4 +148,5 @@ def test_scores():
             model = SimpleNamespace(**{name: head})
             config = Config(dict(test_dataloader=dict(dataset=dict(type=kind))))
             described = describe_scores(model, config, channels)
+            assert described.pop('threshold', None) == getattr(head, 'threshold', None)
             assert described == dict(found, activation=activation)

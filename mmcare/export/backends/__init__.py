@@ -40,8 +40,8 @@ def validate_formats(
     if precision and not all(precision in backend.precisions for backend in chosen):
         able = [name for name, backend in BACKENDS.items() if precision in backend.precisions]
         raise ValueError(f'--precision {precision} is only for --format {", ".join(able)}')
-    if calibration is not None and precision != 'int8':
-        raise ValueError('--calibration is for --precision int8')
+    if calibration is not None and (precision != 'int8' or calibration < 1):
+        raise ValueError('--calibration is for --precision int8, and at least 1')
     for backend in chosen:
         backend.require()
     return chosen

@@ -39,6 +39,7 @@ class CoreML(Backend):
     packages = ('coremltools', 'coremltools.libmilstoragepython', 'sklearn')
     systems = ' (macOS, and Linux on x86_64)'
     input_kind = 'image'
+    takes_bytes = True
     precisions: ClassVar = {'float16': 1e-2, **Backend.precisions}
     says_type = True
     runtime = 'the interpreter of ML Programs'
@@ -80,14 +81,6 @@ class CoreML(Backend):
         # Not part of the package; as large as a small network.
         path.joinpath('executorch_debug_handle_mapping.json').unlink(missing_ok=True)
         return WriteResult(dict(target=target, runtime=RUNTIME))
-
-    def describe(self, spec: ExportSpec) -> dict[str, Any]:
-        """Describe a file as others are; images are buffers of bytes."""
-        description = super().describe(spec)
-        (image,) = description['inputs']
-        if image['kind'] == 'image':
-            image |= dict(dtype='uint8', padding=[round(value) for value in image['padding']])
-        return description
 
     def open(self, path: Path) -> Exported:
         return open_package(path)

@@ -13,12 +13,17 @@ import numpy as np
 
 NAME, CONTENT, PROCESS, STATS, FILES = 0, 3, 4, 5, 6  # slots of a tensor
 IMAGE, BOX, NORMALIZATION, AXIS_LABELS, VALUE_LABELS = 2, 3, 1, 2, 3  # values of enumerations
-SOFTMAX = 2
+ACTIVATIONS = {'sigmoid': 1, 'softmax': 2}
 
 
 def write_metadata(description: Mapping[str, Any], author: str, terms: str) -> bytes | None:
-    """Describe a file's tensors as MediaPipe expects them; None: it has no use for the file."""
+    """Describe a file's tensors as MediaPipe expects them; None: it has no use for the file.
+
+    MediaPipe gives every file RGB.
+    """
     (image,), outputs = description['inputs'], description['outputs']
+    if image['channels'] != 'RGB':
+        return None
     kind = outputs[0].get('kind', outputs[0]['name'])
     properties = {0: np.uint8(IMAGE), 1: {0: np.uint8(1)}}  # RGB
     taken: dict[int, Any] = {NAME: 'image', CONTENT: properties, STATS: {0: [255.0], 1: [0.0]}}
@@ -31,9 +36,9 @@ def write_metadata(description: Mapping[str, Any], author: str, terms: str) -> b
     if kind == 'probabilities':
         tensors[3] = [{NAME: 'probability', FILES: labels}]
     elif kind == 'logits' and outputs[0]['layout']:
-        activation = finish({0: np.uint8(SOFTMAX), 1: '1.0.0'}, b'V001')
+        activation = {0: np.uint8(ACTIVATIONS[description['activation']]), 1: '1.0.0'}
         tensors[3] = [{NAME: 'segmentation_masks', FILES: labels}]
-        tensors[9] = [{0: 'SEGMENTER_METADATA', 1: activation}]
+        tensors[9] = [{0: 'SEGMENTER_METADATA', 1: finish(activation, b'V001')}]
     elif kind == 'boxes':
         box = {0: [0, 1, 2, 3], 1: np.uint8(1)}  # left, top, right and bottom; as shares
         location = {NAME: 'location', CONTENT: {0: np.uint8(BOX), 1: box}}

@@ -61,7 +61,7 @@ export function show({ about, shape: input }, maps, image, small) {
     return $('threshold').oninput();
   }
   if (shape.length > 2) {
-    const labels = kind === 'labels' ? values : labelMap(values, shape, ...input);
+    const labels = kind === 'labels' ? values : labelMap(values, shape, ...input, about.threshold);
     const shares = drawMap(labels, image, small, input[1], colour);
     return legend(shares.sort((a, b) => b[1] - a[1]).map(line));
   }
