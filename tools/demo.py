@@ -82,7 +82,7 @@ def draw_predictions(runner: Runner, filename: Path, number: int = 4) -> None:
     size = (10, 5 * number)
     figure, axes = plt.subplots(number, 2, figsize=size, squeeze=False, layout='constrained')
     for row, batch in zip(axes, runner.test_dataloader, strict=False):
-        (sample,) = runner.model.test_step(batch)
+        sample = runner.model.test_step(batch)[0].to('cpu')
         image = mmcv.imread(sample.img_path, channel_order='rgb')
         for axis, part in zip(row, ('gt', 'pred'), strict=True):
             show(axis, image, sample, part, colours)
