@@ -216,7 +216,7 @@ class CAREBlock(nn.Module):
         self.gamma: nn.Parameter | None = None
         if layer_scale is not None:
             self.drop_path_rate = drop_path_rate
-            self.gamma = nn.Parameter(torch.full((sum(self.widths),), float(layer_scale)))
+            self.gamma = nn.Parameter(torch.full((sum(self.widths),), layer_scale))
 
     def forward(self, state: Tensor) -> Tensor:
         """Map the state (B, d' + d, H, W) to the same shape, or to the output of ``inter2``."""
@@ -398,7 +398,7 @@ class CARE(BaseModule):
         check('frozen_stages', frozen_stages, '-1 to 4', frozen_stages in range(-1, NUM_STAGES + 1))
         known = type(with_cp) in (bool, str) and with_cp in RECOMPUTATIONS  # 1 == True
         check('with_cp', with_cp, f'one of {RECOMPUTATIONS}', known)
-        self.layer_scale_init_value = layer_scale_init_value
+        self.layer_scale_init_value = float(layer_scale_init_value)  # blocks take None otherwise
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
         self.norm_cfg = norm_cfg or dict(type='BN')
