@@ -85,8 +85,7 @@ def fuse_checkpoint(
     """
     check_writable_file(Path(destination))
     cfg = Config.fromfile(config)
-    source = load_from_mmcare(checkpoint, 'cpu')
-    weights = source.get('state_dict', source)
+    weights = load_weights(checkpoint)
     init_default_scope(cfg.get('default_scope') or 'mmengine')
     if cfg.get('data_preprocessor'):
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
@@ -114,7 +113,7 @@ def fuse_checkpoint(
             raise RuntimeError(f'fusing changes outputs of {name}; {destination} is not written')
     if not fused:
         raise ValueError(f'nothing in the model of {config} can be fused')
-    meta = dict(source.get('meta') or {}) if 'state_dict' in source else {}
+    meta = dict(load_from_mmcare(checkpoint, 'cpu').get('meta') or {})
     meta.update(mmcare_version=__version__, fused_from=Path(checkpoint).name)
     write_checkpoint(dict(meta=meta, state_dict=model.state_dict()), destination)
     options = ' '.join(f'model.{name}.deploy=True' for name in fused)
