@@ -34,7 +34,6 @@ from mmcare.registry import MODELS
 STEM_STRIDE = 4
 TOTAL_STRIDE = STEM_STRIDE * 2 ** (NUM_STAGES - 1)
 RECOMPUTATIONS = (False, True, 'activations')
-NUM_STRIP_STAGES = 2  # the global learner of stages 1 and 2 is a StripConv, then attention
 
 
 def depthwise_conv(channels: int, height: int, width: int) -> nn.Conv2d:
@@ -339,6 +338,7 @@ class CARE(BaseModule):
     """
 
     init_cfg: Any
+    num_strip_stages = 2  # the global learner of stages 1 and 2 is a StripConv, then attention
     # A further arch also needs a config for ImageNet: configs/imagenet/care_NAME_in1k.py.
     arch_zoo: ClassVar[dict[str, dict[str, tuple]]] = {
         's0': dict(
@@ -464,7 +464,7 @@ class CARE(BaseModule):
 
         For subclasses with another mixer; ``index`` is 0 to 3, ``channels`` is d / 3.
         """
-        strips = index < NUM_STRIP_STAGES
+        strips = index < self.num_strip_stages
         return StripConv(channels) if strips else LinearAttention(channels, head_channels)
 
     def _build_inter1(self, index: int) -> nn.Module:
