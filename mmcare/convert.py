@@ -11,7 +11,6 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import load_state_dict
 
-from mmcare.files import check_writable_file
 from mmcare.models import CARE
 from mmcare.models.heads import TwoHeads
 from mmcare.models.loading import check_state_dict, name_arch, strict_loading
@@ -41,7 +40,6 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
         CheckpointError: If the source cannot be read or does not contain a complete CARE.
         OSError: If the source does not exist or the destination cannot be written.
     """
-    check_writable_file(Path(destination))
     converted = load_weights(source)  # under the names of a classifier
     state = names.of_backbone(converted)
     state = {k: v for k, v in state.items() if k.startswith(names.BACKBONE_PARTS)}
@@ -83,7 +81,6 @@ def fuse_checkpoint(
         ValueError: If there is nothing to fuse.
         OSError: If a file does not exist, or the destination cannot be written.
     """
-    check_writable_file(Path(destination))
     cfg = Config.fromfile(config)
     weights = load_weights(checkpoint)
     init_default_scope(cfg.get('default_scope') or 'mmengine')
