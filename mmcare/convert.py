@@ -76,7 +76,8 @@ def fuse_checkpoint(
         A sentence that says what was fused and how to use it.
 
     Raises:
-        CheckpointError: If the checkpoint cannot be read, is fused already or does not fill a CARE.
+        CheckpointError: If the checkpoint cannot be read, is fused already or does not fill a CARE
+            or its heads.
         RuntimeError: If it does not fill the rest of the model, or if fusing changes outputs.
         ValueError: If there is nothing to fuse.
         OSError: If a file does not exist, or the destination cannot be written.
@@ -87,7 +88,7 @@ def fuse_checkpoint(
     if cfg.get('data_preprocessor'):
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     model = MODELS.build(cfg.model).eval()
-    with strict_loading(model, (CARE,), checkpoint):
+    with strict_loading(model, (CARE, TwoHeads), checkpoint):
         load_state_dict(model, weights, strict=True)
     fused = [
         name
