@@ -11,7 +11,6 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import load_state_dict
 
-from mmcare.files import check_writable_file
 from mmcare.models import CARE
 from mmcare.models.heads import TwoHeads
 from mmcare.models.loading import check_state_dict, name_arch, strict_loading
@@ -41,7 +40,6 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
         CheckpointError: If the source cannot be read or does not contain a complete CARE.
         OSError: If the source does not exist or the destination cannot be written.
     """
-    check_writable_file(Path(destination))
     converted = load_weights(source)  # under the names of a classifier
     state = names.of_backbone(converted)
     state = {k: v for k, v in state.items() if k.startswith(names.BACKBONE_PARTS)}
@@ -78,20 +76,19 @@ def fuse_checkpoint(
         A sentence that says what was fused and how to use it.
 
     Raises:
-        CheckpointError: If the checkpoint cannot be read, is fused already or does not fill a CARE.
+        CheckpointError: If the checkpoint cannot be read, is fused already or does not fill a CARE
+            or its heads.
         RuntimeError: If it does not fill the rest of the model, or if fusing changes outputs.
         ValueError: If there is nothing to fuse.
         OSError: If a file does not exist, or the destination cannot be written.
     """
-    check_writable_file(Path(destination))
     cfg = Config.fromfile(config)
-    source = load_from_mmcare(checkpoint, 'cpu')
-    weights = source.get('state_dict', source)
+    weights = load_weights(checkpoint)
     init_default_scope(cfg.get('default_scope') or 'mmengine')
     if cfg.get('data_preprocessor'):
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     model = MODELS.build(cfg.model).eval()
-    with strict_loading(model, (CARE,), checkpoint):
+    with strict_loading(model, (CARE, TwoHeads), checkpoint):
         load_state_dict(model, weights, strict=True)
     fused = [
         name
@@ -114,7 +111,7 @@ def fuse_checkpoint(
             raise RuntimeError(f'fusing changes outputs of {name}; {destination} is not written')
     if not fused:
         raise ValueError(f'nothing in the model of {config} can be fused')
-    meta = dict(source.get('meta') or {}) if 'state_dict' in source else {}
+    meta = dict(load_from_mmcare(checkpoint, 'cpu').get('meta') or {})
     meta.update(mmcare_version=__version__, fused_from=Path(checkpoint).name)
     write_checkpoint(dict(meta=meta, state_dict=model.state_dict()), destination)
     options = ' '.join(f'model.{name}.deploy=True' for name in fused)

@@ -52,7 +52,7 @@ class CAREClassifier(nn.Module):
         self.in_chans, self.global_pool = in_chans, global_pool
         self.distilled_training = False
         with nullcontext() if device is None else torch.device(device):
-            self.backbone = CARE(arch, in_chans, **kwargs)
+            self.backbone = CARE(arch, in_chans, (0, 1, 2, 3), **kwargs)
         if 'init_cfg' in kwargs:
             self.backbone.init_weights()  # reads a file safely, and logs each parameter
         elif not self.backbone.stem.conv.weight.is_meta:  # takes seconds there
@@ -163,7 +163,9 @@ def _filter_checkpoint(state: Mapping[str, Any], model: Any) -> dict[str, Any]:
     checked = dict(state)
     if stem in state:  # as timm does next
         checked[stem] = timm.models.adapt_input_conv(model.in_chans, state[stem])
-    check_state_dict(model.backbone, checked, 'backbone.', model.pretrained_cfg.get('file'))
+    cfg = model.pretrained_cfg
+    name = cfg.get('file') or cfg.get('url') or 'the state dict'
+    check_state_dict(model.backbone, checked, 'backbone.', name)
     return state
 
 

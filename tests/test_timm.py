@@ -182,14 +182,18 @@ def test_other_classes_and_channels(published):
 
 
 @pytest.mark.parametrize(
-    ('name', 'file', 'words'),
+    ('name', 'given', 'words'),
     [
         ('care_s0', None, 'Runtime.*CARE-Transformer.*checkpoint_path=FILE'),
-        ('care_s1', 'published', "Checkpoint.*_S0.pth.*arch='s0'"),
+        ('care_s1', 'file', "Checkpoint.*_S0.pth.*arch='s0'"),
+        ('care_s1', 'state_dict', "Checkpoint.*the state dict does not fit.*arch='s0'"),
     ],
 )
-def test_bad_input(published, name, file, words):
-    source = file and dict(file=str(published))
+def test_bad_input(published, name, given, words):
+    sources = dict(file=str(published), state_dict=published_weights('s0'))
+    source = given and {given: sources[given]}
     with pytest.raises(RuntimeError) as caught:
         timm.create_model(name, pretrained=True, pretrained_cfg_overlay=source, num_classes=7)
     assert re.match(words, f'{caught.typename}: {caught.value}', re.DOTALL)
+    with pytest.raises(TypeError, match='out_indices'):  # for features_only, which takes it itself
+        timm.create_model(name, out_indices=(1, 3))

@@ -13,8 +13,8 @@ from mmcare.convert import convert_checkpoint
 from mmcare.weights.reading import CheckpointError
 
 
-def parse_args() -> argparse.Namespace:
-    """Read the command line."""
+def main() -> None:
+    """Convert, and say what was written."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -24,12 +24,7 @@ def parse_args() -> argparse.Namespace:
         metavar='DST',
         help='checkpoint to write, replaced if it exists; .safetensors or any other ending',
     )
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Convert, and say what was written."""
-    arguments = parse_args()
+    arguments = parser.parse_args()
     try:
         print(convert_checkpoint(arguments.source, arguments.destination))
     except (CheckpointError, OSError) as error:

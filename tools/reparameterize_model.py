@@ -11,8 +11,8 @@ import sys
 from mmcare.convert import fuse_checkpoint
 
 
-def parse_args() -> argparse.Namespace:
-    """Read the command line."""
+def main() -> None:
+    """Fuse, and say what was fused."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -25,12 +25,7 @@ def parse_args() -> argparse.Namespace:
         metavar='OUT',
         help='checkpoint to write, replaced if it exists; .safetensors or any other ending',
     )
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Fuse, and say what was fused."""
-    arguments = parse_args()
+    arguments = parser.parse_args()
     try:
         print(fuse_checkpoint(arguments.config, arguments.checkpoint, arguments.destination))
     except (ImportError, OSError, RuntimeError, ValueError) as error:

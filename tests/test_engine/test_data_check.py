@@ -289,6 +289,7 @@ def concatenate(dataset):
 YES_NO = dict(classes=('no', 'yes'), palette=[0, 1])
 TWO = dict(type='mmseg.BaseSegDataset', classes=2, metainfo=YES_NO)
 STEPS = [dict(type='mmdet.LoadAnnotations'), dict(type='mmdet.PackDetInputs')]
+FILTERED = dict(filter_cfg=dict(filter_empty_gt=True))
 FROM_0 = dict(TWO, reduce_zero_label=True)
 AS_DRAWN = dict(type='LoadImageFromFile', color_type='color_ignore_orientation')
 NOT_AS_STORED = r'labels/train/1\.png.* one channel of 8 bits'
@@ -307,6 +308,7 @@ CASES.update(
     misspelt=('coco', str, named('ant', 'dog'), r"\['dog'\] are not among .*to some of \('ant', '"),
     misspelt_voc=('voc', str, named('Ant', 'dog'), r"\['Ant', 'dog'\], .* files call \['ant'\]"),
     no_objects=('coco', forget, {}, r"classes \['ant', 'bee', 'cat'\]$"),
+    no_objects_left=('coco', forget, FILTERED, 'training data are empty'),
     turned=('coco', turn('train'), {}, r"train/0\.jpg' are for \(8, 6\) .* loaded as \(6, 8\)"),
     turned_as_drawn=('coco', turn('train'), dict(pipeline=[AS_DRAWN, *STEPS]), None),
     folders_in_order=('imagenet', str, named(*CLASSES), None),

@@ -154,10 +154,11 @@ def test_layer_depth():
         (dict(out_indices=(0, 4)), 'out_indices must be some of -4 to 3'),
         (dict(out_indices=(2, 1)), 'out_indices must be .*ascending'),
         (dict(drop_path_rate=1.0), r'drop_path_rate must be in \[0, 1\), got 1.0'),
+        (dict(layer_scale_init_value=None), "not 'NoneType'"),  # would be blocks without shortcuts
         (dict(frozen_stages=5), 'frozen_stages must be -1 to 4, got 5'),
         (dict(with_cp='some'), r"with_cp must be .*'activations'.*, got 'some'"),
     ],
 )
 def test_bad_arguments(arguments, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, TypeError), match=words):
         CARE(**arguments)

@@ -56,7 +56,8 @@ def test_fuse_a_whole_model(tmp_path, monkeypatch):
     model = MODELS.build(config.model).eval()
     model.backbone.load_state_dict(thin_backbone().state_dict())
     state = model.state_dict()
-    torch.save(dict(meta=dict(epoch=3), state_dict=state), trained)
+    wrapped = {f'module.{key}': value for key, value in state.items()}
+    torch.save(dict(meta=dict(epoch=3), state_dict=wrapped), trained)
     said = fuse_checkpoint(file, trained, fused)
     assert '--cfg-options model.backbone.deploy=True' in said
     written = read_checkpoint(fused)

@@ -1,7 +1,6 @@
 """Damaged files load as they were saved or are refused by name. Nothing else ever happens."""
 
 import functools
-import json
 import multiprocessing
 import resource
 import sys
@@ -10,7 +9,6 @@ from argparse import Namespace
 from collections import OrderedDict
 from pathlib import Path
 
-import pytest
 import torch
 from helpers import THIN, thin_backbone
 from hypothesis import HealthCheck, given, settings
@@ -98,30 +96,13 @@ def damaged_bytes(draw):
     return name, random.choice([whole] * 6 + [content[:start], block])
 
 
-@st.composite
-def lying_header(draw):
-    """Headers of .safetensors that do not describe what follows."""
-    name = draw(st.sampled_from(['foreign.safetensors', 'ours.safetensors']))
-    content = good()[1][name]
-    size = int.from_bytes(content[:8], 'little')
-    header = json.loads(content[8 : 8 + size])
-    field = draw(st.sampled_from(['data_offsets', 'shape', 'dtype']))
-    numbers = st.lists(st.sampled_from([-1, 0, 1, 8, size, 1 << 40, 1 << 63]), max_size=5)
-    types = st.sampled_from(['F64', 'BF16', 'I32', 'U8', 'F8_E4M3'])
-    odd = st.none() | st.booleans() | st.floats() | st.text() | st.dictionaries(st.text(), types)
-    header[draw(st.sampled_from(sorted(header)))][field] = draw(numbers | types | odd)
-    packed = json.dumps(header, default=str).encode()
-    return name, len(packed).to_bytes(8, 'little') + packed + content[8 + size :]
-
-
-@pytest.mark.parametrize('damage', [damaged_bytes, lying_header])
-def test_damaged_files(tmp_path, damage):
+def test_damaged_files(tmp_path):
     """Files without checksums may give other weights, of the right shapes and finite."""
     (tmp_path / 'whole.pth').write_bytes(good()[1]['new.pth'])
     expected = dict.fromkeys(['new.pth', 'ours.safetensors'], init_weights(tmp_path / 'whole.pth'))
 
-    @settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=SLOW)
-    @given(damage())
+    @settings(max_examples=50, derandomize=True, deadline=None, suppress_health_check=SLOW)
+    @given(damaged_bytes())
     def check(damaged):
         name, content = damaged
         (tmp_path / name).write_bytes(content)

@@ -212,6 +212,8 @@ def _check_size(what: str, size: Any, path: str, steps: Any, off: int = 0) -> It
 
 def _check_objects(datasets: list[BaseDataset]) -> Iterator[str]:
     """Find training data without objects; warn of single classes without, which may be meant."""
+    if datasets and not any(map(len, datasets)):
+        yield 'the training data are empty: no image is found, or filter_cfg leaves out all of them'
     wanted: set[str] = set()
     found: set[str | None] = set()
     written: set[str] = set()

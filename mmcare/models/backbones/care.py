@@ -34,7 +34,6 @@ from mmcare.registry import MODELS
 STEM_STRIDE = 4
 TOTAL_STRIDE = STEM_STRIDE * 2 ** (NUM_STAGES - 1)
 RECOMPUTATIONS = (False, True, 'activations')
-NUM_STRIP_STAGES = 2  # the global learner of stages 1 and 2 is a StripConv, then attention
 
 
 def depthwise_conv(channels: int, height: int, width: int) -> nn.Conv2d:
@@ -216,7 +215,7 @@ class CAREBlock(nn.Module):
         self.gamma: nn.Parameter | None = None
         if layer_scale is not None:
             self.drop_path_rate = drop_path_rate
-            self.gamma = nn.Parameter(torch.full((sum(self.widths),), float(layer_scale)))
+            self.gamma = nn.Parameter(torch.full((sum(self.widths),), layer_scale))
 
     def forward(self, state: Tensor) -> Tensor:
         """Map the state (B, d' + d, H, W) to the same shape, or to the output of ``inter2``."""
@@ -339,6 +338,7 @@ class CARE(BaseModule):
     """
 
     init_cfg: Any
+    num_strip_stages = 2  # the global learner of stages 1 and 2 is a StripConv, then attention
     # A further arch also needs a config for ImageNet: configs/imagenet/care_NAME_in1k.py.
     arch_zoo: ClassVar[dict[str, dict[str, tuple]]] = {
         's0': dict(
@@ -398,7 +398,7 @@ class CARE(BaseModule):
         check('frozen_stages', frozen_stages, '-1 to 4', frozen_stages in range(-1, NUM_STAGES + 1))
         known = type(with_cp) in (bool, str) and with_cp in RECOMPUTATIONS  # 1 == True
         check('with_cp', with_cp, f'one of {RECOMPUTATIONS}', known)
-        self.layer_scale_init_value = layer_scale_init_value
+        self.layer_scale_init_value = float(layer_scale_init_value)  # blocks take None otherwise
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
         self.norm_cfg = norm_cfg or dict(type='BN')
@@ -464,7 +464,7 @@ class CARE(BaseModule):
 
         For subclasses with another mixer; ``index`` is 0 to 3, ``channels`` is d / 3.
         """
-        strips = index < NUM_STRIP_STAGES
+        strips = index < self.num_strip_stages
         return StripConv(channels) if strips else LinearAttention(channels, head_channels)
 
     def _build_inter1(self, index: int) -> nn.Module:
