@@ -30,7 +30,7 @@ def describe(source: str, part: str, kind: str) -> str:
     with tempfile.TemporaryDirectory() as directory:
         try:
             network = load_source(config, part=part)
-            report = export_model(network, directory, formats=(kind,))[kind]
+            report = export_model(network, directory, (512, 512), (kind,))[kind]
         except Exception as error:  # whatever a converter raises
             return f'not converted: {type(error).__name__}: {error}'.splitlines()[0]
     deviation = max(report['deviations'][name] for name in ('random', 'smooth'))
