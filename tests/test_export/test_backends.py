@@ -8,6 +8,7 @@ import pytest
 import torch
 from export_helpers import normalized, thin_source
 from helpers import THIN, deviation, run_tool
+from toy_configs import sure_source
 
 from mmcare.export import export_model
 from mmcare.export.backends import BACKENDS, open_exported
@@ -37,6 +38,14 @@ def test_pixels(tmp_path, backend):
     pixels = pixels.contiguous(memory_format=torch.channels_last)
     found = [torch.from_numpy(output) for output in program.run(pixels)]
     assert deviation(source.network(normalized(pixels)), found) < 1e-4
+
+
+def test_formats_do_not_disturb_each_other(tmp_path):
+    """All take one program; a detector's has buffers that it does not use."""
+    pytest.importorskip('litert_torch')
+    source = sure_source('retinanet', tmp_path)
+    reports = export_model(source, tmp_path, (64, 96), ('executorch', 'litert'))
+    assert all(report['deviations']['random'] < 1e-4 for report in reports.values())
 
 
 CASES = [

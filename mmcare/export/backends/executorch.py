@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -148,7 +149,8 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     """Write a program in operators that XNNPACK has; pieces of weights become weights."""
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
-    return constant_prop_pass(program.run_decompositions(dict(rewrites.EXECUTORCH)))
+    # A copy: the pass deletes buffers that are not used, also from the program that it is given.
+    return constant_prop_pass(deepcopy(program).run_decompositions(dict(rewrites.EXECUTORCH)))
 
 
 @torch.no_grad()
