@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from mmcare.analysis import build_network, compare_with_paper, count_complexity
+from mmcare.files import check_writable, moved_into_place
 from mmcare.models import CARE
 
 
@@ -59,7 +60,7 @@ def main() -> None:
     if not (arguments.model or arguments.paper):
         parser.error('nothing to do: give MODEL or --paper')
     try:
-        arguments.out_dir.mkdir(parents=True, exist_ok=True)
+        check_writable(arguments.out_dir)
         model = build_network(arguments.model, not arguments.no_head) if arguments.model else None
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
@@ -72,11 +73,11 @@ def main() -> None:
         print(f'{name}: {params:,} parameters, {macs:,} multiply-adds ({macs / 1e9:.4f} GMACs)\n')
         for quantity in table:
             print(f'{quantity}\n{by_stage(table[quantity])}\n')
-        table.to_csv(arguments.out_dir / f'{name}.csv')
+        write(table.reset_index(), arguments.out_dir / f'{name}.csv')
     if arguments.paper:
         table = compare_with_paper()
         print(f'Costs in the paper and as counted\n{table.to_string(index=False)}\n')
-        table.to_csv(arguments.out_dir / 'paper.csv', index=False)
+        write(table, arguments.out_dir / 'paper.csv')
     print(f'Written to {arguments.out_dir}')
 
 
@@ -87,6 +88,12 @@ def by_stage(counts: pd.Series) -> str:
     wide.loc['all'] = wide.sum()
     wide['all'] = wide.sum(axis=1)
     return wide.map('{:,}'.format).rename_axis(index=None, columns=None).to_string()
+
+
+def write(table: pd.DataFrame, filename: Path) -> None:
+    """Write a CSV file."""
+    with moved_into_place(filename) as temporary:
+        table.to_csv(temporary, index=False)
 
 
 if __name__ == '__main__':

@@ -22,6 +22,7 @@ from mmengine.device import utils as device
 from mmengine.runner import Runner
 
 from mmcare.compatibility import fused_on_cpu
+from mmcare.files import check_writable, moved_into_place
 from mmcare.sample_data import make_ade20k, make_coco
 from mmcare.shipped import shipped_config
 
@@ -42,7 +43,8 @@ def plot_curves(runner: Runner, metrics: dict[str, str], unit: int, filename: Pa
     losses.plot(xlabel='iteration', ylabel='loss', ylim=(0, None), ax=upper)
     tested = rows.reindex(columns=list(metrics)).dropna(how='all').rename(columns=metrics)
     tested.div(unit).plot(xlabel='tested after', ylim=(0, 1), marker='o', ax=lower)
-    plt.savefig(filename)
+    with moved_into_place(filename) as temporary:
+        plt.savefig(temporary)
 
 
 def show(axis: Axes, image: np.ndarray, sample: Any, part: str, colours: np.ndarray) -> None:
@@ -89,7 +91,8 @@ def draw_predictions(runner: Runner, filename: Path, number: int = 4) -> None:
     names = zip(metainfo['classes'], colours, strict=False)
     handles = [Patch(color=colour, label=name) for name, colour in names]
     figure.legend(handles=handles, loc='outside upper center', ncols=4, fontsize=16)
-    figure.savefig(filename)
+    with moved_into_place(filename) as temporary:
+        figure.savefig(temporary)
 
 
 def main() -> None:
@@ -109,7 +112,7 @@ def main() -> None:
     config.optim_wrapper.optimizer.fused = fused_on_cpu()
     data_root = Path(config.train_dataloader.dataset.data_root)
     try:
-        work_dir.mkdir(parents=True, exist_ok=True)
+        check_writable(work_dir)
         if not data_root.exists():
             make_data(data_root)
     except OSError as error:
@@ -128,7 +131,8 @@ def main() -> None:
     metric = table.index[0]
     reached = float(table.trained[metric])
     result = dict(goal=dict(metric=metric, above=goal), training_minutes=minutes, **table.to_dict())
-    (work_dir / 'results.json').write_text(json.dumps(result, indent=2) + '\n')
+    with moved_into_place(work_dir / 'results.json') as temporary:
+        temporary.write_text(json.dumps(result, indent=2) + '\n')
     plot_curves(runner, metrics, unit, work_dir / 'curves.png')
     draw_predictions(runner, work_dir / 'predictions.png')
     print(table.rename(index=metrics).to_string(float_format='{:.3f}'.format))
