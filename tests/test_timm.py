@@ -2,12 +2,13 @@
 
 import inspect
 import re
+import sys
 from argparse import Namespace
 
 import numpy as np
 import pytest
 import torch
-from helpers import DATA, THIN, assert_equal, published_weights, reference_image
+from helpers import DATA, THIN, assert_equal, published_weights, reference_image, run
 
 from mmcare.models import CARE
 from mmcare.models.loading import read_state_dict
@@ -45,6 +46,13 @@ def test_counts_and_features_are_those_of_care(arch):
     assert count(features) == count(backbone)
     assert features.feature_info.channels() == list(backbone.out_channels)
     assert features.feature_info.reduction() == [4, 8, 16, 32]
+
+
+def test_a_fourth_arch():
+    """As CONTRIBUTING.md says how to add one."""
+    code = 'from mmcare import CARE; CARE.arch_zoo["s9"] = CARE.arch_zoo["s0"]; import mmcare.timm'
+    code += '; print(mmcare.timm.timm.list_models("care_*"))'
+    assert 'care_s9' in run(sys.executable, '-c', code).stdout
 
 
 def test_configuration_of_the_released_evaluation():

@@ -53,8 +53,8 @@ def describe_scores(model: nn.Module, config: Config | None, channels: int) -> d
 
     Returns:
         ``activation``: ``'softmax'``, ``'sigmoid'``, or None if that is not known. ``threshold`` of
-        a segmentor with one channel: above it, a pixel is of class 1. ``classes``
-        and ``palette`` of the config's test data, if their number is the head's number of classes.
+        a segmentor with one channel: above it, a pixel is of class 1. ``classes`` and ``palette``
+        of the config's test data, if their number is the head's number of classes.
     """
     head_name = next(name for name in HEADS if hasattr(model, name))
     head: Any = getattr(model, head_name)
@@ -109,8 +109,9 @@ def describe_decoding(model: nn.Module) -> dict[str, Any]:
         method = getattr(head, name, None)
         if not getattr(method, '__qualname__', '').startswith('BaseDenseHead.'):
             return {}
-    plain = dict(type='nms', class_agnostic=False, iou_threshold=None)
-    if {**plain, **head.test_cfg.get('nms', {}), 'iou_threshold': None} != plain:
+    nms = head.test_cfg.get('nms', {})
+    others = nms.keys() - {'type', 'iou_threshold', 'class_agnostic', 'split_thr'}
+    if nms.get('type', 'nms') != 'nms' or nms.get('class_agnostic') or others:
         return {}
     priors, coder = head.prior_generator, head.bbox_coder
     wanted = ('base_anchors', 'scales', 'ratios', 'base_sizes', 'center_offset', 'offset')

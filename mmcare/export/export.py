@@ -82,9 +82,7 @@ def export_model(
     input_kinds = {backend.name: input_kind or backend.input_kind for backend in backends}
     kinds, decoded = input_kinds.values(), outputs == 'decoded'
     spec = build_spec(source, shape, kinds, precision, tolerance, decoded, options, letterbox)
-    number = 0
-    if precision == 'int8':
-        number = CALIBRATION if calibration is None else calibration
+    number = (calibration or CALIBRATION) if precision == 'int8' else 0
     spec, without_pictures = add_images(spec, source, number, images)
     reports: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as folder:

@@ -21,7 +21,8 @@ HEADS = dict(
     RTMDet="type='RTMDetSepBNHead', with_objectness=False, exp_on_reg=True, anchor_generator="
     f"dict(type='MlvlPointGenerator', offset=0, strides={STRIDES}), "
     "bbox_coder=dict(type='DistancePointBBoxCoder')",
-    ATSS=f"type='ATSSHead', norm_cfg=None, loss_cls=dict(type='CrossEntropyLoss'), {ANCHORS}",
+    ATSS="type='ATSSHead', norm_cfg=dict(type='GN', num_groups=2), "
+    f"loss_cls=dict(type='CrossEntropyLoss'), {ANCHORS}",
     YOLOX=f"type='YOLOXHead', strides={STRIDES}",
 )
 THIRD = dict(FCOS=['centerness'], ATSS=['centerness'], YOLOX=['objectness'])

@@ -10,7 +10,7 @@ import torch
 from export_helpers import SHAPE
 from mmengine.config import Config
 from mmseg.structures import SegDataSample
-from test_decoding import load
+from test_decoding import HEADS, load
 from test_whole_models import write_config
 
 from mmcare.export import export_model, load_source
@@ -125,11 +125,11 @@ def test_labels_are_those_of_mmseg(tmp_path, channels):
 
 
 def source_of(name, folder):
-    if name in ('RetinaNet', 'RTMDet'):
+    if name in HEADS:
         source = detector(folder, name)
     else:
         source = load_source(write_config(folder, name), part='model')
-    classes = CLASSES[:2] if name in ('RetinaNet', 'RTMDet') else CLASSES
+    classes = CLASSES[:2] if name in HEADS else CLASSES
     about = dict(classes=classes, palette=[[1, 2, 255]] * len(classes))
     return replace(source, normalization=IMAGENET, metadata=about)
 
@@ -144,6 +144,7 @@ def source_of(name, folder):
         ('RetinaNet', 'litert', {}, 'boxes scores labels count'),
         ('RetinaNet', 'ncnn', {}, 'boxes scores'),
         ('RTMDet', 'coreml', {}, 'boxes scores'),
+        ('ATSS', 'coreml', {}, 'boxes scores'),  # group norms
         ('RetinaNet', 'executorch', {}, 'boxes scores labels'),
         pytest.param(
             *('RetinaNet', 'executorch', dict(precision='int8'), 'boxes scores labels'),

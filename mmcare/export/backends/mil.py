@@ -168,6 +168,8 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'softmax': lambda x, axis: x.softmax(axis),
     'slice_by_index': _slice,
     'split': lambda x, split_sizes, axis: x.split(split_sizes, axis),
+    'sqrt': lambda x: x.sqrt(),
+    'square': lambda x: x.square(),
     'sub': lambda x, y: x - y,
     'transpose': lambda x, perm: x.permute(perm),
     'upsample_bilinear': _upsample('bilinear'),
