@@ -3,6 +3,8 @@
 Only ``CARE`` and ``CAREAblation`` are also in MMEngine's root registry, without a prefix.
 """
 
+from __future__ import annotations
+
 from mmengine import registry as root
 
 MODELS = root.Registry('model', parent=root.MODELS, scope='mmcare', locations=['mmcare.models'])
@@ -10,3 +12,8 @@ HOOKS = root.Registry('hook', parent=root.HOOKS, scope='mmcare', locations=['mmc
 TRANSFORMS = root.Registry(
     'transform', parent=root.TRANSFORMS, scope='mmcare', locations=['mmcare.export.preprocessing']
 )
+
+
+def type_name(type_: str | type) -> str:
+    """Return the name of a type of a config, which is a class, a name, or a dotted or scoped one."""
+    return getattr(type_, '__name__', type_).rpartition('.')[2]

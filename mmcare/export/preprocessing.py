@@ -10,7 +10,7 @@ from mmcv.transforms import Resize
 from mmengine.config import Config
 from torch import Tensor
 
-from mmcare.registry import TRANSFORMS
+from mmcare.registry import TRANSFORMS, type_name
 
 LETTERBOXES = ('top-left', 'center')  # where a picture is in an image
 
@@ -32,10 +32,7 @@ class ResizeToFit(Resize):
 def _name_steps(config: Config) -> dict[str, Any]:
     """Return the steps of the test pipeline by name."""
     dataset = (config.get('test_dataloader') or {}).get('dataset') or {}
-    return {  # types are names, or classes
-        getattr(step.type, '__name__', step.type).rpartition('.')[2]: step
-        for step in dataset.get('pipeline') or ()
-    }
+    return {type_name(step.type): step for step in dataset.get('pipeline') or ()}
 
 
 def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
