@@ -34,11 +34,11 @@ from torchvision.models.feature_extraction import NodePathTracer
 
 from mmcare.analysis.timing import measure_in_turn
 from mmcare.compatibility import require
-from mmcare.export import export_model
-from mmcare.export.backends import BACKENDS, open_exported
-from mmcare.export.calibration import HELD_OUT
-from mmcare.export.source import IMAGENET, Network, Source
-from mmcare.export.spec import draw_images
+from mmcare.export import export_model, open_exported
+from mmcare.export.backends import BACKENDS
+from mmcare.export.images import HELD_OUT, draw_images
+from mmcare.export.loading import IMAGENET, LoadedModel
+from mmcare.export.tasks import Task, make_task
 from mmcare.files import check_writable
 from mmcare.models import CARE
 from mmcare.models.deployment import BackboneInfo
@@ -82,7 +82,7 @@ class FourMaps(nn.Module):
         return tuple(x.permute(0, 3, 1, 2) if self.channels_last else x for x in maps)
 
 
-def build(key: str, shape: tuple[int, int]) -> Network:
+def build(key: str, shape: tuple[int, int]) -> Task:
     """Build a network with random weights from one seed.
 
     Exports fuse CARE. MobileOne, FastViT and RepViT are fused by timm's ``reparameterize_model``.
@@ -90,13 +90,13 @@ def build(key: str, shape: tuple[int, int]) -> Network:
     torch.manual_seed(0)
     name = PEERS['timm_model'][key]
     if not name:
-        return Network(CARE(key))
+        return make_task(CARE(key))
     timm = require('timm', PURPOSE, 'bench')
     for_a_size = name.startswith(('efficientformerv2', 'swin_'))  # their attention is
     options: dict[str, Any] = dict(img_size=shape) if for_a_size else {}
     features = timm.create_model(name, features_only=True, **options).eval()
     network = fuse_norms(FourMaps(timm.utils.reparameterize_model(features)).eval())
-    return Network(network, info=BackboneInfo(name, output_names=OUTPUT_NAMES))
+    return make_task(network, info=BackboneInfo(name, output_names=OUTPUT_NAMES))
 
 
 def fuse_norms(network: nn.Module) -> nn.Module:
@@ -126,23 +126,24 @@ def find_report(key: str, shape: Sequence[int], engine: str, directory: Path) ->
     return {}
 
 
-def prepare(key: str, network: Network, image: Tensor, engine: str, directory: Path) -> Prepared:
+def prepare(key: str, network: Task, image: Tensor, engine: str, directory: Path) -> Prepared:
     """Export a network, unless an earlier run has, and return a run and the report."""
     name, precision = ENGINES[engine]
     shape = image.shape[2], image.shape[3]
     report = find_report(key, shape, engine, directory)
     if not report:
-        source = Source(key, 'random', network, IMAGENET, metadata=dict(key=key))
+        model = LoadedModel(key, 'random', network, IMAGENET, metadata=dict(key=key))
         options: dict[str, Any] = dict(formats=(name,), precision=precision)
-        options['tolerance'] = 1e-3  # random weights enlarge roundings
+        options |= dict(tolerance=1e-3, compare_float16=False)  # random weights enlarge roundings
         if precision == 'int8':  # no pictures here
-            options['images'] = [draw_images(3, shape)['smooth'].tensor] * (1 + HELD_OUT)
+            smooth = draw_images(3, shape, IMAGENET)['smooth'].pixels
+            options['images'] = [smooth] * (1 + HELD_OUT)
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # several delegates are noted in the recording
-            report = export_model(source, directory, shape, **options)[name]
+            report = export_model(model, directory, shape, **options)[name]
     if BACKENDS[name].layout == 'NHWC':  # as apps have it: not to be converted in each run
         image = image.to(memory_format=torch.channels_last)
-    run = partial(open_exported(directory / report['file']).run, image)
+    run = partial(open_exported(directory / report['file']).run, image.numpy())
     run()
     return run, report
 

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from recording import describe_machine, save
 from torch import Tensor
 
-from mmcare.export.backends import open_exported
+from mmcare.export import open_exported
 from mmcare.files import check_writable
 
 CONVOLUTION = re.compile(r'(Fused)?Conv(olution)?\b|Fully Connected')
@@ -95,7 +95,7 @@ def profile(path: Path, rounds: int) -> pd.DataFrame:
     """Return stage, kind, number and milliseconds of the operators of a file."""
     shape = open_exported(path).input_shape
     if not all(isinstance(side, int) for side in shape):
-        raise ValueError(f'{path} has a free size: export it without --dynamic')
+        raise ValueError(f'{path} has a free size: export it for one size')
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     readers = {'.pte': read_executorch, '.onnx': read_onnx}
     if path.suffix not in readers:

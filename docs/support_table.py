@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 from mmengine.utils import track_iter_progress
 
-from mmcare.export import export_model, load_source
+from mmcare.export import export_model, load_model
 from mmcare.export.backends import BACKENDS
 
 CONFIGS = Path(__file__).resolve().parents[1] / 'configs'
@@ -29,12 +29,12 @@ def describe(source: str, part: str, kind: str) -> str:
     config = source if part == 'backbone' else CONFIGS / source
     with tempfile.TemporaryDirectory() as directory:
         try:
-            network = load_source(config, part=part)
-            report = export_model(network, directory, (512, 512), (kind,))[kind]
+            model = load_model(config, part=part)
+            report = export_model(model, directory, (512, 512), (kind,))[kind]
         except Exception as error:  # whatever a converter raises
             return f'not converted: {type(error).__name__}: {error}'.splitlines()[0]
-    deviation = max(report['deviations'][name] for name in ('random', 'smooth'))
-    return f'{deviation:.0e}, {report["bytes"] / 1e6:.1f}'
+    error = max(report['max_rel_error'][name] for name in ('random', 'smooth'))
+    return f'{error:.0e}, {report["bytes"] / 1e6:.1f}'
 
 
 def main() -> None:

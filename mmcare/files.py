@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -53,6 +54,14 @@ def moved_into_place(path: Path) -> Iterator[Path]:
 def size_of(path: Path) -> int:
     """Count the bytes of a file, or of all files in a directory."""
     return sum(file.stat().st_size for file in (path, *path.rglob('*')) if file.is_file())
+
+
+def digest_of(path: Path) -> str:
+    """Compute the SHA-256 of a file, or of a directory's files in the order of their names."""
+    digest = hashlib.sha256()
+    for file in sorted(file for file in (path, *path.rglob('*')) if file.is_file()):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -15,5 +15,5 @@ TRANSFORMS = root.Registry(
 
 
 def type_name(type_: str | type) -> str:
-    """Return the name of a type of a config, which is a class, a name, or a dotted or scoped one."""
+    """Return the name of a config's type: a class, or a name, perhaps dotted or scoped."""
     return getattr(type_, '__name__', type_).rpartition('.')[2]

@@ -18,9 +18,9 @@ import latency
 import operators
 import training
 
-from mmcare.export import export_model
-from mmcare.export.backends import open_exported
-from mmcare.export.source import IMAGENET, Network, Source
+from mmcare.export import export_model, open_exported
+from mmcare.export.loading import IMAGENET, LoadedModel
+from mmcare.export.tasks import make_task
 from mmcare.models.deployment import BackboneInfo
 
 
@@ -68,7 +68,7 @@ class Tiny(nn.Module):
 
 def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
     info = BackboneInfo('tiny', output_names=latency.OUTPUT_NAMES)
-    networks = dict(s0=Network(Tiny(), info=info))
+    networks = dict(s0=make_task(Tiny(), info=info))
     monkeypatch.setattr(latency, 'build', lambda key, shape: networks[key])
     arguments = '--archs', 's0', 's1', '--peers', '--shape', 64, 64, '--rounds', 2
     call(latency, monkeypatch, *arguments, '--out-dir', tmp_path / 'out', '--keep', tmp_path)
@@ -107,7 +107,7 @@ def test_the_page_shows_the_recording():
 
 
 def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
-    source = Source('thin', 'random', Network(thin_backbone()), IMAGENET)
+    source = LoadedModel('thin', 'random', make_task(thin_backbone()), IMAGENET)
     report = export_model(source, tmp_path, (64, 64), ('onnx', 'executorch'))
     files = tmp_path / 'thin_64x64.onnx', tmp_path / 'thin_64x64.pte'
     call(operators, monkeypatch, *files, '--rounds', 3, '--out-dir', tmp_path / 'out')

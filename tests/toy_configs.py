@@ -133,14 +133,14 @@ def toy_config(task, data, work_dir, **changes):
     return config
 
 
-def sure_source(task, folder, part='model', **changes):
+def sure_model(task, folder, part='model', **changes):
     """Load a thin model for exports, as if it were sure of what it sees; also make data."""
-    from mmcare.export import load_source
+    from mmcare.export import load_model
 
     make_data(task, folder / 'data')
     toy_config(task, folder / 'data', folder / 'run', **changes).dump(folder / f'{task}.py')
-    source = load_source(folder / f'{task}.py', part=part)
-    for name, weight in source.network.named_parameters():
+    source = load_model(folder / f'{task}.py', part=part)
+    for name, weight in source.task.named_parameters():
         if 'head' in name and weight.dim() > 1:
             torch.nn.init.normal_(weight, std=1.5 / weight[0].numel() ** 0.5)
     return source

@@ -28,9 +28,10 @@ from mmengine.config import DictAction
 from mmengine.runner import Runner
 
 from mmcare.analysis.timing import measure_in_turn
-from mmcare.export.backends import open_exported
+from mmcare.export.loading import read_config, read_normalization
+from mmcare.export.opening import open_exported
 from mmcare.export.preprocessing import fit_config
-from mmcare.export.source import Network, read_config, read_normalization
+from mmcare.export.tasks import make_task
 from mmcare.files import check_writable_file, moved_into_place, size_of
 from mmcare.weights.reading import CheckpointError, load_weights
 
@@ -63,13 +64,13 @@ def parse_args() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     """Test and time the files, and the checkpoint if one is given; return a row for each."""
-    programs = {file: open_exported(file, arguments.float16) for file in arguments.files}
+    programs = {file: open_exported(file, float16=arguments.float16) for file in arguments.files}
     shapes = {program.input_shape for program in programs.values()}
     size = tuple(side for side in next(iter(shapes))[2:] if isinstance(side, int))
     if len(shapes) != 1 or len(size) != 2:
         raise ValueError(
             f'the files take {", ".join(map(str, shapes))}, not images (1, C, H, W) of one size: '
-            'export them for one --shape, without --dynamic'
+            'export them for one --shape'
         )
     letterboxes = {program.letterbox for program in programs.values()}
     if len(letterboxes) > 1:
@@ -114,9 +115,9 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
                 )
             rows[str(file)] = {'MB': size_of(file) / 1e6, 'ms': 0.0, **test()}
         if program.timed:
-            runs[str(file)] = partial(program.run, picture.cpu())
+            runs[str(file)] = partial(program.run, picture.cpu().contiguous().numpy())
         if arguments.checkpoint and PYTORCH not in runs:
-            network = Network(deepcopy(runner.model).cpu(), part)
+            network = make_task(deepcopy(runner.model).cpu(), part)
             weights = sum(value.nbytes for value in network.state_dict().values())
             runs[PYTORCH] = partial(network, picture.cpu())
     if arguments.checkpoint:

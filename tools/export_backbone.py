@@ -3,27 +3,39 @@
 SOURCE is an arch or any detection, segmentation or classification config with a CARE backbone. By
 default, only the backbone is built, without the toolbox or compiled ops; its outputs are stage1 to
 stage4. --part neck and --part model export more of the model and need the config's toolbox. Each
-file is compared with PyTorch before it is saved, and FILE.json next to it is its report.
+file is compared with PyTorch before it is saved, and FILE.json next to it is its report. If a
+format fails, the files of others stay, and the status is 1.
 """
 
 import argparse
 import logging
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 import yaml
 
 try:
-    from mmcare.export import export_model, load_source
+    from mmcare.export import load_model
     from mmcare.export.backends import BACKENDS
-    from mmcare.export.export import CALIBRATION, INPUT_KINDS, LOGGER, OUTPUTS, PRECISIONS
+    from mmcare.export.check import ExportError
+    from mmcare.export.export import LOGGER, run_request
     from mmcare.export.preprocessing import LETTERBOXES
-    from mmcare.export.source import PARTS
-    from mmcare.export.verify import ExportError
+    from mmcare.export.request import (
+        CALIBRATION,
+        INPUT_KINDS,
+        OUTPUTS,
+        PRECISIONS,
+        ExportRequest,
+    )
+    from mmcare.export.tasks import OPTIONS as TASK_OPTIONS
+    from mmcare.export.tasks import PARTS
     from mmcare.weights.reading import CheckpointError
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
@@ -32,12 +44,14 @@ except KeyboardInterrupt:
     print('stopped: nothing is written', file=sys.stderr)
     sys.exit(130)
 
-SHOWN = 'file', 'bytes', 'delegates', 'outside', 'deviations', 'quantization', 'runtime'
+SHOWN = 'file', 'bytes', 'delegates', 'non_delegated_ops', 'max_rel_error', 'sqnr_db', 'runtime'
 SHOWN += 'pictures', 'resize', 'names'
-
-OPTIONS = {
-    name: option for backend in BACKENDS.values() for name, option in backend.options.items()
-}
+OPTIONS = dict(TASK_OPTIONS)
+for backend in BACKENDS.values():
+    OPTIONS |= backend.options
+# What the library calls otherwise.
+FLAGS = dict(formats='format', input_kind='input')
+LAST_LINES = 15  # of a converter's log, which are shown if it fails
 
 
 def parse_args() -> argparse.Namespace:
@@ -60,8 +74,8 @@ def parse_args() -> argparse.Namespace:
     add('--part', choices=PARTS, default='backbone', help=help_part)
     help_shape = "of the images; default: the test pipeline's, rounded up to 32; 512 512 of an arch"
     add('--shape', type=int, nargs=2, metavar=('H', 'W'), help=help_shape)
-    endings = ', '.join(f'{name}: {backend.ending}' for name, backend in BACKENDS.items())
-    help_format = f'{endings}; default: coreml onnx'
+    suffixes = ', '.join(f'{name}: {backend.suffix}' for name, backend in BACKENDS.items())
+    help_format = f'{suffixes}; default: coreml onnx'
     add('--format', nargs='+', choices=BACKENDS, default=('coreml', 'onnx'), help=help_format)
     help_out = 'where the files go, replacing older ones; default: %(default)s'
     add('--out-dir', type=Path, default=Path('work_dirs/export'), metavar='DIR', help=help_out)
@@ -88,7 +102,24 @@ def parse_args() -> argparse.Namespace:
     add('--images', metavar='FOLDER', help=help_images)
     for name, option in OPTIONS.items():
         add(f'--{name.replace("_", "-")}', **option)
+    add('--verbose', action='store_true', help='show what converters print, as it comes')
     return parser.parse_args()
+
+
+def make_request(arguments: argparse.Namespace) -> ExportRequest:
+    """Turn the command line into a request, which is validated before anything is loaded."""
+    options = {name: getattr(arguments, name) for name in OPTIONS}
+    return ExportRequest(
+        shape=arguments.shape and tuple(arguments.shape),
+        formats=tuple(arguments.format),
+        input_kind=arguments.input,
+        outputs=arguments.outputs,
+        letterbox=arguments.letterbox,
+        precision=arguments.precision,
+        calibration=arguments.calibration,
+        images=arguments.images,
+        options={name: value for name, value in options.items() if value is not None},
+    )
 
 
 @contextmanager
@@ -117,36 +148,69 @@ def others_in_a_log() -> Iterator[str]:
             os.close(streams[0])
 
 
-def main() -> None:
-    """Export, and print what was written."""
-    arguments = parse_args()
+@contextmanager
+def everything_shown() -> Iterator[None]:
+    """Show what mmcare logs beside what other libraries print."""
+    handler = logging.StreamHandler()
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.INFO)
     try:
-        with others_in_a_log() as log:
-            reports = export_model(
-                load_source(arguments.source, arguments.checkpoint, arguments.part),
-                arguments.out_dir,
-                shape=arguments.shape and tuple(arguments.shape),
-                formats=tuple(arguments.format),
-                input_kind=arguments.input,
-                outputs=arguments.outputs,
-                letterbox=arguments.letterbox,
-                precision=arguments.precision,
-                calibration=arguments.calibration,
-                images=arguments.images,
-                **{name: getattr(arguments, name) for name in OPTIONS},
-            )
-    except KeyboardInterrupt:
-        print('stopped: nothing is written', file=sys.stderr)
-        sys.exit(130)
-    except (CheckpointError, ExportError, ImportError, OSError, ValueError) as error:
-        print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
-        sys.exit(2)
+        yield
+    finally:
+        LOGGER.removeHandler(handler)
+
+
+def to_flags(message: str) -> str:
+    """Write arguments of the library, such as precision='int8', as options of this command."""
+
+    def to_flag(match: re.Match[str]) -> str:
+        name = FLAGS.get(match[1], match[1])
+        return f'--{name.replace("_", "-")} {match[2]}'.replace("'", '').rstrip()
+
+    names = '|'.join([*vars_of_request(), *OPTIONS])
+    return re.sub(rf"\b({names})=((?:'[^']*'(?:, )?)*|\d+)", to_flag, ' '.join(message.split()))
+
+
+def vars_of_request() -> Iterable[str]:
+    """Name the arguments of the library."""
+    return ('part', *ExportRequest.__dataclass_fields__)
+
+
+def print_reports(reports: Mapping[str, Mapping[str, Any]], out_dir: Path) -> None:
+    """Print what was written."""
     for report in reports.values():
         shown = {key: report[key] for key in SHOWN if key in report}
         print(yaml.safe_dump(shown, sort_keys=False, default_flow_style=None, width=100))
-    height, width = report['shape']
-    print(f'Written to {arguments.out_dir}, for images of height {height} and width {width}')
-    print(f'What other libraries print is in {log}')
+    for report in [*reports.values()][:1]:
+        height, width = report['shape']
+        print(f'Written to {out_dir}, for images of height {height} and width {width}')
+
+
+def main() -> None:
+    """Export, and print what was written."""
+    arguments, log = parse_args(), None
+    try:
+        request = make_request(arguments)
+        with everything_shown() if arguments.verbose else others_in_a_log() as log:
+            model = load_model(arguments.source, arguments.checkpoint, arguments.part)
+            reports = run_request(model, arguments.out_dir, request)
+    except KeyboardInterrupt:
+        print('stopped: what is complete is written', file=sys.stderr)
+        sys.exit(130)
+    except ExportError as error:
+        print_reports(error.reports, arguments.out_dir)
+        if log:
+            with open(log, errors='replace') as lines:
+                sys.stderr.writelines(['The last lines of the log:\n', *deque(lines, LAST_LINES)])
+            print(f'What other libraries print is in {log}', file=sys.stderr)
+        print(f'error: {to_flags(str(error))}', file=sys.stderr)
+        sys.exit(1)
+    except (CheckpointError, ImportError, OSError, ValueError) as error:
+        print(f'error: {to_flags(str(error))}', file=sys.stderr)
+        sys.exit(2)
+    print_reports(reports, arguments.out_dir)
+    if log:
+        print(f'What other libraries print is in {log}')
 
 
 if __name__ == '__main__':

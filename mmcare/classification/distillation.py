@@ -35,11 +35,8 @@ class DistillationClassifier(ImageClassifier):
     """A classifier whose distillation head learns from a teacher.
 
     The teacher sees the batch that the student sees: mixed, and normalised by the student's data
-    preprocessor. With Z the logits, y the labels and alpha the teacher's share, the loss is
-
-    - hard (DeiT, Eq. 3): ``(1 - alpha) CE(Z_cls, y) + alpha CE(Z_distill, argmax Z_teacher)``;
-    - soft (DeiT, Eq. 2): the second cross-entropy becomes
-      ``tau^2 KL(softmax(Z_teacher / tau) || softmax(Z_distill / tau))``, a mean over the batch.
+    preprocessor. With Z the logits, y the labels and alpha the teacher's share, the loss is DeiT's
+    hard distillation (Eq. 3): ``(1 - alpha) CE(Z_cls, y) + alpha CE(Z_distill, argmax Z_teacher)``.
 
     CE against the labels is the head's own loss, with label smoothing and mixed labels.
 
@@ -53,15 +50,13 @@ class DistillationClassifier(ImageClassifier):
         teacher_checkpoint: File or URL with the teacher's weights, which must fill it. None if
             the config itself loads weights (``pretrained`` or ``init_cfg``), or for a module.
         alpha: Share of the teacher in the loss, 0 to 1.
-        distillation: ``'hard'`` or ``'soft'``.
-        temperature: tau of the soft distillation.
         teacher_dtype: Type in which the teacher computes, such as ``'bfloat16'``. None: float32,
             or autocast's.
         teacher_channels_last: Lay the teacher's weights and images out channels-last.
         **kwargs: Arguments of mmpretrain's ``ImageClassifier``; the head is a ``CAREClsHead``.
 
     Raises:
-        ValueError: If ``alpha`` or ``distillation`` is not allowed, or the teacher has no weights.
+        ValueError: If ``alpha`` is not allowed, or the teacher has no weights.
     """
 
     def __init__(
@@ -70,17 +65,13 @@ class DistillationClassifier(ImageClassifier):
         teacher: Mapping[str, Any] | nn.Module,
         teacher_checkpoint: str | None = None,
         alpha: float = 0.5,
-        distillation: str = 'hard',
-        temperature: float = 1.0,
         teacher_dtype: str | None = None,
         teacher_channels_last: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         check('alpha', alpha, 'in [0, 1]', 0 <= alpha <= 1)
-        check('distillation', distillation, "'hard' or 'soft'", distillation in ('hard', 'soft'))
-        self.alpha, self.distillation, self.temperature = alpha, distillation, temperature
-        self.teacher_checkpoint = teacher_checkpoint
+        self.alpha, self.teacher_checkpoint = alpha, teacher_checkpoint
         self.teacher_layout: dict[str, Any] = dict(
             dtype=getattr(torch, teacher_dtype) if teacher_dtype else None,
             memory_format=torch.channels_last if teacher_channels_last else None,
@@ -127,7 +118,4 @@ class DistillationClassifier(ImageClassifier):
     def _distillation_loss(self, teacher_logits: Tensor, logits: Tensor) -> Tensor:
         shape, needed = tuple(teacher_logits.shape), tuple(logits.shape)
         check("the shape of the teacher's logits", shape, f"the head's {needed}", shape == needed)
-        if self.distillation == 'hard':
-            return F.cross_entropy(logits, teacher_logits.argmax(1))
-        own, target = (F.log_softmax(z / self.temperature, 1) for z in (logits, teacher_logits))
-        return self.temperature**2 * F.kl_div(own, target, reduction='batchmean', log_target=True)
+        return F.cross_entropy(logits, teacher_logits.argmax(1))

@@ -1,34 +1,46 @@
-"""Export of a network to several formats, with a report on each file."""
+"""Export of a model to several formats, with a report on each file."""
 
 import json
 import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from mmcare.export.backends import validate_formats
-from mmcare.export.calibration import Images, add_images
+from mmcare.export.backends.base import Backend, WriteResult
+from mmcare.export.check import (
+    FLOAT16,
+    QUANTIZED_RESULTS,
+    Checker,
+    ExportError,
+    Run,
+)
+from mmcare.export.description import describe_file, describe_model
+from mmcare.export.graph import Graph, build_graph
+from mmcare.export.images import Images, Pictures, load_images
+from mmcare.export.loading import LoadedModel
 from mmcare.export.preprocessing import choose_shape
-from mmcare.export.source import Source
-from mmcare.export.spec import build_spec
-from mmcare.files import check_writable, moved_into_place
+from mmcare.export.reference import Reference
+from mmcare.export.request import LARGEST_SIDE, ExportRequest
+from mmcare.export.tasks import OPTIONS as TASK_OPTIONS
+from mmcare.export.tasks import OutputFormat, PostProcess
+from mmcare.export.tasks.base import max_rel_error
+from mmcare.files import check_writable, digest_of, moved_into_place, size_of
+from mmcare_runtime import Model
 
 LOGGER = logging.getLogger('mmcare')
-INPUT_KINDS = ('image', 'tensor')
-OUTPUTS = ('raw', 'decoded')
-PRECISIONS = ('float32', 'float16', 'int8')
-CALIBRATION = 64  # pictures
 
 
-@torch.no_grad()
 def export_model(
-    source: Source,
+    model: LoadedModel,
     out_dir: str | os.PathLike,
     shape: tuple[int, int] | None = None,
     formats: Sequence[str] = ('coreml', 'onnx'),
@@ -37,84 +49,338 @@ def export_model(
     letterbox: str = 'top-left',
     precision: str | None = None,
     calibration: int | None = None,
-    images: Images = None,
+    images: Pictures = None,
     tolerance: float | None = None,
+    compare_float16: bool = True,
     **options: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Fuse a network, and write a file and a report ``FILE.json`` for each format; all or none.
+    """Fuse a network, and write a file and a report ``FILE.json`` for each format.
 
     Return the reports by format.
 
     Args:
-        source: See :func:`mmcare.export.load_source`; it is left as it is.
+        model: See :func:`mmcare.export.load_model`; it is left as it is.
         out_dir: Where the files go, replacing older ones.
-        shape: Height and width of the images; None: those that the config's test pipeline makes,
-            rounded up to multiples of 32, and 512 and 512 without a config.
-        formats: Keys of :data:`mmcare.export.backends.BACKENDS`.
-        input_kind: ``'image'``: files take pixels from 0 to 255 and normalize them; ``'tensor'``:
-            files take normalized images. None: an image for Core ML, a tensor for others.
-        outputs: ``'raw'``: the network's; ``'decoded'``: probabilities, class labels, or boxes,
-            scores and labels, of whole models.
-        letterbox: Where a picture is in the image of a whole model: ``'top-left'``, or
-            ``'center'``, with padding on all sides.
-        precision: ``'float32'``, ``'float16'`` or ``'int8'``. None: float16 for Core ML, float32
-            for others.
-        calibration: Largest number of pictures to quantize with; None: 64.
-        images: Pictures to quantize with and to check files on, in a folder or as normalized
-            images (1, C, H, W); None: the config's data.
-        tolerance: Largest deviation from PyTorch, as a share of an output's largest magnitude;
-            None: that of the format, and 2e-2 for computation in float16, which is not compared
-            with a tolerance. Not for int8.
-        **options: Of single formats: ``dynamic`` (ONNX), ``target`` and ``compress`` (Core ML).
+        shape: This and all that follow are arguments of
+            :class:`mmcare.export.request.ExportRequest`.
+        formats: See there.
+        input_kind: See there.
+        outputs: See there.
+        letterbox: See there.
+        precision: See there.
+        calibration: See there.
+        images: See there.
+        tolerance: See there.
+        compare_float16: See there.
+        **options: See there.
 
     Raises:
-        ValueError: If the network cannot be exported so.
-        ExportError: If a file computes something else than PyTorch.
+        ValueError: If the model cannot be exported so.
+        ExportError: If a format fails; the files of others are written.
         ImportError: If a package is missing that a format needs.
     """
-    for value, known in (input_kind or INPUT_KINDS[0], INPUT_KINDS), (outputs, OUTPUTS):
-        if value not in known:
-            raise ValueError(f'{value!r} is none of {", ".join(known)}')
-    options = {name: x for name, x in options.items() if x is not None and x is not False}
-    shape = shape or choose_shape(source.config)
-    backends = validate_formats(formats, precision, calibration, options)
+    request = ExportRequest(
+        shape=shape,
+        formats=formats,
+        input_kind=input_kind,
+        outputs=outputs,
+        letterbox=letterbox,
+        precision=precision,
+        calibration=calibration,
+        images=images,
+        tolerance=tolerance,
+        compare_float16=compare_float16,
+        options={name: value for name, value in options.items() if value is not None},
+    )
+    return run_request(model, out_dir, request)
+
+
+@torch.no_grad()
+def run_request(
+    model: LoadedModel, out_dir: str | os.PathLike, request: ExportRequest
+) -> dict[str, dict[str, Any]]:
+    """Write what is asked for, see :func:`export_model`."""
     check_writable(Path(out_dir))
-    input_kinds = {backend.name: input_kind or backend.input_kind for backend in backends}
-    kinds, decoded = input_kinds.values(), outputs == 'decoded'
-    spec = build_spec(source, shape, kinds, precision, tolerance, decoded, options, letterbox)
-    number = (calibration or CALIBRATION) if precision == 'int8' else 0
-    spec, without_pictures = add_images(spec, source, number, images)
+    export = prepare_export(model, request)
     reports: dict[str, dict[str, Any]] = {}
-    with TemporaryDirectory() as folder:
-        for index, backend in enumerate(backends, 1):
-            start, own = perf_counter(), spec
-            LOGGER.info('%d/%d %s: started', index, len(backends), backend.name)
-            if 'dynamic' in options and 'dynamic' in backend.options:
-                own = own.with_dynamic_shape()
-            if input_kinds[backend.name] == 'image':
-                own = own.with_normalization(backend.takes_bytes)
-            report = backend.export(own, Path(folder))
-            report |= _say_what_is_missing(report, source, without_pictures)
-            text = json.dumps(report, indent=2, allow_nan=False)
-            Path(folder, f'{report["file"]}.json').write_text(f'{text}\n')
-            reports[backend.name] = report
-            checked = report.get('quantization') or dict(deviation=report['deviations']['random'])
-            size, seconds = report['bytes'] / 1e6, perf_counter() - start
-            LOGGER.info('%s: %.1f MB, checked: %s, %.0f s', report['file'], size, checked, seconds)
-        for path in sorted(Path(folder).iterdir()):  # a report after its file
-            with moved_into_place(Path(out_dir, path.name)) as temporary:
-                shutil.move(path, temporary)
+    failures: dict[str, Exception] = {}
+    for index, backend in enumerate(request.backends, 1):
+        LOGGER.info('%d/%d %s: started', index, len(request.backends), backend.name)
+        start = perf_counter()
+        try:
+            with TemporaryDirectory() as folder:
+                report = export_format(export, backend, Path(folder))
+                text = json.dumps(report, indent=2, allow_nan=False)
+                Path(folder, f'{report["file"]}.json').write_text(f'{text}\n')
+                for name in (report['file'], f'{report["file"]}.json'):
+                    with moved_into_place(Path(out_dir, name)) as temporary:
+                        shutil.move(Path(folder, name), temporary)
+        except ExportError as error:
+            failures[backend.name] = error
+            LOGGER.info('%s failed: %s', backend.name, error)
+            continue
+        reports[backend.name] = report
+        checked = report.get('sqnr_db') or dict(max_rel_error=report['max_rel_error']['random'])
+        size, seconds = report['bytes'] / 1e6, perf_counter() - start
+        LOGGER.info('%s: %.1f MB, checked: %s, %.0f s', report['file'], size, checked, seconds)
+    if failures:
+        failed = ExportError('; '.join(map(str, failures.values())))
+        failed.reports = reports
+        raise failed from next(iter(failures.values()))
     return reports
 
 
-def _say_what_is_missing(
-    report: Mapping[str, Any], source: Source, without_pictures: str
-) -> dict[str, str]:
+@dataclass(frozen=True, eq=False)
+class Export:
+    """What all formats have in common."""
+
+    model: LoadedModel
+    request: ExportRequest
+    shape: tuple[int, int]
+    images: Images
+    reference: Reference
+    outputs: Sequence[Tensor]  # of the network
+    output_names: Sequence[str]
+    description: Mapping[str, Any]  # of the model
+
+    def post_process(self, output_format: OutputFormat) -> PostProcess | None:
+        """Return what turns outputs into results, if that was asked for."""
+        if self.request.outputs == 'raw':
+            return None
+        options = self.request.options
+        return self.model.task.post_process(self.outputs, self.shape, output_format, options)
+
+    @cache  # noqa: B019 (it goes with the export)
+    def graph(
+        self, input_kind: str, output_format: OutputFormat | None, separate_convolutions: bool
+    ) -> Graph:
+        """Return what files compute, which formats share; without a format, raw outputs."""
+        return build_graph(
+            self.model,
+            self.shape,
+            self.model.normalization if input_kind == 'image' else None,
+            self.output_names,
+            self.post_process(output_format) if output_format else None,
+            separate_convolutions,
+        )
+
+    def inputs(self, input_kind: str, uint8: bool) -> dict[str, Tensor]:
+        """Return the images that a file is checked on, as the file takes them, by name."""
+        images = self.images.checked.items()
+        return {
+            name: self.to_input(image.pixels, input_kind)
+            for name, image in images
+            if not uint8 or image.fits_bytes
+        }
+
+    def to_input(self, pixels: Tensor, input_kind: str) -> Tensor:
+        """Turn pixels into what files take."""
+        normalization = self.model.normalization
+        if input_kind == 'image' or normalization is None:
+            return pixels
+        return normalization.normalize(pixels)
+
+
+def prepare_export(model: LoadedModel, request: ExportRequest) -> Export:
+    """Compare a request with the model, and compute what all formats need.
+
+    Raises:
+        ValueError: If the model cannot be exported so.
+    """
+    task, normalization = model.task, model.normalization
+    shape = request.shape or choose_shape(model.config)
+    stride, channels = task.info.stride, task.info.in_channels
+    if not all(stride <= side <= LARGEST_SIDE for side in shape):
+        raise ValueError(f'height and width must be {stride} to {LARGEST_SIDE} pixels, got {shape}')
+    if any(request.input_kind_of(backend) == 'image' for backend in request.backends):
+        if normalization is None:
+            raise ValueError("the config has no mean and std of images: use input_kind='tensor'")
+        if not channels == len(normalization.mean) == 3:
+            raise ValueError(
+                f"images have 3 channels, the network {channels}: use input_kind='tensor'"
+            )
+    task.check_shape(shape)
+    if request.letterbox == 'center':
+        task.check_centered()
+    try:
+        outputs = task(torch.zeros(1, channels, *shape))
+    except RuntimeError as error:
+        raise ValueError(f'the network cannot compute images of {shape}: {error}') from error
+    names = task.name_outputs(outputs)
+    for name in TASK_OPTIONS:
+        if name in request.options and name not in task.options:
+            raise ValueError(f'{name}= is not for {task.summary or task.part}')
+    number = request.number_of_calibration_images
+    images = load_images(model, shape, number, request.images, request.letterbox)
+    reference = Reference(model, images.checked)
+    description = describe_model(model, shape, outputs)
+    export = Export(model, request, shape, images, reference, outputs, names, description)
+    for backend in request.backends:
+        export.post_process(backend.choose_output_format(request.options))
+    return export
+
+
+def export_format(export: Export, backend: Backend, folder: Path) -> dict[str, Any]:
+    """Write a file into a folder, check it, and return its report.
+
+    Raises:
+        ExportError: If the file cannot be converted, or computes something else than PyTorch.
+    """
+    request, options = export.request, export.request.options
+    output_format = backend.choose_output_format(options)
+    decoded = output_format if request.outputs == 'decoded' else None
+    file = write_file(export, backend, decoded, folder)
+    precision, path = file.description['precision'], file.path
+    report = dict(
+        file=path.name, bytes=size_of(path), file_sha256=digest_of(path), **file.description
+    )
+    if decoded and backend.is_quantized(precision, options):
+        # Results have no signal-to-noise ratio: a second file has the raw outputs.
+        with TemporaryDirectory() as raw_folder:
+            raw_file = write_file(export, backend, None, Path(raw_folder))
+            report |= check_file(export, backend, raw_file)
+            report |= check_results(export, backend, file, raw_file)
+    else:
+        report |= check_file(export, backend, file)
+    return report | dict(file.result.facts) | _say_what_is_missing(export, report)
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """A file that was written, and not checked yet."""
+
+    path: Path
+    graph: Graph
+    description: Mapping[str, Any]
+    result: WriteResult
+
+
+def write_file(
+    export: Export, backend: Backend, decoded: OutputFormat | None, folder: Path
+) -> ExportedFile:
+    """Write a file of a backend into a folder, with raw outputs or decoded ones."""
+    request, options, model = export.request, export.request.options, export.model
+    input_kind = request.input_kind_of(backend)
+    precision = backend.choose_precision(request.precision, options)
+    settings = dict(precision=precision, **backend.settings(options))
+    graph = export.graph(input_kind, decoded, backend.separate_convolutions)
+    outputs = graph.post_process(export.outputs) if graph.post_process else export.outputs
+    uint8 = backend.uint8_input and input_kind == 'image'
+    input_settings = dict(
+        kind=input_kind, letterbox=request.letterbox, dtype='uint8' if uint8 else 'float32'
+    )
+    description = describe_file(
+        export.description,
+        model,
+        graph,
+        outputs,
+        dict(format=backend.name, **settings),
+        input_settings,
+        backend.layout,
+    )
+    default = next(iter(backend.precisions))
+    words = [model.name] if model.task.part == 'backbone' else [model.name, model.task.part]
+    words.append('{}x{}'.format(*export.shape))
+    words += ['decoded'] if decoded else []
+    words += ['center'] if request.letterbox == 'center' else []
+    words += [value for value in settings.values() if value != default]
+    path = folder / ('_'.join(words) + backend.suffix)
+    calibration = [export.to_input(pixels, input_kind) for pixels in export.images.calibration]
+    try:
+        result = backend.write(graph, path, description, options, calibration)
+    except ExportError:
+        raise
+    except Exception as error:  # converters have classes of their own
+        raise ExportError(f'{backend.name} cannot convert {path.name}: {error}') from error
+    return ExportedFile(path, graph, description, result)
+
+
+def check_file(export: Export, backend: Backend, file: ExportedFile) -> dict[str, Any]:
+    """Compare a file with PyTorch, and return entries of its report.
+
+    Where the runtime chooses the type, the file is also compared in float16.
+    """
+    request, result, runtime = export.request, file.result, backend.runtime
+    precision, tolerance = file.description['precision'], request.tolerance
+    checker = make_checker(export, file)
+    run = as_run(backend.open(file.path))
+    half, why_no_half = open_float16(backend, file.path, request)
+    if backend.is_quantized(precision, request.options):
+        ratios = checker.sqnr_db(run, result.cross_check, result.cross_check_name)
+        entries = dict(calibration_images=len(export.images.calibration), sqnr_db=ratios)
+        in_float16 = half and checker.sqnr_db(half, run, 'float32')
+        name = 'sqnr_db_float16'
+    else:
+        tolerance = tolerance or backend.precisions[precision]
+        assert tolerance is not None, 'files in int8 are quantized'
+        if result.cross_check:
+            checker.max_rel_errors(result.cross_check, tolerance, result.cross_check_name)
+        entries = dict(max_rel_error=checker.max_rel_errors(run, tolerance, runtime))
+        limit = max(FLOAT16, tolerance)
+        in_float16 = half and checker.max_rel_errors(half, limit, f'{runtime} in float16')
+        name = 'max_rel_error_float16'
+    return entries | ({name: in_float16 or why_no_half} if half or why_no_half else {})
+
+
+def check_results(
+    export: Export, backend: Backend, file: ExportedFile, raw_file: ExportedFile
+) -> dict[str, Any]:
+    """Compare the results of a quantized file with what the outputs of another one become."""
+    checker = make_checker(export, file)
+    run, raw_run = (as_run(backend.open(x.path)) for x in (file, raw_file))
+
+    def expected(name: str) -> list[Tensor]:
+        return [torch.from_numpy(output) for output in raw_run(checker.inputs[name])]
+
+    errors = checker.max_rel_errors(run, QUANTIZED_RESULTS, backend.runtime, expected)
+    return dict(max_rel_error=errors)
+
+
+def make_checker(export: Export, file: ExportedFile) -> Checker:
+    """Gather what a file is compared on, and with what."""
+    (image,), images = file.description['inputs'], export.images.checked
+    inputs = export.inputs(image['kind'], image['dtype'] == 'uint8')
+    post_process = file.graph.post_process
+
+    def expected(name: str) -> Sequence[Tensor]:
+        outputs = export.reference.outputs(name)
+        return [output.float() for output in outputs] if post_process else outputs
+
+    return Checker(
+        file.path.name,
+        inputs,
+        enforced=[name for name in inputs if images[name].enforced],
+        pictures=[name for name in inputs if images[name].is_picture] or ['smooth'],
+        expected=expected,
+        max_error=post_process.max_error if post_process else max_rel_error,
+        output_names=file.graph.output_names,
+    )
+
+
+def open_float16(backend: Backend, path: Path, request: ExportRequest) -> tuple[Run | None, str]:
+    """Open a file in float16, or say why it is not compared; neither if it fixes its type."""
+    if backend.fixes_precision(request.options):
+        return None, ''
+    if not request.compare_float16:
+        return None, 'not compared: switched off'
+    opened = backend.open_float16(path)
+    if opened is None:
+        return None, 'not compared: nothing here computes it so'
+    return as_run(opened), ''
+
+
+def as_run(opened: Model) -> Run:
+    """Let a file take tensors."""
+    return lambda image: opened.run(image.numpy())
+
+
+def _say_what_is_missing(export: Export, report: Mapping[str, Any]) -> dict[str, str]:
+    config, reason = export.model.config, export.images.why_no_pictures
     missing = {}
-    if without_pictures and source.config is not None:
-        missing['pictures'] = f'none compared: {without_pictures}'
-    if source.config is not None and report['inputs'][0]['resize'] is None:
+    if reason and config is not None:
+        missing['pictures'] = f'none compared: {reason}'
+    if config is not None and report['inputs'][0]['resize'] is None:
         missing['resize'] = 'none in the test pipeline: larger pictures cannot be tested'
-    if source.network.part == 'model' and 'classes' not in report:
+    if export.model.task.part == 'model' and 'classes' not in report:
         missing['names'] = 'left out: the test data do not name as many classes as the head has'
     return missing

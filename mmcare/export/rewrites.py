@@ -12,12 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 
-from mmcare.models.backbones.care import TOTAL_STRIDE
 from mmcare.models.fusing import fuse
 
-LARGEST_SIDE = 4096
 aten = torch.ops.aten
 
 
@@ -52,36 +50,33 @@ def use_matrix_pools(network: nn.Module, image: Tensor) -> None:
 
 def normalize_inside(
     network: Any, mean: Sequence[float], std: Sequence[float], first_conv: str | None
-) -> tuple[nn.Module, nn.Module]:
-    """Copy a :class:`mmcare.export.source.Network` to take pixels; also return the normalization.
+) -> nn.Module:
+    """Let a :class:`mmcare.export.tasks.Task` take pixels.
 
-    The normalization is fused into the convolution ``first_conv`` of the backbone. None: it comes
-    before the network, as it must if the network pads images with zeros.
+    The normalization is fused into the convolution ``first_conv`` of the backbone, in place. None:
+    it comes before the network, as it must if the network pads images with zeros.
     """
     norm = nn.BatchNorm2d(len(mean), eps=0).eval().requires_grad_(False)
     norm.running_mean, norm.running_var = torch.tensor(mean), torch.tensor(std) ** 2
-    network = deepcopy(network)
     if first_conv is None:
-        return nn.Sequential(norm, network), norm
+        return nn.Sequential(norm, network)
     fuse(network.backbone.get_submodule(first_conv), norm, norm_first=True)
-    return network, norm
+    return network
 
 
-def separate_convolutions(network: nn.Module) -> nn.Module:
-    """Return a network in which each module has its own copy of a convolution that it shared.
+def separate_convolutions(network: nn.Module) -> None:
+    """Give each module its own copy of a convolution that it shares, in place.
 
     RTMDet's head has one convolution for all levels and a norm for each level. ExecuTorch (1.5.1)
     names the fused weights of such a pair after the convolution alone, so that all levels would get
     the last level's. pnnx (20261020) does not convert such a pair.
     """
-    modules = [*network.named_modules(remove_duplicate=False)]
-    if len(modules) == len({*network.modules()}):
-        return network
-    network = deepcopy(network)
-    for name, module in modules:
+    known: set[nn.Module] = set()
+    for name, module in [*network.named_modules(remove_duplicate=False)]:
         if isinstance(module, nn.Conv2d):
-            network.set_submodule(name, deepcopy(module))
-    return network
+            if module in known:
+                network.set_submodule(name, deepcopy(module))
+            known.add(module)
 
 
 class ChannelsLast(nn.Module):
@@ -193,25 +188,9 @@ EXECUTORCH: Table = {
 }
 
 
-def export_program(
-    network: nn.Module, input_shape: Sequence[int], size_divisor: int | None = None
-) -> ExportedProgram:
-    """Export a network of images (1, C, H, W) as it is; only what does nothing is left out.
-
-    With a ``size_divisor``, height and width are free, in multiples of it, up to 4096. If it is 1,
-    they are free from 33 on, since torch.export takes sizes of 1, here of the last map, for fixed.
-    """
-    if size_divisor is None:
-        program = torch.export.export(network, (torch.zeros(*input_shape),))
-        return program.run_decompositions(dict(FIXED))
-    least = TOTAL_STRIDE + 1 if size_divisor == 1 else 1
-    height, width = (
-        size_divisor * Dim(name, min=least, max=LARGEST_SIDE // size_divisor)
-        for name in ('height_in_steps', 'width_in_steps')
-    )
-    sides = (max(side, 2 * TOTAL_STRIDE) for side in input_shape[2:])
-    image = torch.zeros(*input_shape[:2], *sides)
-    return torch.export.export(network, (image,), dynamic_shapes=({2: height, 3: width},))
+def export_program(network: nn.Module, image: Tensor) -> ExportedProgram:
+    """Export a network as it is, for one size of images; only what does nothing is left out."""
+    return torch.export.export(network, (image,)).run_decompositions(dict(FIXED))
 
 
 def separate_weights(module: Any) -> None:

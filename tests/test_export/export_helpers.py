@@ -1,7 +1,6 @@
-"""What tests of exports share: a thin source, specifications of single networks, running files."""
+"""What tests of exports share: a thin model, graphs of single networks, running files."""
 
 from collections import Counter
-from copy import deepcopy
 from pathlib import Path
 
 import onnx
@@ -10,54 +9,54 @@ import torch.nn.functional as F
 from helpers import thin_backbone
 from torch import nn
 
-from mmcare.export.backends import BACKENDS, open_exported
+from mmcare.export import export_model, open_exported
+from mmcare.export.backends.coreml import convert_coreml
 from mmcare.export.backends.mil import open_package
-from mmcare.export.source import IMAGENET, Network, Source
-from mmcare.export.spec import CheckImage, ExportSpec, draw_images
-from mmcare.models.averaged_attention import average_attention
-from mmcare.models.deployment import BackboneInfo, fuse_all
+from mmcare.export.graph import build_graph
+from mmcare.export.loading import IMAGENET, LoadedModel
+from mmcare.export.tasks import make_task
+from mmcare.models.deployment import BackboneInfo
 
 SHAPE = (64, 96)
 STAGES = ['stage1', 'stage2', 'stage3', 'stage4']
 
 
-def thin_source(**arguments):
-    return Source('thin', 'random', Network(thin_backbone(**arguments)), IMAGENET)
+def thin_model(**arguments):
+    return LoadedModel('thin', 'random', make_task(thin_backbone(**arguments)), IMAGENET)
 
 
-def fused(source):
-    network = deepcopy(source.network)
-    fuse_all(network)
-    average_attention(network)
-    return network
+def odd_model(network, names, normalization=IMAGENET):
+    """Take a network of (1, 3, H, W) images that is no CARE for a backbone."""
+    task = make_task(network, info=BackboneInfo(output_names=tuple(names), stride=1))
+    return LoadedModel('odd', 'random', task, normalization)
 
 
-def spec_of(network, names, shape, **options):
-    """Specify a file of a network of (1, C, H, W) images, C being 3 or its own."""
-    info = getattr(network, 'info', BackboneInfo())
-    images = draw_images(info.in_channels, shape)
-    options = dict(dict(info=info, normalization=IMAGENET), **options)
-    metadata = dict(name='odd', part='backbone', shape=[*shape])
-    input_shape = 1, info.in_channels, *shape
-    return ExportSpec(network, network, names, input_shape, images, metadata=metadata, **options)
+def graph_of(model, shape=SHAPE, normalization=None):
+    """Change a network as for Core ML: a graph of raw outputs."""
+    example = torch.zeros(1, model.task.info.in_channels, *shape)
+    names = model.task.name_outputs(model.task(example))
+    return build_graph(model, shape, normalization, names, None, False)
+
+
+def to_coreml(graph, precision='float16', kind='tensor'):
+    image = dict(kind=kind, channels='RGB')
+    description = dict(inputs=[image], outputs=[{}], precision=precision)
+    return convert_coreml(graph, description, 'iOS16')
 
 
 def export_int8(network, names, picture, calibration, folder, name='executorch'):
-    shape = tuple(picture.shape[2:])
-    spec = spec_of(network, names, shape, precision='int8', calibration=calibration)
-    spec.images['picture1'] = CheckImage(picture, is_picture=True)
-    return BACKENDS[name].export(spec, folder)
-
-
-def normalized(pixels):
-    mean, std = torch.tensor([IMAGENET.mean, IMAGENET.std])[:, :, None, None]
-    return (pixels - mean) / std
+    """Export a network with normalized images to calibrate with and one to check on."""
+    images = [IMAGENET.to_pixels(image) for image in (*calibration, picture, picture)]
+    options = dict(precision='int8', images=images)
+    model, shape = odd_model(network, names), tuple(picture.shape[2:])
+    return export_model(model, folder, shape, (name,), **options)[name]
 
 
 def run_file(path, image):
+    """Return the names of an ONNX file's outputs, and the outputs of a file."""
     outputs = onnx.load(path).graph.output if path.suffix == '.onnx' else ()
-    found = [torch.from_numpy(output) for output in open_exported(path).run(image)]
-    return [output.name for output in outputs], found
+    results = [torch.from_numpy(output) for output in open_exported(path).run(image.numpy())]
+    return [output.name for output in outputs], results
 
 
 def count_operators(model):
@@ -69,7 +68,7 @@ def count_operators(model):
 
 
 def run_program(model, image):
-    outputs = open_package(Path(model.package_path)).run(image)
+    outputs = open_package(Path(model.package_path)).run(image.numpy())
     return [torch.from_numpy(output) for output in outputs]
 
 

@@ -13,9 +13,8 @@ import torch
 from helpers import ROOT, craft_heads, run
 from PIL import Image
 
-from mmcare.export import export_model, load_source
-from mmcare.export.backends import open_exported
-from mmcare.export.spec import draw_images
+from mmcare.export import export_model, load_model, open_exported
+from mmcare.export.images import draw_images
 from mmcare.models.backbones.care import LinearAttention
 
 pytestmark = pytest.mark.slow
@@ -31,11 +30,11 @@ def folder(tmp_path_factory):
     for package in ('litert_torch', 'ncnn', 'pnnx'):
         pytest.importorskip(package)
     folder = Path(os.environ.get('ARM_FILES') or tmp_path_factory.mktemp('files'))
-    jobs, drawn = [], {name: image.tensor for name, image in draw_images(3, SHAPE).items()}
+    jobs, drawn = [], {name: image.pixels for name, image in draw_images(3, SHAPE).items()}
     padded = torch.nn.functional.pad(drawn['smooth'][..., :160, :200], (0, 56, 0, 96))
     images = dict(picture=drawn['smooth'], padded=padded, zeros=drawn['zeros'])
     np.savez(folder / 'images.npz', **images)
-    crafted = replace(load_source('s0'), name='crafted')
+    crafted = replace(load_model('s0'), name='crafted')
     attentions = [one for one in crafted.network.modules() if isinstance(one, LinearAttention)]
     for attention, bias in zip(attentions, cycle([-6, -9, -15, 300])):
         craft_heads(attention, bias)
@@ -51,14 +50,14 @@ def folder(tmp_path_factory):
             jobs.append(dict(file=file, engine=engine, limit=limit))
 
     limits = {'ncnn': 1e-2, 'onnx': 1e-5, 'litert': 1e-5, 'litert, float16': 1e-2}
-    for source in (load_source('s0'), crafted):
-        export(source, limits, lambda _, image, source=source: source.network(image))
-    here = lambda file, image: open_exported(folder / file).run(image)  # noqa: E731
+    for source in (load_model('s0'), crafted):
+        export(source, limits, lambda _, image, source=source: source.task(image))
+    here = lambda file, image: open_exported(folder / file).run(image.numpy())  # noqa: E731
     pictures = tmp_path_factory.mktemp('pictures')
     for seed in range(4):
         noise = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
         Image.fromarray(noise).resize(SHAPE, Image.BICUBIC).save(pictures / f'{seed}.png')
-    export(load_source('s0'), dict(litert=1e-5), here, precision='int8', images=pictures)
+    export(load_model('s0'), dict(litert=1e-5), here, precision='int8', images=pictures)
     (folder / 'jobs.json').write_text(json.dumps(jobs))
     return folder
 

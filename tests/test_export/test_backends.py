@@ -6,17 +6,17 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from export_helpers import normalized, thin_source
+from export_helpers import odd_model, thin_model
 from helpers import THIN, deviation, run_tool
-from toy_configs import sure_source
+from toy_configs import sure_model
 
-from mmcare.export import export_model
-from mmcare.export.backends import BACKENDS, open_exported
+from mmcare.export import export_model, open_exported
+from mmcare.export.backends import BACKENDS
 from mmcare.export.backends.onnx import Onnx
-from mmcare.export.source import Network, Source
-from mmcare.export.verify import ExportError
-from mmcare.models.deployment import BackboneInfo
+from mmcare.export.check import ExportError
+from mmcare.export.loading import IMAGENET
 from mmcare.weights.reading import digest_weights
+from mmcare_runtime.engines import ENGINES
 
 PADDED = (50, 70)
 
@@ -26,7 +26,7 @@ def test_pixels(tmp_path, backend):
     """Pixels in, the maps of the normalised image out, where CARE pads; test_coreml has others."""
     for package in BACKENDS[backend].packages:
         pytest.importorskip(package)
-    source = thin_source(out_indices=(0, 3))
+    source = thin_model(out_indices=(0, 3))
     report = export_model(source, tmp_path, PADDED, (backend,), 'image', precision='float32')
     (image,) = report[backend]['inputs']
     padding = [*source.normalization.mean]
@@ -36,16 +36,16 @@ def test_pixels(tmp_path, backend):
     assert program.input_kind == 'image' and program.input_shape == (1, 3, *PADDED)
     pixels = torch.randint(0, 256, (1, 3, *PADDED)).float()
     pixels = pixels.contiguous(memory_format=torch.channels_last)
-    found = [torch.from_numpy(output) for output in program.run(pixels)]
-    assert deviation(source.network(normalized(pixels)), found) < 1e-4
+    outputs = [torch.from_numpy(output) for output in program.run(pixels.numpy())]
+    assert deviation(source.task(IMAGENET.normalize(pixels)), outputs) < 1e-4
 
 
 def test_formats_do_not_disturb_each_other(tmp_path):
     """All take one program; a detector's has buffers that it does not use."""
     pytest.importorskip('litert_torch')
-    source = sure_source('retinanet', tmp_path)
+    source = sure_model('retinanet', tmp_path)
     reports = export_model(source, tmp_path, (64, 96), ('executorch', 'litert'))
-    assert all(report['deviations']['random'] < 1e-4 for report in reports.values())
+    assert all(report['max_rel_error']['random'] < 1e-4 for report in reports.values())
 
 
 CASES = [
@@ -65,7 +65,7 @@ def test_checks_and_descriptions(tmp_path, monkeypatch, pictures, backend, optio
     """In every format, precision and compression; alone, in another folder."""
     for package in BACKENDS[backend].packages:
         pytest.importorskip(package)
-    source = thin_source(out_indices=(0,))
+    source = thin_model(out_indices=(0,))
     arguments = dict(shape=(32, 64), formats=(backend,), images=pictures, **options)
     report = export_model(source, tmp_path / 'out', **arguments)[backend]
     file = tmp_path / 'out' / report['file']
@@ -73,11 +73,11 @@ def test_checks_and_descriptions(tmp_path, monkeypatch, pictures, backend, optio
     found = open_exported(file.rename(tmp_path / f'alone{file.suffix}')).description
     assert found == {key: report[key] for key in found}
     assert {*report} - {*found} >= {'file', 'bytes'} and found['format'] == backend
-    assert found['sha256'] == digest_weights(source.network.model.state_dict(), {})
+    assert found['sha256'] == digest_weights(source.task.model.state_dict(), {})
     assert found['precision'] == options.get('precision', 'float16')
     assert found.get('compress') == options.get('compress')
     if options.get('precision') == 'int8':
-        assert report['quantization']['images'] == 2  # two more are held back
+        assert report['calibration_images'] == 2  # two more are held back
     default = next(iter(BACKENDS[backend].precisions))
     words = ['thin_32x64', *(value for value in options.values() if value != default)]
     assert file.name == '_'.join(words) + file.suffix
@@ -88,7 +88,7 @@ def test_checks_and_descriptions(tmp_path, monkeypatch, pictures, backend, optio
     def fuse_wrongly(network):
         network.backbone.stem.conv.weight.mul_(-1)
 
-    monkeypatch.setattr('mmcare.export.spec.fuse_all', fuse_wrongly)
+    monkeypatch.setattr('mmcare.export.graph.fuse_all', fuse_wrongly)
     with pytest.raises(ExportError, match='is not written'):
         export_model(source, tmp_path / 'out', **arguments)
     assert {path.name: path.stat().st_mtime for path in file.parent.glob('*.json')} == older
@@ -109,7 +109,7 @@ class Apply(torch.nn.Module):
     [
         ('ncnn', lambda images: images.sort(3)[0], 'ncnn has no .*sort.*'),
         ('ncnn', torch.relu, 'pnnx failed'),
-        ('litert', lambda images: torch.linalg.eigvals(images[..., :3, :3]).real, 'LiteRT cannot'),
+        ('litert', lambda images: torch.linalg.eigvals(images[..., :3, :3]).real, 'litert cannot'),
     ],
 )
 def test_unsupported_operators(tmp_path, monkeypatch, backend, operator, words):
@@ -117,20 +117,20 @@ def test_unsupported_operators(tmp_path, monkeypatch, backend, operator, words):
         pytest.importorskip(package)
     if 'pnnx' in words:
         monkeypatch.setattr('pnnx.EXEC_PATH', 'false')
-    network = Network(Apply(operator), info=BackboneInfo(output_names=('applied',)))
-    source = Source('odd', 'random', network, None)
-    with pytest.raises(ExportError, match=f'{words}.*odd_32x32{BACKENDS[backend].ending}'):
+    source = odd_model(Apply(operator), ['applied'], normalization=None)
+    with pytest.raises(ExportError, match=f'{words}.*odd_32x32{BACKENDS[backend].suffix}'):
         export_model(source, tmp_path, (32, 32), (backend,))
     assert not list(tmp_path.iterdir())
 
 
 class Saved(Onnx):
-    name, ending, options = 'saved', '.saved', {}
+    name, suffix = 'saved', '.saved'
 
 
 def test_a_new_backend(tmp_path, monkeypatch, capsys):
     """What writing needs is its class; the tool knows it then. Stopped, it writes nothing."""
     monkeypatch.setitem(BACKENDS, 'saved', Saved())
+    monkeypatch.setitem(ENGINES, '.saved', ('onnxruntime',))
     config = tmp_path / 'thin.py'
     config.write_text(f"model = dict(backbone=dict(type='mmcare.CARE', arch={THIN}))")
     options = '--format', 'saved', '--shape', 64, 64, '--out-dir', tmp_path / 'out'
@@ -139,12 +139,17 @@ def test_a_new_backend(tmp_path, monkeypatch, capsys):
         patched.setattr(Saved, 'write', Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(SystemExit, match='130'):
             export()
-    assert capsys.readouterr().err.endswith('stopped: nothing is written\n')
+    assert capsys.readouterr().err.endswith('stopped: what is complete is written\n')
     assert not (tmp_path / 'out').exists()
     export()
     printed = capsys.readouterr().out
     assert 'file: thin_64x64.saved' in printed
     assert "pictures: 'none compared: ValueError: the config has no mean" in printed
     report = json.loads((tmp_path / 'out' / 'thin_64x64.saved.json').read_text())
-    assert report['deviations']['random'] < 1e-5 and report['inputs'][0]['shape'] == [1, 3, 64, 64]
+    assert report['max_rel_error']['random'] < 1e-5 and report['inputs'][0]['shape'] == [
+        1,
+        3,
+        64,
+        64,
+    ]
     assert open_exported(tmp_path / 'out' / 'thin_64x64.saved').description['format'] == 'saved'

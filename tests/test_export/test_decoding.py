@@ -1,14 +1,22 @@
-"""Whole one-stage detectors: named maps, and descriptions of how they are decoded."""
+"""Tasks: which part of a model is which, and how outputs are named and described."""
 
 import pytest
 import torch
-from helpers import THIN
+from helpers import ROOT, THIN
+from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
 from mmengine.config import Config
+from mmengine.dataset import BaseDataset
 from mmengine.registry import MODELS, DefaultScope
+from torch import nn
 
-from mmcare.export import load_source
-from mmcare.export.decoding import describe_decoding, name_outputs
-from mmcare.export.source import Network
+from mmcare.export import load_model
+from mmcare.export.preprocessing import choose_shape
+from mmcare.export.tasks import make_task
+from mmcare.export.tasks.base import describe_classes
+from mmcare.export.tasks.classifier import Classifier
+from mmcare.export.tasks.detector import describe_decoding
+from mmcare.export.tasks.segmentor import Segmentor
+from mmcare.models.deployment import BackboneInfo
 
 SHAPE = (64, 96)
 STRIDES = [8, 16, 32]
@@ -40,9 +48,9 @@ model = dict(
         {HEADS[name]}),
     test_cfg=dict(nms_pre=100_000, min_bbox_size=-1, score_thr=-1.0))
 """)
-    source = load_source(path, part='model')
+    source = load_model(path, part='model')
     torch.manual_seed(0)
-    for value in source.network.model.bbox_head.state_dict().values():
+    for value in source.task.head.state_dict().values():
         if value.is_floating_point():
             value.uniform_(0.0, 0.5).sub_(0.1 * (value.dim() > 1))
     return source
@@ -56,27 +64,75 @@ def names_of(name):
 @pytest.mark.parametrize('name', HEADS)
 def test_names(tmp_path, name):
     """A description only if mmdet's base head decodes."""
-    network = load(tmp_path, name).network
-    assert name_outputs(network, network(torch.zeros(1, 3, *SHAPE))) == names_of(name)
-    decode = describe_decoding(network.model).get('decode', {})
+    task = load(tmp_path, name).task
+    assert task.name_outputs(task(torch.zeros(1, 3, *SHAPE))) == names_of(name)
+    decode = describe_decoding(task.head).get('decode', {})
     activation = dict(ATSS='softmax', YOLOX=None).get(name, 'sigmoid')
     assert decode.get('score_activation') == activation
     assert name == 'YOLOX' or decode['strides'] == STRIDES
 
 
 def test_detectors_that_are_refused(tmp_path):
-    network = load(tmp_path, 'FCOS').network
-    outputs = network(torch.zeros(1, 3, *SHAPE))
-    with pytest.raises(ValueError, match=r'FCOSHead are not .*--part neck'):
-        name_outputs(network, [*outputs, outputs[0]])  # as VFNet has several boxes for each level
-    del network.model.bbox_head  # as a classifier with several tasks
-    with pytest.raises(ValueError, match='9 outputs, not one: use --part backbone'):
-        name_outputs(network, outputs)
+    task = load(tmp_path, 'FCOS').task
+    outputs = task(torch.zeros(1, 3, *SHAPE))
+    with pytest.raises(ValueError, match=r"FCOSHead are not .*part='neck'"):
+        task.name_outputs([*outputs, outputs[0]])  # as VFNet has several boxes for each level
+    with pytest.raises(ValueError, match="9 outputs, not one: use part='backbone'"):
+        Classifier.name_outputs(task, outputs)  # as a classifier with several tasks
+    task.model.bbox_head.__class__ = type('OwnHead', (BaseDenseHead,), {})
+    with pytest.raises(ValueError, match='OwnHead are not known by name'):
+        task.name_outputs(outputs)
     care = dict(type='mmcare.CARE', arch=THIN, _delete_=True)
     for name in ('mask_rcnn/mask-rcnn_r50_fpn_1x_coco', 'detr/detr_r50_8xb2-150e_coco'):
         text = f"_base_ = 'mmdet::{name}.py'\nmodel = dict(backbone={care})"
         config = Config.fromstring(text, '.py')
         with DefaultScope.overwrite_default_scope('mmdet'), torch.device('meta'):
             model = MODELS.build(config.model)
-        with pytest.raises(ValueError, match=r'one-stage detectors .*--part neck'):
-            Network(model, 'model')
+        with pytest.raises(ValueError, match=r"one-stage detectors .*part='neck'"):
+            make_task(model, 'model')
+
+
+def test_scores():
+    """Classes are the test data's, named or a class, if they are as many as the head's."""
+    metainfo = dict(classes=['a', 'b'], palette=[[1, 2, 3], [4, 5, 6]])
+    two = type('Two', (BaseDataset,), dict(METAINFO=metainfo))
+    many = type('MultiLabelClsHead', (nn.Module,), {})
+    for kind, number, expected in (two, 2, metainfo), (two, 3, {}), ('ConcatDataset', 2, {}):
+        for task, head, channels, activation in (
+            (Classifier, nn.Module(), number, 'softmax'),
+            (Classifier, many(), number, 'sigmoid'),
+            (Segmentor, nn.Module(), number, 'softmax'),
+            (Segmentor, nn.Module(), 1, 'sigmoid'),
+        ):
+            head.num_classes = number
+            if channels == 1:
+                head.threshold = 0.4
+            model = nn.Module()
+            setattr(model, task.head_name, head)
+            config = Config(dict(test_dataloader=dict(dataset=dict(type=kind))))
+            described = task(model, '', BackboneInfo()).describe(config, [torch.ones(1, channels)])
+            assert described.pop('threshold', None) == getattr(head, 'threshold', None)
+            assert described == dict(expected, activation=activation)
+
+
+def test_classes_of_a_file_of_names(tmp_path):
+    (tmp_path / 'classes.txt').write_text('ant\nbee')
+    config = Config.fromfile(ROOT / 'configs/your_data/classifier.py')
+    dataset = config.test_dataloader.dataset
+    dataset.classes = str(tmp_path / 'classes.txt')
+    dataset.pop('metainfo')
+    assert describe_classes(config, 2)['classes'] == ['ant', 'bee']
+
+
+@pytest.mark.parametrize(
+    ('name', 'shape'),
+    [
+        ('your_data/detector', (640, 640)),
+        ('your_data/segmentor', (480, 640)),
+        ('your_data/classifier', (224, 224)),
+        ('mask_rcnn/care_s0_coco', (800, 1344)),
+        ('mask_rcnn/care_s0_nuclei', (512, 512)),  # whose pictures keep their sizes
+    ],
+)
+def test_default_shape(name, shape):
+    assert choose_shape(Config.fromfile(ROOT / f'configs/{name}.py')) == shape

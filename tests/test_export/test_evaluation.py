@@ -3,8 +3,8 @@
 import json
 import re
 from collections import OrderedDict
-from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +15,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from toy_configs import make_data, toy_config
 
-from mmcare.export import backends, export_model, load_source
-from mmcare.export.backends import open_exported
-from mmcare.export.backends.base import Exported
+from mmcare.export import export_model, load_model, open_exported
 from mmcare.export.preprocessing import ResizeToFit, fit_config
 from mmcare.files import size_of
 
@@ -109,7 +107,7 @@ def test_metrics(task, part, backend, outputs, names, made, evaluate, tmp_path, 
     description says.
     """
     config, weights, images = made(task) / 'toy.py', made(task) / 'weights.pth', []
-    source, checkpoint = load_source(config, weights, part), ['--checkpoint', weights]
+    source, checkpoint = load_model(config, weights, part), ['--checkpoint', weights]
     input_kind = 'image' if backend == 'litert' and part == 'model' else 'tensor'
     precision = None if backend == 'coreml' else 'float32'
     letterbox = 'center' if outputs == 'decoded' else 'top-left'
@@ -117,18 +115,20 @@ def test_metrics(task, part, backend, outputs, names, made, evaluate, tmp_path, 
     if task == 'retinanet' and outputs == 'decoded':  # untrained, it also has boxes in the padding
         options['max_detections'] = 1000
     report = export_model(source, tmp_path, SHAPE, (backend,), input_kind, **options)[backend]
-    assert {'picture1', 'picture2'} <= set(report['deviations'])  # of the config's test data
+    assert {'picture1', 'picture2'} <= set(report['max_rel_error'])  # of the config's test data
     file = tmp_path / report['file']
 
-    def spy(path, float16):
-        program = open_exported(path, float16)
-        return replace(program, run=lambda x: images.append(x) or program.run(x))
+    def spy(path, **options):
+        program = open_exported(path, **options)
+        run = program.run
+        program.run = lambda x: images.append(x) or run(x)
+        return program
 
     if 'outfile_prefix' in str(CHANGES[task]):
         evaluate(task, file, *checkpoint)
         masks, boxes = tmp_path / 'found.segm.json', tmp_path / 'found.bbox.json'
         annotate(made(task) / 'data', masks if masks.exists() else boxes)
-    monkeypatch.setattr(backends, 'open_exported', spy)
+    monkeypatch.setattr('mmcare.export.opening.open_exported', spy)
     monkeypatch.setattr('mmcare.analysis.timing.SECONDS', 1e-9)
     half = backend == 'litert' and part == 'model'
     table = evaluate(task, file, *checkpoint, *(['--float16'] if half else []))
@@ -182,15 +182,15 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
     ('task', 'file', 'options', 'words'),
     [
         ('detection', 'gone.onnx', [], 'gone.onnx does not exist'),
-        ('detection', 'a.pt', [], 'a.pt is not .mlpackage, .onnx, .pte, .ncnn, .tflite'),
+        ('detection', 'a.pt', [], 'a.pt is not .onnx, .tflite, .ncnn, .pte, .mlpackage'),
         *(
             ('detection', f'damaged.{end}', [], f'damaged.{end} cannot be opened')
             for end in ('onnx', 'pte', 'ncnn', 'tflite', 'mlpackage')
         ),
-        ('detection', 'damaged.onnx', ['--float16'], 'nothing here computes damaged.onnx in flo'),
+        ('detection', 'damaged.onnx', ['--float16'], 'ONNX Runtime has no float16 for damaged.onnx'),
         ('segmentation', ('backbone', STAGES[:3]), [], r'outputs are \[\[1, 16.*2, 3\]\]$'),
         ('segmentation', ('', LOGITS), [], 'the file does not say what it is: export it'),
-        ('detection', ('model', LOGITS), [], 'not a MaskRCNN: use --part neck'),
+        ('detection', ('model', LOGITS), [], "not a MaskRCNN: use part='neck'"),
         ('detection', ('backbone', STAGES), [], 'holds the backbone alone: .* --checkpoint CHECK'),
         ('segmentation', ('model', LOGITS), ['--checkpoint', 'weights.pth'], 'pth does not fit'),
         ('segmentation', ('model', LOGITS), LARGER, 'an image of 160x160, the file takes 64x96'),
@@ -203,9 +203,10 @@ def test_bad_input(task, file, options, words, made, evaluate, capsys, tmp_path,
     if not isinstance(file, str):
         part, shapes = file
         outputs = [np.zeros(shape, np.float32) for shape in shapes]
-        about = dict(part=part, sha256='') if part else {}
-        program = Exported(lambda _: outputs, (1, 3, *SHAPE), about)
-        monkeypatch.setattr(backends, 'open_exported', lambda *_: program)
+        about = dict(part=part, sha256='', outputs=[{}]) if part else {}
+        program = SimpleNamespace(run=lambda _: outputs, input_shape=(1, 3, *SHAPE))
+        program.__dict__.update(description=about, input_kind='tensor', letterbox='top-left')
+        monkeypatch.setattr('mmcare.export.opening.open_exported', lambda *_, **__: program)
     elif 'damaged' in file:
         (tmp_path / file).write_bytes(b'not a program')
     torch.save({'state_dict': {'backbone.x': torch.ones(1)}}, tmp_path / 'weights.pth')

@@ -2,19 +2,20 @@
 
 import json
 import sys
+from unittest.mock import Mock
 
 import mmcv
 import numpy as np
 import onnx
 import pytest
 import torch
-from export_helpers import SHAPE, STAGES, run_file, spec_of, thin_source
+from export_helpers import SHAPE, STAGES, run_file, thin_model
 from helpers import ROOT, THIN, deviation, run, run_tool, thin_backbone
-from torch import nn
 
-from mmcare.export import export_model, load_source
-from mmcare.export.source import Normalization
-from mmcare.export.verify import ExportError, verify
+from mmcare.export import export_model, load_model
+from mmcare.export.check import Checker, ExportError
+from mmcare.export.loading import Normalization
+from mmcare.export.tasks.base import max_rel_error
 from mmcare.weights.reading import CheckpointError
 
 
@@ -24,7 +25,7 @@ def exported(tmp_path_factory):
     (out_dir / 'thin_64x96.mlpackage').mkdir()
     (out_dir / 'thin_64x96.mlpackage' / 'older').touch()
     formats = 'coreml', 'onnx', 'executorch'
-    return out_dir, export_model(thin_source(), out_dir, SHAPE, formats)
+    return out_dir, export_model(thin_model(), out_dir, SHAPE, formats)
 
 
 def test_files_and_reports(exported):
@@ -36,7 +37,9 @@ def test_files_and_reports(exported):
         assert json.loads((out_dir / f'{report["file"]}.json').read_text()) == report
         assert report['outputs'][3] == dict(name='stage4', shape=[1, 128, 2, 3], layout='NCHW')
     assert reports['coreml']['runtime'].endswith('not Core ML')
-    assert reports['executorch']['delegates'] == 1 and reports['executorch']['outside'] == {}
+    assert (
+        reports['executorch']['delegates'] == 1 and reports['executorch']['non_delegated_ops'] == {}
+    )
     kinds = {node.op_type for node in onnx.load(out_dir / 'thin_64x96.onnx').graph.node}
     assert 'Conv' in kinds and 'BatchNormalization' not in kinds
 
@@ -57,34 +60,35 @@ def test_coreml(exported):
     assert about.versionString and not about.license + about.author  # of the weights: unknown
 
 
-def test_dynamic_sizes(tmp_path):
-    """Also tried with a side of one block, which must stay free."""
-    source = thin_source(out_indices=(1, 2, 3))
-    report = export_model(source, tmp_path, (64, 32), ('onnx',), dynamic=True)['onnx']
-    assert report['file'] == 'thin_dynamic.onnx'
-    assert report['inputs'][0]['shape'] == [1, 3, None, None]
-    assert report['deviations']['random, another size'] < 1e-4
-    for shape in ((32, 32), (64, 96), (33, 70), (224, 161)):
+def test_free_sizes_by_torch(tmp_path):
+    """As docs/deploy.md says: the plain network exports with free sizes."""
+    task = thin_model(out_indices=(1, 2, 3)).task
+    sides = {2: torch.export.Dim('height', min=33), 3: torch.export.Dim('width', min=33)}
+    torch.onnx.export(
+        task,
+        (torch.zeros(1, 3, 64, 96),),
+        tmp_path / 'free.onnx',
+        input_names=['image'],
+        dynamic_shapes=(sides,),
+        external_data=False,
+    )
+    for shape in ((64, 96), (33, 70), (224, 161)):
         image = torch.randn(1, 3, *shape)
-        names, found = run_file(tmp_path / 'thin_dynamic.onnx', image)
-        assert names == STAGES[1:]
-        assert deviation(source.network(image), found) < 1e-4
-
-
-class Twice(nn.Module):
-    def forward(self, x):
-        return x, x
+        _, outputs = run_file(tmp_path / 'free.onnx', image)
+        assert deviation(task(image), outputs) < 1e-4
 
 
 def test_a_nan_differs():
     """It is an error on an image that is enforced, and text in the report elsewhere."""
-    spec = spec_of(Twice(), ['one', 'nan'], (2, 2))
-    wrong = lambda x: [x.numpy(), x.numpy() * np.nan]  # noqa: E731
-    with pytest.raises(ExportError, match=r'differ from PyTorch.* by nan'):
-        verify(wrong, spec, 'ONNX Runtime', 'nan.onnx', 1e-4)
-    large = lambda x: wrong(x) if x.max() > 99 else [x.numpy()] * 2  # noqa: E731
-    deviations = verify(large, spec, 'ONNX Runtime', 'nan.onnx', 1e-4)
-    assert deviations['random'] == 0 and deviations['hundredfold'] == 'nan'
+    inputs = dict(random=torch.ones(1, 3, 2, 2), hundredfold=torch.full((1, 3, 2, 2), 100.0))
+    checker = Checker(
+        'nan.onnx', inputs, ['random'], [], lambda name: [inputs[name]], max_rel_error, ['maps']
+    )
+    with pytest.raises(ExportError, match=r'differ from PyTorch.* by nan.*nan.onnx'):
+        checker.max_rel_errors(lambda x: [x.numpy() * np.nan], 1e-4, 'ONNX Runtime')
+    large = lambda x: [x.numpy() * (np.nan if x.max() > 99 else 1)]  # noqa: E731
+    errors = checker.max_rel_errors(large, 1e-4, 'ONNX Runtime')
+    assert errors == dict(random=0, hundredfold='nan')
 
 
 def test_weights(tmp_path):
@@ -102,12 +106,31 @@ def test_weights(tmp_path):
             backbone.switch_to_deploy()
         state = {f'backbone.{key}': value for key, value in backbone.state_dict().items()}
         torch.save(dict(state_dict=state), weights)
-        found = load_source(config, weights)
-        assert found.network.backbone.deploy is is_folded and found.checkpoint == 'weights.pth'
+        found = load_model(config, weights)
+        assert found.task.backbone.deploy is is_folded and found.checkpoint == 'weights.pth'
         assert found.normalization == Normalization((1,), (2,), 'BGR')
-        assert deviation(expected, found.network(image)) < 1e-5
+        assert deviation(expected, found.task(image)) < 1e-5
     with pytest.raises(CheckpointError):
-        load_source('s0', weights)
+        load_model('s0', weights)
+
+
+def test_what_is_unknown_is_an_error_of_python(tmp_path):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
+        export_model(thin_model(), tmp_path, SHAPE, foo=1)
+
+
+def test_one_format_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):
+    """Files that were checked stay, and the status is 1."""
+    write = Mock(side_effect=RuntimeError('no such operator'))
+    monkeypatch.setattr('mmcare.export.backends.executorch.ExecuTorch.write', write)
+    options = '--shape', 32, 32, '--format', 'executorch', 'onnx', '--out-dir', tmp_path
+    with pytest.raises(SystemExit, match='1'):
+        run_tool(monkeypatch, 'export_backbone', 's0', *options)
+    files = {path.name for path in tmp_path.iterdir()}
+    assert files == {'care_s0_32x32.onnx', 'care_s0_32x32.onnx.json'}
+    printed = capsys.readouterr()
+    assert 'file: care_s0_32x32.onnx' in printed.out and 'mmcare-export-' in printed.err
+    assert 'executorch cannot convert care_s0_32x32.pte: no such operator' in printed.err
 
 
 @pytest.fixture
@@ -128,9 +151,8 @@ def failing(tmp_path, monkeypatch, capsys):
     ('arguments', 'words'),
     [
         ('s0 --shape 0 512', 'height and width must be 32 to 4096'),
-        ('s0 --dynamic --format ncnn litert', '--dynamic is for --format onnx'),
-        ('s0 --compress int8 --format onnx litert', '--compress is for --format coreml'),
-        ('s0 --precision int8', 'int8 is only for --format executorch, litert'),
+        ('s0 --compress int8 --format onnx litert', '--compress int8 is for --format coreml'),
+        ('s0 --precision int8', '--precision int8 is only for --format executorch, litert'),
         ('s0 --calibration 8', '--calibration is for --precision int8'),
         ('s0 --calibration 0 --precision int8 --format litert', 'int8, and at least 1'),
         ('s0 --images gone', 'gone'),
@@ -189,6 +211,6 @@ def test_missing_packages(failing, monkeypatch, package, arguments):
 
 def test_no_toolbox_is_needed():
     code = "import sys; names = 'mmdet', 'mmseg', 'mmpretrain', 'mmcv.ops', 'mmcv._ext';"
-    code += 'sys.modules.update(dict.fromkeys(names)); from mmcare.export import load_source;'
+    code += 'sys.modules.update(dict.fromkeys(names)); from mmcare.export import load_model;'
     configs = ROOT / 'configs/imagenet/care_s0_in1k.py', ROOT / 'configs/fpn/care_s0_ade20k.py'
-    run(sys.executable, '-c', f'{code} [*map(load_source, sys.argv[1:])]', *configs)
+    run(sys.executable, '-c', f'{code} [*map(load_model, sys.argv[1:])]', *configs)

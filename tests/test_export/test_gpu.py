@@ -7,8 +7,8 @@ from engines import open_litert
 from helpers import craft_heads
 from toy_configs import toy_config
 
-from mmcare.export import export_model, load_source
-from mmcare.export.spec import draw_images
+from mmcare.export import export_model, load_model
+from mmcare.export.images import draw_images
 
 pytestmark = pytest.mark.slow
 
@@ -32,9 +32,9 @@ def driver(tmp_path_factory):
 def test_whole_file_on_the_gpu(tmp_path, task):
     alone = task == 'backbone'
     toy_config('retinanet' if alone else task, tmp_path, tmp_path).dump(tmp_path / 'toy.py')
-    source = load_source(tmp_path / 'toy.py', part='backbone' if alone else 'model')
-    image = draw_images(3, (64, 96))['smooth'].tensor
-    expected = craft_heads(source.network, -9)(image)
+    source = load_model(tmp_path / 'toy.py', part='backbone' if alone else 'model')
+    image = draw_images(3, (64, 96))['smooth'].pixels
+    expected = craft_heads(source.task, -9)(image)
     report = export_model(source, tmp_path, (64, 96), ('litert',))['litert']
     for exact, limit in ((True, 1e-5), (False, 1e-2)):
         run = open_litert(tmp_path / report['file'], gpu=True, enforce_f32=exact)

@@ -1,18 +1,21 @@
 """LiteRT: structure, numbers with and without XNNPACK, and int8."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from export_helpers import SHAPE, STAGES, Shared, export_int8, smooth, spec_of, thin_source
+from export_helpers import SHAPE, STAGES, Shared, export_int8, odd_model, smooth, thin_model
 from helpers import THIN
 
 from mmcare.export import export_model
-from mmcare.export.backends import BACKENDS
-from mmcare.export.source import IMAGENET
-from mmcare.export.verify import ExportError, signal_to_noise
+from mmcare.export.check import ExportError, sqnr_db
+from mmcare.export.loading import IMAGENET
 
 pytest.importorskip('litert_torch')
 from ai_edge_litert.interpreter import Interpreter
+
+from mmcare_runtime.engines import litert
 
 # With one head, LiteRT writes a product of matrices as a layer that XNNPACK does not take.
 TWO_HEADS = dict(THIN, head_channels=(4, 4, 4, 4))
@@ -32,7 +35,7 @@ def described(path):
 def exported(tmp_path_factory, pictures):
     out_dir = tmp_path_factory.mktemp('litert')
     options = dict(shape=SHAPE, formats=('litert',))
-    source = thin_source(arch=TWO_HEADS)
+    source = thin_model(arch=TWO_HEADS)
     reports = [
         export_model(source, out_dir, **options),
         export_model(source, out_dir, precision='int8', images=pictures, **options),
@@ -42,12 +45,12 @@ def exported(tmp_path_factory, pictures):
 
 def test_structure(exported):
     out_dir, *reports = exported
-    maps = thin_source(arch=TWO_HEADS).network(torch.zeros(1, 3, *SHAPE))
+    maps = thin_model(arch=TWO_HEADS).task(torch.zeros(1, 3, *SHAPE))
     shapes = [[1, *SHAPE, 3], *([*x.permute(0, 2, 3, 1).shape] for x in maps)]
     for report, end in zip(reports, ('', '_int8'), strict=True):
         entries = report['litert']
         assert entries['file'] == f'thin_64x96{end}.tflite'
-        assert entries['delegates'] == 1 and entries['outside'] == {}
+        assert entries['delegates'] == 1 and entries['non_delegated_ops'] == {}
         assert [x['shape'] for x in entries['inputs'] + entries['outputs']] == shapes
         assert described(out_dir / entries['file']) == [(shape, np.float32) for shape in shapes]
         (image,) = entries['inputs']
@@ -65,15 +68,14 @@ def test_structure(exported):
 def test_numbers(exported, delegate):
     """As PyTorch's in float; in int8 not far, though pictures are few."""
     out_dir, report, quantized = exported
-    image, network = smooth(5), thin_source(arch=TWO_HEADS).network
+    image, network = smooth(5), thin_model(arch=TWO_HEADS).task
     expected = network(image)
     for entries in (report['litert'], quantized['litert']):
-        found = BACKENDS['litert'].open(out_dir / entries['file'], delegate).run(image)
-        assert min(signal_to_noise([expected], [found])) > (
-            15 if 'quantization' in entries else 100
-        )
-    assert max(report['litert']['deviations'].values()) < 1e-5
-    assert min(quantized['litert']['quantization']['snr'].values()) > 20
+        path = out_dir / entries['file']
+        outputs = litert.open_file(path, threads=1, delegate=delegate).run(image.numpy())
+        assert min(sqnr_db([expected], [outputs])) > (15 if 'sqnr_db' in entries else 100)
+    assert max(report['litert']['max_rel_error'].values()) < 1e-5
+    assert min(quantized['litert']['sqnr_db'].values()) > 20
 
 
 class Large(torch.nn.Module):
@@ -86,13 +88,14 @@ class Large(torch.nn.Module):
 def test_float16(exported, tmp_path):
     """Files are compared in it, and refused."""
     _, report, quantized = exported
-    assert 1e-5 < report['litert']['deviations_float16']['random'] < 5e-3
-    assert min(quantized['litert']['quantization']['snr_float16'].values()) > 20
-    with pytest.raises(ExportError, match=r'^LiteRT in float16.*odd_64x96.tflite'):
-        BACKENDS['litert'].export(spec_of(Large(), ['large'], SHAPE), tmp_path)
-    spec = spec_of(Large(), ['large'], SHAPE, tolerance=1e-3)
-    found = BACKENDS['litert'].export(spec, tmp_path)['deviations_float16']
-    assert found == 'not compared: a tolerance is given'
+    assert 1e-5 < report['litert']['max_rel_error_float16']['random'] < 5e-3
+    assert min(quantized['litert']['sqnr_db_float16'].values()) > 20
+    export = partial(export_model, odd_model(Large(), ['large']), tmp_path, SHAPE, ('litert',))
+    for tolerance in (None, 1e-3):
+        with pytest.raises(ExportError, match=r'LiteRT in float16.*odd_64x96.tflite'):
+            export(tolerance=tolerance)
+    report = export(compare_float16=False)['litert']
+    assert report['max_rel_error_float16'] == 'not compared: switched off'
 
 
 class Gated(Shared):
@@ -110,5 +113,5 @@ def test_int8_ranges_and_order_of_outputs(tmp_path, kind):
     torch.manual_seed(0)
     network = kind().eval()
     report = export_int8(network, ['second', 'first'], picture, calibration, tmp_path, 'litert')
-    snr = report['quantization']['snr']
-    assert list(snr) == ['second', 'first'] and min(snr.values()) > 20
+    ratios = report['sqnr_db']
+    assert list(ratios) == ['second', 'first'] and min(ratios.values()) > 20

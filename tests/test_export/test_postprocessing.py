@@ -13,20 +13,21 @@ from mmseg.structures import SegDataSample
 from test_decoding import HEADS, load
 from test_whole_models import write_config
 
-from mmcare.export import export_model, load_source
-from mmcare.export.backends import BACKENDS, open_exported, tflite_metadata
-from mmcare.export.decoding import describe_decoding
-from mmcare.export.postprocessing import Boxes, LabelMap, Style
-from mmcare.export.prediction import decode_boxes, read_detections
-from mmcare.export.source import IMAGENET
+from mmcare.export import export_model, load_model, open_exported
+from mmcare.export.backends import BACKENDS, tflite_metadata
+from mmcare.export.loading import IMAGENET
+from mmcare.export.tasks import OutputFormat
+from mmcare.export.tasks.detector import Boxes, describe_decoding, suppress_by_products
+from mmcare.export.tasks.segmentor import LabelMap
+from mmcare_runtime.results import decode_boxes, read_detections
 
 CLASSES = ['a', 'b', 'c', 'd', 'e']
-STYLES = [backend.style for backend in BACKENDS.values()]
+FORMATS = [backend.output_format for backend in BACKENDS.values()]
 
 
 def detector(folder, name='RetinaNet', std=0.1, classes=2):
     source = load(folder, name, classes)
-    head = source.network.model.bbox_head
+    head = source.task.head
     head.test_cfg.update(
         nms_pre=-1, min_bbox_size=0, score_thr=0.3, nms=dict(type='nms', iou_threshold=0.5)
     )
@@ -38,26 +39,28 @@ def detector(folder, name='RetinaNet', std=0.1, classes=2):
 
 
 @pytest.mark.parametrize('name', ['RetinaNet', 'FCOS', 'RTMDet', 'ATSS'])
-@pytest.mark.parametrize('style', STYLES, ids=list(BACKENDS))
-def test_boxes_are_those_of_mmdet(tmp_path, name, style):
-    network = detector(tmp_path, name, 0.3).network
-    head, raw = network.model.bbox_head, network(torch.randn(1, 3, *SHAPE))
+@pytest.mark.parametrize('output_format', FORMATS, ids=list(BACKENDS))
+def test_boxes_are_those_of_mmdet(tmp_path, name, output_format):
+    task = detector(tmp_path, name, 0.3).task
+    head, raw = task.head, task(torch.randn(1, 3, *SHAPE))
     maps = [list(raw[start : start + 3]) for start in range(0, len(raw), 3)]
     meta = dict(img_shape=SHAPE, scale_factor=(1.0, 1.0))
     (expected,) = head.predict_by_feat(*maps, batch_img_metas=[meta])
-    by_description = decode_boxes(raw, describe_decoding(network.model)['decode'], (0, 0, *SHAPE))
-    for key, mine in by_description.items():
-        theirs = expected.get(dict(boxes='bboxes').get(key, key))
-        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)
+    decode, arrays = describe_decoding(head)['decode'], [x.numpy() for x in raw]
+    by_description = decode_boxes(arrays, decode, (0, 0, *SHAPE))
+    for key, theirs in dict(boxes='bboxes', scores='scores', labels='labels').items():
+        mine = torch.from_numpy(by_description[key])
+        torch.testing.assert_close(mine, expected[theirs], atol=1e-4, rtol=0)
     expected = expected[expected.scores > 0.3]  # mmdet's threshold ignores the centerness
-    decoder = Boxes(head, raw, SHAPE, 20, style)
+    decoder = Boxes(head, raw, SHAPE, 20, output_format)
     found = [x.numpy() for x in decoder(raw)]
-    assert decoder.deviation(raw, found) < 1e-5
+    assert decoder.max_error(raw, found) < 1e-5
     outputs = [
         dict(entry, shape=[*x.shape]) for entry, x in zip(decoder.outputs, found, strict=True)
     ]
     description = dict(decoder.metadata, outputs=outputs)
-    boxes, scores, labels = read_detections(description, found)
+    detections = map(torch.from_numpy, read_detections(description, found)[:3])
+    boxes, scores, labels = detections
     if description['nms'] in ('matrix', 'operator'):
         assert outputs[0]['shape'] == [1, 20, 4]
         wanted = expected.bboxes, expected.scores, expected.labels
@@ -75,17 +78,10 @@ def test_boxes_are_those_of_mmdet(tmp_path, name, style):
 
 def test_nms_of_long_chains():
     """Each box overlaps the next alone: every other one stays."""
-    decoder = Boxes.__new__(Boxes)
-    torch.nn.Module.__init__(decoder)
     starts = torch.arange(14.0)[:, None] / 28
     boxes = torch.cat([starts, 0 * starts, starts + 0.1, 0 * starts + 1], 1)
-    scores, labels = torch.linspace(1, 0.5, 14), torch.zeros(14)
-    decoder.iou = 0.4
-    kept = {}
-    for nms in ('matrix', 'operator'):
-        decoder.style = Style(nms=nms)
-        kept[nms] = decoder.suppress(boxes, scores, labels).tolist()
-    assert kept['matrix'] == kept['operator'] == [1.0, 0.0] * 7
+    kept = suppress_by_products(boxes, torch.zeros(14), 0.4)
+    assert kept.tolist() == [1.0, 0.0] * 7
 
 
 SPOILT = dict(
@@ -99,17 +95,17 @@ SPOILT = dict(
 
 @pytest.mark.parametrize('spoil', SPOILT.values(), ids=SPOILT)
 def test_wrong_boxes_are_found(tmp_path, spoil):
-    network = detector(tmp_path).network
-    raw = network(torch.randn(1, 3, *SHAPE))
-    decoder = Boxes(network.model.bbox_head, raw, SHAPE, 20, Style())
-    assert not decoder.deviation(raw, spoil(*decoder(raw))) < 1e-2
+    task = detector(tmp_path).task
+    raw = task(torch.randn(1, 3, *SHAPE))
+    decoder = Boxes(task.head, raw, SHAPE, 20, OutputFormat())
+    assert not decoder.max_error(raw, spoil(*decoder(raw))) < 1e-2
 
 
 @pytest.mark.parametrize('channels', [1, 5])
 def test_labels_are_those_of_mmseg(tmp_path, channels):
     one = dict(num_classes=2, out_channels=1, threshold=0.45) if channels == 1 else {}
     path = write_config(tmp_path, 'fpn', **{f'model.decode_head.{k}': v for k, v in one.items()})
-    model = load_source(path, part='model').network.model
+    model = load_model(path, part='model').task.model
     logits = torch.randn(1, channels, 16, 24)
     logits[:, -1] = logits[:, 0] - 1e-6  # nearly as good, and its label is far from the best
     meta = [dict(img_shape=SHAPE)]
@@ -120,15 +116,15 @@ def test_labels_are_those_of_mmseg(tmp_path, channels):
         decoder = LabelMap(model.decode_head, channels, SHAPE, dtype)
         (found,) = decoder([logits])
         assert found.dtype == dtype and torch.equal(found.long(), expected.pred_sem_seg.data.long())
-        assert decoder.deviation([logits], [found.numpy()]) < 1e-6
-        assert decoder.deviation([logits], [(found.numpy() + 1) % max(channels, 2)]) > 0.01
+        assert decoder.max_error([logits], [found.numpy()]) < 1e-6
+        assert decoder.max_error([logits], [(found.numpy() + 1) % max(channels, 2)]) > 0.01
 
 
 def source_of(name, folder):
     if name in HEADS:
         source = detector(folder, name)
     else:
-        source = load_source(write_config(folder, name), part='model')
+        source = load_model(write_config(folder, name), part='model')
     classes = CLASSES[:2] if name in HEADS else CLASSES
     about = dict(classes=classes, palette=[[1, 2, 255]] * len(classes))
     return replace(source, normalization=IMAGENET, metadata=about)
@@ -163,7 +159,7 @@ def test_export(tmp_path, pictures, name, backend, options, kinds):
     assert '_model_64x96_decoded' in report['file'] and 'decode' not in report
     assert [output['kind'] for output in report['outputs']] == kinds.split()
     opened = open_exported(tmp_path / report['file'])
-    outputs = opened.run(torch.full((1, 3, *SHAPE), 0.5))
+    outputs = opened.run(np.full((1, 3, *SHAPE), 0.5, np.float32))
     shapes = [output['shape'] for output in report['outputs']]
     assert [[*output.shape] for output in outputs] == shapes
     assert opened.description['outputs'] == report['outputs']
@@ -195,22 +191,22 @@ def test_labels_of_many_classes_in_float16(tmp_path):
     pytest.importorskip('litert_torch')
     source = detector(tmp_path, classes=80)
     report = export_model(source, tmp_path, SHAPE, ('litert',), outputs='decoded')['litert']
-    assert max(report['deviations_float16'].values()) < 2e-2
+    assert max(report['max_rel_error_float16'].values()) < 2e-2
 
 
 def test_what_cannot_be_decoded(tmp_path):
     soft = detector(tmp_path)
-    soft.network.model.bbox_head.test_cfg.nms.type = 'soft_nms'
+    soft.task.head.test_cfg.nms.type = 'soft_nms'
     for source, options, words in (
-        (load_source('s0'), dict(outputs='decoded'), 'is for --part model'),
+        (load_model('s0'), dict(outputs='decoded'), "is for part='model'"),
         (load(tmp_path, 'YOLOX'), dict(outputs='decoded'), 'YOLOXHead has a decoding of its own'),
         (load(tmp_path, 'YOLOX'), dict(letterbox='center'), 'raw outputs, at the top left'),
-        (load_source('s0'), dict(letterbox='center'), 'with --part model, center'),
-        (load_source('s0'), dict(max_detections=9), '--max-detections is for --outputs decoded'),
+        (load_model('s0'), dict(letterbox='center'), "is for part='model'"),
+        (load_model('s0'), dict(max_detections=9), "max_detections= is for outputs='decoded'"),
         (detector(tmp_path), dict(outputs='decoded', max_detections=0), 'and at least 1'),
         (soft, dict(outputs='decoded'), 'RetinaHead .* not the plain NMS'),
-        (load_source('s0'), dict(outputs='decode'), 'none of raw, decoded'),
-        (load_source('s0'), dict(input_kind='pixels'), 'none of image, tensor'),
+        (load_model('s0'), dict(outputs='decode'), 'none of raw, decoded'),
+        (load_model('s0'), dict(input_kind='pixels'), 'none of image, tensor'),
         (detector(tmp_path), dict(outputs='decoded', formats=('ncnn',), max_detections=9), 'onnx'),
     ):
         with pytest.raises(ValueError, match=words):
@@ -257,7 +253,7 @@ def test_mediapipe_opens_tflite(tmp_path, name):
         labels = getattr(task, 'labels', None)
     program = open_exported(path)
     if name == 'fpn':
-        (logits,) = map(torch.from_numpy, program.run(pixels.permute(2, 0, 1)[None].float()))
+        (logits,) = map(torch.from_numpy, program.run(pixels.permute(2, 0, 1)[None].numpy()))
         enlarge = partial(torch.nn.functional.interpolate, size=SHAPE, mode='bilinear')
         (aligned,), (shares,) = enlarge(logits, align_corners=True), enlarge(logits.softmax(1))
         mask = found.category_mask.numpy_view().squeeze()

@@ -1,20 +1,14 @@
 """Necks and whole models of the three toolboxes, exported with a thin backbone."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from export_helpers import count_operators, fused, run_file, run_program, spec_of
+from export_helpers import count_operators, graph_of, run_file, run_program, to_coreml
 from helpers import THIN, deviation
 from mmengine.config import Config
-from mmengine.dataset import BaseDataset
 from mmengine.registry import MODELS
 from toy_configs import toy_config
 
-from mmcare.export import export_model, load_source
-from mmcare.export.backends.coreml import convert_coreml
-from mmcare.export.decoding import describe_scores
-from mmcare.export.rewrites import use_matrix_pools
+from mmcare.export import export_model, load_model
 from mmcare.models.backbones.care import LinearAttention
 from mmcare.weights.reading import CheckpointError
 
@@ -58,29 +52,27 @@ def whole(tmp_path):
 
 
 def check_coreml(source, names, expected, image):
-    network = fused(source)
-    use_matrix_pools(network, image)
-    model = convert_coreml(spec_of(network, names, tuple(image.shape[2:])), 'float32')
+    graph = graph_of(source, tuple(image.shape[2:]))
+    model = to_coreml(graph, 'float32')
     assert [output.name for output in model.get_spec().description.output] == names
     assert deviation(expected, run_program(model, image)) < 1e-5
     operators = count_operators(model)
     assert not {'batch_norm', 'scatter'} & set(operators)
-    attentions = sum(isinstance(module, LinearAttention) for module in network.modules())
+    attentions = sum(isinstance(module, LinearAttention) for module in graph.network.modules())
     assert operators['transpose'] == 2 * attentions  # rows of keys and values
     return operators
 
 
 def test_neck_of_a_detector(tmp_path, whole):
     model, config, weights = whole('retinanet')
-    source = load_source(config, weights, 'neck')
-    report = export_model(source, tmp_path / 'out', SHAPE, ('onnx',), dynamic=True)['onnx']
-    assert report['part'] == 'neck' and report['file'] == 'retinanet_neck_dynamic.onnx'
-    for shape in (SHAPE, (128, 64)):
-        image = torch.randn(1, 3, *shape)
-        expected = model.extract_feat(image)
-        names, found = run_file(tmp_path / 'out' / 'retinanet_neck_dynamic.onnx', image)
-        assert names == ['neck1', 'neck2', 'neck3']
-        assert deviation(expected, found) < 1e-4
+    source = load_model(config, weights, 'neck')
+    report = export_model(source, tmp_path / 'out', SHAPE, ('onnx',))['onnx']
+    assert report['part'] == 'neck' and report['file'] == 'retinanet_neck_64x96.onnx'
+    image = torch.randn(1, 3, *SHAPE)
+    expected = model.extract_feat(image)
+    names, outputs = run_file(tmp_path / 'out' / report['file'], image)
+    assert names == ['neck1', 'neck2', 'neck3']
+    assert deviation(expected, outputs) < 1e-4
     check_coreml(source, names, expected, image)
 
 
@@ -94,14 +86,14 @@ def test_whole_models(tmp_path, whole, name):
     expected = model(image, mode='tensor')
     shapes = dict(upernet=(1, 150, 16, 24), classifier=(1, 5), distilled=(1, 1000))
     assert expected.shape == shapes[name]
-    source = load_source(config, weights, 'model')
+    source = load_model(config, weights, 'model')
     operators = check_coreml(source, ['logits'], [expected], image)
     if name == 'classifier':
         assert operators['linear'] == 1 and operators['layer_norm'] == 1  # one head of two
         model.backbone.switch_to_deploy()
         model.head.switch_to_deploy()
         torch.save(dict(state_dict=model.state_dict()), weights)
-        network = load_source(config, weights, 'model').network
+        network = load_model(config, weights, 'model').task
         assert network.backbone.deploy and deviation([expected], network(image)) < 1e-4
     if name == 'upernet':
         # Of one pool, the others are matrix products, and of keys and rows in two attentions.
@@ -113,11 +105,10 @@ def test_whole_models(tmp_path, whole, name):
 
 def test_parts_and_shapes_that_do_not_fit(tmp_path):
     with pytest.raises(ValueError, match='has no neck'):
-        load_source(write_config(tmp_path, 'upernet'), part='neck')
-    source = load_source(write_config(tmp_path, 'fpn'), part='model')
-    for shape, dynamic, words in ((50, 64), False, 'of 32'), (SHAPE, True, 'no dynamic'):
-        with pytest.raises(ValueError, match=words):
-            export_model(source, tmp_path / 'out', shape, ('onnx',), dynamic=dynamic)
+        load_model(write_config(tmp_path, 'upernet'), part='neck')
+    source = load_model(write_config(tmp_path, 'fpn'), part='model')
+    with pytest.raises(ValueError, match='multiples of 32'):
+        export_model(source, tmp_path / 'out', (50, 64), ('onnx',))
     assert not (tmp_path / 'out').exists()
 
 
@@ -127,26 +118,4 @@ def test_weights_of_less(whole, lost):
     state = {key: v for key, v in model.state_dict().items() if not key.startswith(lost)}
     torch.save(dict(state_dict=state), weights)
     with pytest.raises(CheckpointError, match=lost):
-        load_source(config, weights, 'model')
-
-
-def test_scores():
-    """Classes are the test data's, named or a class, if they are as many as the head's."""
-    metainfo = dict(classes=['a', 'b'], palette=[[1, 2, 3], [4, 5, 6]])
-    two = type('Two', (BaseDataset,), dict(METAINFO=metainfo))
-    many = type('MultiLabelClsHead', (), {})
-    for kind, number, found in (two, 2, metainfo), (two, 3, {}), ('ConcatDataset', 2, {}):
-        for name, head, channels, activation in (
-            ('head', SimpleNamespace(), number, 'softmax'),
-            ('head', many(), number, 'sigmoid'),
-            ('decode_head', SimpleNamespace(), number, 'softmax'),
-            ('decode_head', SimpleNamespace(threshold=0.4), 1, 'sigmoid'),
-            ('bbox_head', SimpleNamespace(use_sigmoid_cls=True), 18, 'sigmoid'),
-            ('bbox_head', SimpleNamespace(), 18, None),
-        ):
-            head.num_classes = number
-            model = SimpleNamespace(**{name: head})
-            config = Config(dict(test_dataloader=dict(dataset=dict(type=kind))))
-            described = describe_scores(model, config, channels)
-            assert described.pop('threshold', None) == getattr(head, 'threshold', None)
-            assert described == dict(found, activation=activation)
+        load_model(config, weights, 'model')

@@ -2,18 +2,19 @@
 
 import json
 import platform
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from mmcare.export.backends.base import AUTHORS, Backend, Exported, WriteResult
+from mmcare.export.backends.base import AUTHORS, Backend, Inputs, WriteResult
 from mmcare.export.backends.mil import open_package
-from mmcare.export.postprocessing import Style
+from mmcare.export.graph import Graph
 from mmcare.export.rewrites import COREML, aten
-from mmcare.export.spec import ExportSpec
+from mmcare.export.tasks import OutputFormat
+from mmcare.export.tasks.base import Description, Options
+from mmcare_runtime import Model
 
 TARGETS = ('iOS16', 'iOS17', 'iOS18', 'iOS26')
 COMPRESSIONS = ('palettize4', 'palettize8', 'int8')
@@ -34,20 +35,20 @@ class CoreML(Backend):
     """``.mlpackage``, an ML Program."""
 
     name = 'coreml'
-    ending = '.mlpackage'
+    suffix = '.mlpackage'
     # The second is its native code, the third compresses.
     packages = ('coremltools', 'coremltools.libmilstoragepython', 'sklearn')
     systems = ' (macOS, and Linux on x86_64)'
     input_kind = 'image'
-    takes_bytes = True
+    uint8_input = True
     precisions: ClassVar = {'float16': 1e-2, **Backend.precisions}
-    says_type = True
     runtime = 'the interpreter of ML Programs'
-    style = Style(  # as Vision expects results
+    output_format = OutputFormat(  # as Vision expects results
         nms='pipeline',
         box_format='cxcywh',
         relative=True,
-        names=dict(boxes='coordinates', scores='confidence'),
+        box_name='coordinates',
+        score_name='confidence',
         label_map=torch.int32,
     )
     options: ClassVar = {
@@ -56,16 +57,30 @@ class CoreML(Backend):
         **AUTHORS,
     }
 
-    def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
+    def settings(self, options: Options) -> dict[str, str]:
+        """Name how weights are compressed, if they are."""
+        return {key: options[key] for key in ('compress',) if key in options}
+
+    def fixes_precision(self, options: Options) -> bool:
+        """Say yes: ML Programs have types."""
+        return True
+
+    def is_quantized(self, precision: str, options: Options) -> bool:
+        """Compressed weights are compared as quantized ones."""
+        return 'compress' in options
+
+    def write(
+        self, graph: Graph, path: Path, description: Description, options: Options, images: Inputs
+    ) -> WriteResult:
         """Write an ML Program, or a pipeline of one and of NMS."""
-        target, compression = spec.options.get('target', TARGETS[0]), description.get('compress')
-        model = convert_coreml(spec, description['precision'], target)
+        target, compression = options.get('target', TARGETS[0]), description.get('compress')
+        model = convert_coreml(graph, description, target)
         if compression:
             model = compress_coreml(model, compression)
         classes = description.get('classes')
         if 'nms' in description:
             model = append_nms(model, description)
-        if spec.decoder and description['outputs'][0]['kind'] == 'labels' and classes:
+        if description['outputs'][0].get('kind') == 'labels' and classes:
             colors = [f'#{r:02x}{g:02x}{b:02x}' for r, g, b in description.get('palette', ())]
             preview = dict(labels=classes, colors=colors)
             model.user_defined_metadata[f'{PREVIEW}.type'] = 'imageSegmenter'
@@ -74,7 +89,7 @@ class CoreML(Backend):
             for name in texts:
                 texts[name] = TEXTS.get(name, TEXTS['maps'])
         model.short_description = 'CARE {arch}: {part}'.format(**description)
-        model.author, model.license = (spec.options.get(key, '') for key in ('author', 'license'))
+        model.author, model.license = (options.get(key, '') for key in ('author', 'license'))
         model.version = description['mmcare_version']
         model.user_defined_metadata['mmcare'] = json.dumps(description)
         model.save(str(path))
@@ -82,29 +97,33 @@ class CoreML(Backend):
         path.joinpath('executorch_debug_handle_mapping.json').unlink(missing_ok=True)
         return WriteResult(dict(target=target, runtime=RUNTIME))
 
-    def open(self, path: Path) -> Exported:
+    def open(self, path: Path, **options: Any) -> Model:
+        """Open a file in the interpreter of ML Programs, which fix their types."""
+        if options.get('float16'):
+            raise ValueError(f'nothing here computes {path} in float16')
         return open_package(path)
 
 
-def convert_coreml(spec: ExportSpec, precision: str = 'float16', target: str = 'iOS16') -> Any:
-    """Convert a network to a ``coremltools.models.MLModel``, all in one precision."""
+def convert_coreml(graph: Graph, description: Description, target: str) -> Any:
+    """Convert a graph to a ``coremltools.models.MLModel``, all in one precision."""
     import coremltools as ct
 
-    half = precision == 'float16'
-    dtype = np.float16 if half and not spec.decoder else np.float32
-    kind, classifier = spec.decoder and spec.decoder.outputs[0]['kind'], None
+    (taken,), shape = description['inputs'], tuple(graph.example.shape)
+    half = description['precision'] == 'float16'
+    kind, classifier = description['outputs'][0].get('kind'), None
+    dtype = np.float16 if half and not kind else np.float32
     results = np.int32 if kind == 'labels' else dtype
-    outputs: Any = [ct.TensorType(name=name, dtype=results) for name in spec.output_names]
-    if kind == 'probabilities' and spec.metadata.get('classes'):
-        classifier, outputs = ct.ClassifierConfig(spec.metadata['classes']), None
-    if spec.normalization is None or spec.input_kind == 'tensor':
-        image = ct.TensorType(name='image', shape=spec.input_shape, dtype=dtype)
+    outputs: Any = [ct.TensorType(name=name, dtype=results) for name in graph.output_names]
+    if kind == 'probabilities' and description.get('classes'):
+        classifier, outputs = ct.ClassifierConfig(description['classes']), None
+    if taken['kind'] == 'tensor':
+        image = ct.TensorType(name='image', shape=shape, dtype=dtype)
     else:
-        layout = getattr(ct.colorlayout, spec.normalization.channels)
-        image = ct.ImageType(name='image', shape=spec.input_shape, color_layout=layout)
+        layout = getattr(ct.colorlayout, taken['channels'])
+        image = ct.ImageType(name='image', shape=shape, color_layout=layout)
     decompositions = {**torch.export.default_decompositions(), **COREML}
     del decompositions[aten.matmul.default]  # ML Programs have it
-    program = spec.program.run_decompositions(decompositions)
+    program = graph.program.run_decompositions(decompositions)
     # ML Programs have log(x + 1) as one operator; the converter takes it from log1p alone.
     for node in program.graph.find_nodes(op='call_function', target=aten.log.default):
         (source,) = node.args
@@ -122,7 +141,7 @@ def convert_coreml(spec: ExportSpec, precision: str = 'float16', target: str = '
     )
 
 
-def append_nms(model: Any, description: Mapping[str, Any]) -> Any:
+def append_nms(model: Any, description: Description) -> Any:
     """Make a pipeline of a model of boxes and scores, and Core ML's non-maximum suppression."""
     import coremltools as ct
 

@@ -2,59 +2,70 @@
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from mmcare.compatibility import require
 from mmcare.export import rewrites
-from mmcare.export.backends.base import Backend, Exported, WriteResult, count_convolutions
+from mmcare.export.backends.base import Backend, Inputs, WriteResult, count_convolutions
 from mmcare.export.backends.mil import open_package
-from mmcare.export.postprocessing import NMS_OPTIONS, Style
-from mmcare.export.spec import ExportSpec
+from mmcare.export.graph import Graph
+from mmcare.export.tasks import OutputFormat
+from mmcare.export.tasks.base import Description, Options
+from mmcare_runtime import Model
+from mmcare_runtime.engines.executorch import check_header, read_description
+from mmcare_runtime.files import check_file
 
 
 class ExecuTorch(Backend):
     """``.pte``, whose outputs have no names."""
 
     name = 'executorch'
-    ending = '.pte'
+    suffix = '.pte'
     packages = ('executorch',)
     precisions: ClassVar = {**Backend.precisions, 'float16': 1e-2, 'int8': None}
     runtime = 'ExecuTorch'
+    separate_convolutions = True
     options: ClassVar = {
         'delegate': dict(
             choices=('xnnpack', 'coreml'),
             help='what computes .pte files; coreml: for iPhones, in float16; default: xnnpack',
         ),
-        **NMS_OPTIONS,
     }
 
-    def choose_style(self, spec: ExportSpec) -> Style:
+    def choose_precision(self, precision: str | None, options: Options) -> str:
+        """Return float16 for Core ML and nothing else."""
+        if options.get('delegate') == 'coreml':
+            if precision not in (None, 'float16'):
+                raise ValueError("delegate='coreml' is for precision='float16'")
+            return 'float16'
+        if precision == 'float16':
+            raise ValueError("precision='float16' of executorch is for delegate='coreml'")
+        return super().choose_precision(precision, options)
+
+    def choose_output_format(self, options: Options) -> OutputFormat:
         """Leave NMS to the app where Core ML computes: mil.py has no operators for it."""
-        is_coreml = spec.options.get('delegate') == 'coreml'
-        return Style(nms='outside', label_map=torch.int32) if is_coreml else self.style
+        if options.get('delegate') == 'coreml':
+            return OutputFormat(nms='outside', label_map=torch.int32)
+        return self.output_format
 
-    def settings(self, spec: ExportSpec) -> dict[str, str]:
-        """Name the precision, and the delegate if it is Core ML."""
-        settings = super().settings(spec)
-        if spec.options.get('delegate') == 'coreml':
-            if spec.precision not in (None, 'float16'):
-                raise ValueError('--delegate coreml is for --precision float16')
-            return dict(precision='float16', delegate='coreml')
-        if settings['precision'] == 'float16':
-            raise ValueError('--precision float16 of executorch is for --delegate coreml')
-        return settings
+    def settings(self, options: Options) -> dict[str, str]:
+        """Name the delegate if it is Core ML."""
+        return dict(delegate='coreml') if options.get('delegate') == 'coreml' else {}
 
-    def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
+    def fixes_precision(self, options: Options) -> bool:
+        """Whether Core ML computes the file."""
+        return options.get('delegate') == 'coreml'
+
+    def write(
+        self, graph: Graph, path: Path, description: Description, options: Options, images: Inputs
+    ) -> WriteResult:
         """Write a ``.pte`` file.
 
         Operators that the delegate does not take cut the program into several ``delegates`` and run
@@ -68,14 +79,11 @@ class ExecuTorch(Backend):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # of ExecuTorch about its own code
             if 'delegate' in description:
-                program, partitioner = spec.program, partition_coreml()
+                program, partitioner = graph.program, partition_coreml()
             else:
-                separate = rewrites.separate_convolutions(spec.network)
-                own = spec if separate is spec.network else replace(spec, network=separate)
-                program = decompose(own.program)
-                partitioner = XnnpackPartitioner()
+                program, partitioner = decompose(graph.program), XnnpackPartitioner()
             if int8:
-                program = quantize(program, spec.calibration)
+                program = quantize(program, images)
             edge: Any = to_edge_transform_and_lower(
                 program,
                 partitioner=[partitioner],
@@ -86,31 +94,13 @@ class ExecuTorch(Backend):
         counts.pop('getitem', None)  # takes an output of a delegate
         outside = {name: n.non_delegated for name, n in counts.items() if n.non_delegated}
         edge.to_executorch().save(str(path))
-        facts = dict(delegates=info.num_delegated_subgraphs, outside=outside)
-        facts['convolutions'] = count_convolutions(program, spec.info.stages)
+        facts = dict(delegates=info.num_delegated_subgraphs, non_delegated_ops=outside)
+        facts['convolutions'] = count_convolutions(program, graph.info.stages)
         return WriteResult(facts, program.module() if int8 else None, 'PyTorch')
 
-    def open(self, path: Path) -> Exported:
+    def open(self, path: Path, **options: Any) -> Model:
         """Open a file in ExecuTorch, or for Core ML in the interpreter of ML Programs."""
-        require('executorch', 'running a .pte file')
-        from executorch.extension.pybindings import portable_lib as threads
-        from executorch.runtime import Runtime
-
-        if threads._threadpool_get_thread_count() != 1:  # programs opened before would lose theirs
-            threads._unsafe_reset_threadpool(1)  # of the process
-        program, description = Runtime.get().load_program(str(path)), '{}'
-        if 'mmcare' in program.method_names:
-            (description,) = program.load_method('mmcare').execute([])
-        if json.loads(description).get('delegate') == 'coreml':
-            return replace(open_coreml(path), description=json.loads(description))
-        method = program.load_method('forward')
-
-        def run(images: Tensor) -> list[np.ndarray]:
-            # ExecuTorch ignores strides and reads values in the order of the memory.
-            return [output.numpy() for output in method.execute([images.contiguous()])]
-
-        shape = tuple(method.metadata.input_tensor_meta(0).sizes())
-        return Exported(run, shape, json.loads(description))
+        return open_coreml(path) if is_for_coreml(path) else super().open(path, **options)
 
 
 def partition_coreml() -> Any:
@@ -125,12 +115,31 @@ def partition_coreml() -> Any:
     return CoreMLPartitioner(compile_specs=specs)
 
 
-def open_coreml(path: Path) -> Exported:
-    """Compute the ML Program in a file that Core ML computes as a whole."""
-    from executorch.backends.apple.coreml import executorchcoreml
+def is_for_coreml(path: Path) -> bool:
+    """Say whether a file has a part for Core ML; the runtime names what is wrong with others."""
+    try:
+        check_file(path)
+        check_header(path)
+    except (OSError, ValueError):
+        return False
+    plan = deserialize(path).execution_plan[0]
+    return any(delegate.id == 'CoreMLBackend' for delegate in plan.delegates)
+
+
+def deserialize(path: Path) -> Any:
+    """Read the program in a file."""
     from executorch.exir._serialize._program import deserialize_pte_binary
 
-    program = deserialize_pte_binary(path.read_bytes()).program
+    return deserialize_pte_binary(path.read_bytes()).program
+
+
+def open_coreml(path: Path) -> Model:
+    """Compute the ML Program in a file that Core ML computes as a whole."""
+    from executorch.backends.apple.coreml import executorchcoreml
+    from executorch.runtime import Runtime
+
+    description = read_description(Runtime.get().load_program(str(path)), path)
+    program = deserialize(path)
     plan = program.execution_plan[0]
     if len(plan.delegates) != 1 or plan.delegates[0].id != 'CoreMLBackend':
         raise ValueError('Core ML takes only parts of it')
@@ -142,7 +151,8 @@ def open_coreml(path: Path) -> Exported:
         names = json.loads(metadata.read_text())['outputNames']
         (call,) = plan.chains[0].instructions  # its arguments are inputs, then outputs
         values = dict(zip(call.instr_args.args[len(plan.inputs) :], names, strict=True))
-        return open_package(package, [values[output] for output in plan.outputs])
+        names = [values[output] for output in plan.outputs]
+        return open_package(package, names, description)
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:

@@ -3,8 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,107 +10,70 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmcare.compatibility import require
 from mmcare.export.backends import tflite_metadata
-from mmcare.export.backends.base import AUTHORS, Backend, Exported, WriteResult
-from mmcare.export.postprocessing import NMS_OPTIONS, Style
+from mmcare.export.backends.base import AUTHORS, Backend, Inputs, WriteResult
+from mmcare.export.graph import Graph
 from mmcare.export.rewrites import LITERT, ChannelsLast
-from mmcare.export.spec import ExportSpec, to_bytes
-from mmcare.export.verify import ExportError
+from mmcare.export.tasks import OutputFormat
+from mmcare.export.tasks.base import Description, Options
+from mmcare_runtime import Model, open_exported
+from mmcare_runtime.engines import litert
 
 QUIET = dict(enable_progress_bar=False, enable_progress_report=False)
-FORCE_FLOAT16 = 4  # TFLITE_XNNPACK_DELEGATE_FLAG_FORCE_FP16
 
 
 class LiteRT(Backend):
     """``.tflite``; images and maps are NHWC, as Android's image libraries give them."""
 
     name = 'litert'
-    ending = '.tflite'
+    suffix = '.tflite'
     packages = ('ai_edge_litert', 'ai_edge_quantizer', 'litert_torch')  # which imports the others
     extra = 'litert'
     systems = ' (macOS, and Linux on x86_64)'
     precisions: ClassVar = {**Backend.precisions, 'float16': 5e-3, 'int8': None}
     runtime = 'LiteRT'
     layout = 'NHWC'
-    takes_bytes = True
-    style = Style(relative=True, labels=torch.float32)  # as MediaPipe expects boxes
-    options: ClassVar = {**NMS_OPTIONS, **AUTHORS}
+    uint8_input = True
+    # As MediaPipe expects boxes.
+    output_format = OutputFormat(relative=True, labels=torch.float32)
+    options: ClassVar = AUTHORS
 
-    def write(self, spec: ExportSpec, path: Path, description: Mapping[str, Any]) -> WriteResult:
+    def write(
+        self, graph: Graph, path: Path, description: Description, options: Options, images: Inputs
+    ) -> WriteResult:
         """Write a ``.tflite`` file, which computes the same with and without XNNPACK."""
         import litert_torch
 
         litert_torch.config.show_progress = False
-        program = spec.program.run_decompositions(dict(LITERT))
-        network = ChannelsLast(program.module(), spec.output_names)
-        try:
-            image = _to_input(spec.images['random'].tensor, spec.takes_bytes)
-            litert_torch.convert(network, sample_kwargs=dict(image=image)).export(str(path))
-        except Exception as error:  # the converter has classes of its own
-            raise ExportError(f'LiteRT cannot convert {path.name}: {error}') from error
+        program = graph.program.run_decompositions(dict(LITERT))
+        network = ChannelsLast(program.module(), graph.output_names)
+        dtype = getattr(torch, description['inputs'][0]['dtype'])
+        image = _to_input(graph.example, dtype)
+        litert_torch.convert(network, sample_kwargs=dict(image=image)).export(str(path))
         if description['precision'] == 'int8':
-            images = [_to_input(image, spec.takes_bytes).numpy() for image in spec.calibration]
-            _quantize(path, images, spec.output_names)
+            arrays = [_to_input(image, dtype).numpy() for image in images]
+            _quantize(path, arrays, graph.output_names)
         if description['precision'] == 'float16':
             _cast(path)
-        author, terms = (spec.options.get(key, '') for key in ('author', 'license'))
+        author, terms = (options.get(key, '') for key in ('author', 'license'))
         standard = tflite_metadata.write_metadata(description, author, terms)
         entries = dict(mmcare=json.dumps(description).encode(), TFLITE_METADATA=standard)
         _store(path, {name: data for name, data in entries.items() if data})
         if standard:
             tflite_metadata.append_labels(path, description)
-        # A version of LiteRT multiplied transposed matrices wrongly.
-        plain = self.open(path, delegate=False).run
-        return WriteResult(_count_operators(path), plain, 'LiteRT without XNNPACK')
+        # Another version of LiteRT multiplied transposed matrices wrongly.
+        plain = litert.open_file(path, threads=1, delegate=False).run
+        cross_check = lambda image: plain(image.numpy())  # noqa: E731
+        return WriteResult(_count_operators(path), cross_check, 'LiteRT without XNNPACK')
 
-    def open(self, path: Path, delegate: bool = True) -> Exported:
-        """Open a file in LiteRT, with its XNNPACK delegate or without."""
-        runtime = require('ai_edge_litert.interpreter', 'running a .tflite file', 'litert')
-        name = 'AUTO' if delegate else 'BUILTIN_WITHOUT_DEFAULT_DELEGATES'
-        resolver = dict(experimental_op_resolver_type=runtime.OpResolverType[name])
-        program = runtime.Interpreter(str(path), num_threads=1, **resolver)
-        program.allocate_tensors()
-        (image,), outputs = program.get_input_details(), program.get_output_details()
-        takes_bytes = image['dtype'] is np.uint8
-
-        def run(images: Tensor) -> list[np.ndarray]:
-            program.set_tensor(image['index'], _to_input(images, takes_bytes).numpy())
-            program.invoke()
-            found = [program.get_tensor(output['index']) for output in outputs]
-            return [x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for x in found]
-
-        _, height, width, channels = map(int, image['shape'])
-        return Exported(run, (1, channels, height, width), _read(path))
-
-    def open_float16(self, path: Path) -> Exported:
+    def open_float16(self, path: Path) -> Model:
         """Open a file in LiteRT, with XNNPACK computing in float16."""
-        from ai_edge_litert.compiled_model import CompiledModel
-        from ai_edge_litert.environment import Environment
-        from ai_edge_litert.options import CpuOptions, Options
-
-        options = Options(cpu_options=CpuOptions(num_threads=1, xnnpack_flags=FORCE_FLOAT16))
-        program = CompiledModel.from_file(str(path), None, Environment.create(), options)
-        (image,), outputs = program.create_input_buffers(0), program.create_output_buffers(0)
-        details = [output.get_tensor_details() for output in outputs]
-        takes_bytes = np.dtype(image.get_tensor_details()['dtype']) == np.uint8
-
-        def run(images: Tensor) -> list[np.ndarray]:
-            image.write(_to_input(images, takes_bytes).numpy())
-            program.run_by_index(0, [image], outputs)
-            found = [
-                output.read(prod(how['shape']), np.dtype(how['dtype'])).reshape(how['shape'])
-                for output, how in zip(outputs, details, strict=True)
-            ]
-            return [x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for x in found]
-
-        return replace(self.open(path), run=run)
+        return open_exported(path, float16=True)
 
 
-def _to_input(images: Tensor, takes_bytes: bool) -> Tensor:
+def _to_input(images: Tensor, dtype: torch.dtype) -> Tensor:
     """Turn images (1, C, H, W) into what a file takes: (1, H, W, C), perhaps as uint8."""
-    images = images.permute(0, 2, 3, 1).contiguous()
-    return to_bytes(images) if takes_bytes else images
+    return images.permute(0, 2, 3, 1).contiguous().to(dtype)
 
 
 def _cast(path: Path) -> None:
@@ -175,16 +136,6 @@ def _store(path: Path, entries: Mapping[str, bytes]) -> None:
     flatbuffer_utils.write_model(model, str(path))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Read the description in a file's metadata; empty if it has none."""
-    from ai_edge_litert.schema_py_generated import Model
-
-    model = Model.GetRootAs(path.read_bytes())
-    entries = map(model.Metadata, range(model.MetadataLength()))
-    found = [model.Buffers(entry.Buffer()) for entry in entries if entry.Name() == b'mmcare']
-    return json.loads(found[0].DataAsNumpy().tobytes()) if found else {}
-
-
 def _count_operators(path: Path) -> dict[str, Any]:
     """Count XNNPACK's delegates, and by type the operators outside of them."""
     from ai_edge_litert.interpreter import Interpreter
@@ -201,4 +152,4 @@ def _count_operators(path: Path) -> dict[str, Any]:
                 inside.add(node['index'])
                 needed |= {*node['inputs']} - {*delegate['inputs']}
     outside = Counter(node['op_name'] for node in nodes if node['index'] not in inside)
-    return dict(delegates=len(delegates), outside={**outside})
+    return dict(delegates=len(delegates), non_delegated_ops={**outside})

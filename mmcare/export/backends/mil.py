@@ -6,7 +6,6 @@ by device. Semantics: the documentation of MIL's operators,
 https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.defs.html
 """
 
-import json
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
@@ -19,16 +18,27 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mmcare.compatibility import require
-from mmcare.export.backends.base import Exported
+from mmcare_runtime import Model
+from mmcare_runtime.description import parse
+from mmcare_runtime.files import check_package
 
 
-def open_package(path: Path, names: Sequence[str] = ()) -> Exported:
-    """Open an ``.mlpackage`` to compute its program; the outputs are in the order of names.
+def open_package(
+    path: Path, names: Sequence[str] = (), description: Mapping[str, Any] | None = None
+) -> Model:
+    """Open an ``.mlpackage`` to compute its program.
+
+    Args:
+        path: The package.
+        names: The order of the outputs; empty: that of the program.
+        description: None: the package's own.
 
     Raises:
         ImportError: If coremltools is missing.
-        ValueError: If the program has operators that are missing in ``OPERATORS``.
+        ValueError: If the package is damaged, or if the program has operators that are missing in
+            ``OPERATORS``.
     """
+    check_package(path)
     ct = require('coremltools', 'running an .mlpackage')
     from coremltools.converters.mil.frontend.milproto.load import load
 
@@ -59,8 +69,8 @@ def open_package(path: Path, names: Sequence[str] = ()) -> Exported:
         needed |= {*done}
 
     @torch.no_grad()
-    def run(images: Tensor) -> list[np.ndarray]:
-        values = {**constants, image.name: _round(images.float(), image)}
+    def run(pixels: np.ndarray) -> list[np.ndarray]:
+        values = {**constants, image.name: _round(torch.from_numpy(pixels).float(), image)}
         for operation, inputs, done in steps:
             arguments = tree_map_only(ct.converters.mil.Var, lambda x: values[x.name], inputs)
             try:
@@ -74,8 +84,9 @@ def open_package(path: Path, names: Sequence[str] = ()) -> Exported:
                 del values[name]
         return [values[result.name].numpy() for result in results]
 
-    description = spec.description.metadata.userDefined.get('mmcare', '{}')
-    return Exported(run, tuple(image.shape), json.loads(description), timed=False)
+    if description is None:
+        description = parse(spec.description.metadata.userDefined.get('mmcare'), path)
+    return Model(run, tuple(image.shape), description, path, timed=False)
 
 
 def _read(operation: Any) -> Any:

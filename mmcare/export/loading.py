@@ -1,4 +1,4 @@
-"""Read what is exported: a network with its weights, and the normalization of its images."""
+"""Load what is exported: a model with its weights, and the normalization of its images."""
 
 import os
 from collections.abc import Mapping
@@ -10,18 +10,15 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from mmengine.utils import import_modules_from_strings
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import Tensor
 
 from mmcare.export.preprocessing import read_padding
+from mmcare.export.tasks import PARTS, Task, make_task
 from mmcare.models import CARE
-from mmcare.models.deployment import BackboneInfo, find_care, fuse_all
+from mmcare.models.deployment import fuse_all
 from mmcare.models.loading import check_state_dict, strict_loading
 from mmcare.weights.names import of_backbone
 from mmcare.weights.reading import CheckpointError, load_weights
-
-PARTS = ('backbone', 'neck', 'model')
-HEADS = ('head', 'decode_head', 'bbox_head')
 
 
 @dataclass(frozen=True)
@@ -39,71 +36,37 @@ class Normalization:
         values = zip(self.padding or self.mean, self.mean, self.std, strict=True)
         return [(value - mean) / std for value, mean, std in values]
 
-    def describe(self, input_kind: str) -> dict[str, Any]:
+    def to_pixels(self, images: Tensor) -> Tensor:
+        """Map normalized images (..., C, H, W) to pixels."""
+        mean, std = images.new_tensor([self.mean, self.std])[:, :, None, None]
+        return images * std + mean
+
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """Map pixels (..., C, H, W) to normalized images."""
+        mean, std = pixels.new_tensor([self.mean, self.std])[:, :, None, None]
+        return (pixels - mean) / std
+
+    def describe(self, input_kind: str, dtype: str = 'float32') -> dict[str, Any]:
         """Describe how pixels become an ``'image'`` or a ``'tensor'``, as files say it."""
-        taken: dict[str, Any] = dict(kind=input_kind, channels=self.channels)
-        if input_kind == 'image':
-            return dict(taken, mean=None, std=None, padding=[*(self.padding or self.mean)])
-        return dict(taken, mean=[*self.mean], std=[*self.std], padding=self.fill)
+        channels = self.channels if len(self.mean) == 3 else None
+        described: dict[str, Any] = dict(kind=input_kind, channels=channels, dtype=dtype)
+        if input_kind == 'tensor':
+            return dict(described, mean=[*self.mean], std=[*self.std], padding=self.fill)
+        padding = [*(self.padding or self.mean)]
+        padding = [round(value) for value in padding] if dtype == 'uint8' else padding
+        return dict(described, mean=None, std=None, padding=padding)
 
 
 IMAGENET = Normalization((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), 'RGB')
 
 
-class Network(nn.Module):
-    """A part of a model as a function of normalized images; the model is set to evaluation.
-
-    Args:
-        model: A CARE, a model of a toolbox with one, or another backbone.
-        part: ``'backbone'``; ``'neck'``: backbone and neck, the model's ``extract_feat``;
-            ``'model'``: a classifier, segmentor or one-stage detector with ``mode='tensor'``.
-        info: Describes a backbone that is no CARE.
-
-    Raises:
-        ValueError: If the model does not hold exactly one CARE, or lacks the part.
-    """
-
-    model: Any
-
-    def __init__(
-        self, model: nn.Module, part: str = 'backbone', info: BackboneInfo | None = None
-    ) -> None:
-        super().__init__()
-        name, info = ('', info) if info else find_care(model)
-        model_name = type(model).__name__
-        if part == 'neck' and not getattr(model, 'with_neck', False):
-            raise ValueError(f'the {model_name} has no neck: use --part backbone')
-        is_one_stage = any(base.__name__ == 'SingleStageDetector' for base in type(model).__mro__)
-        heads = HEADS if is_one_stage else HEADS[:2]
-        if part == 'model' and not any(hasattr(model, head) for head in heads):
-            raise ValueError(
-                'only classifiers, segmentors and one-stage detectors are exported whole, not a '
-                f'{model_name}: use --part neck or --part backbone'
-            )
-        self.info = info
-        self.part = part
-        self.model = model.get_submodule(name) if part == 'backbone' else model
-        self.backbone_name = '' if part == 'backbone' else name
-        self.eval().requires_grad_(False)
-
-    @property
-    def backbone(self) -> Any:
-        """The backbone in the model."""
-        return self.model.get_submodule(self.backbone_name)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Map images (B, C, H, W) to maps of stages or neck, logits, or all maps of a head."""
-        outputs = self.model.extract_feat(images) if self.part == 'neck' else self.model(images)
-        return tuple(tree_leaves(outputs))
-
-
 @dataclass(frozen=True)
-class Source:
-    """A network to export."""
+class LoadedModel:
+    """A part of a model to export, with its weights."""
 
     name: str  # of the arch or the config; files begin with it
     checkpoint: str  # name of the file with the weights, or 'random'
-    network: Network  # fused only if its weights are
+    task: Task  # fused only if its weights are
     normalization: Normalization | None  # the config's; ImageNet's for an arch
     config: Config | None = None  # describes the data
     metadata: Mapping[str, Any] = field(default_factory=dict)  # more entries for descriptions
@@ -117,9 +80,9 @@ def read_config(path: str | os.PathLike, with_imports: bool = True) -> Config:
         raise ValueError(f'{path} is not a config: {error}') from error
 
 
-def load_source(
+def load_model(
     source: str | os.PathLike, checkpoint: str | os.PathLike | None = None, part: str = 'backbone'
-) -> Source:
+) -> LoadedModel:
     """Build a network from an arch or a config, and load its weights.
 
     A backbone in ``model.backbone`` is built alone, without the config's toolbox.
@@ -128,8 +91,8 @@ def load_source(
         source: ``'s0'``, ``'s1'``, ``'s2'``, or a config of a model with one CARE.
         checkpoint: A published file, or a checkpoint of the backbone (``part='backbone'``) or of
             the whole model, fused or not. None: random weights.
-        part: ``'backbone'``, ``'neck'`` or ``'model'``, see :class:`Network`. The last two need a
-            config and its toolbox.
+        part: ``'backbone'``, ``'neck'`` or ``'model'``, see
+            :func:`mmcare.export.tasks.make_task`. The last two need a config and its toolbox.
 
     Raises:
         FileNotFoundError: If config or checkpoint does not exist.
@@ -158,14 +121,14 @@ def load_source(
             model = MODELS.build(model_config)
         except (LookupError, TypeError) as error:  # a name or an argument that does not exist
             raise ValueError(f'the model of {source} cannot be built: {error}') from error
-    network = Network(model, part)
+    task = make_task(model, part)
     if checkpoint is not None:
-        _load(network, checkpoint)
-        return Source(name, Path(checkpoint).name, network, normalization, config)
-    for key, parameter in network.named_parameters():
+        _load(task, checkpoint)
+        return LoadedModel(name, Path(checkpoint).name, task, normalization, config)
+    for key, parameter in task.named_parameters():
         if key.endswith('gamma'):
             parameter.fill_(0.1)  # the initial 1e-6 would hide wrong blocks
-    return Source(name, 'random', network, normalization, config)
+    return LoadedModel(name, 'random', task, normalization, config)
 
 
 def _describe_model(config: Config, part: str) -> tuple[Mapping[str, Any], Normalization | None]:
@@ -195,16 +158,16 @@ def read_normalization(config: Config) -> Normalization | None:
     return Normalization(mean, std, 'RGB' if to_rgb else 'BGR', padding)
 
 
-def _load(network: Network, checkpoint: str | os.PathLike) -> None:
+def _load(task: Task, checkpoint: str | os.PathLike) -> None:
     """Load weights, all of them, and fuse the network first if the weights are fused."""
     state = load_weights(checkpoint)
     if any(key.split('.')[-1] == 'folded' for key in state):
-        fuse_all(network)
-    if network.part == 'backbone':
-        state = check_state_dict(network.backbone, of_backbone(state), '', checkpoint)
-    with strict_loading(network.model, (CARE,), checkpoint):
+        fuse_all(task)
+    if task.part == 'backbone':
+        state = check_state_dict(task.backbone, of_backbone(state), '', checkpoint)
+    with strict_loading(task.model, (CARE,), checkpoint):
         try:
-            network.model.load_state_dict(state)
+            task.model.load_state_dict(state)
         except CheckpointError:
             raise
         except RuntimeError as error:

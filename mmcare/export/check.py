@@ -1,0 +1,123 @@
+"""Comparison of exported files with PyTorch."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Run = Callable[[Tensor], Sequence[Any]]  # an input of the file (1, C, H, W) to its outputs
+
+MIN_SQNR_DB = 10.0  # of every output: below it, results are useless
+# From here on roundings alone make more difference than AGREEMENT_DB.
+FINE_SQNR_DB = 30.0
+AGREEMENT_DB = 1.0  # between a file and its cross-check, which round differently
+FLOAT16 = 2e-2  # tolerance where a runtime computes in float16
+QUANTIZED_RESULTS = 1e-2  # tolerance of a quantized file's results, from those of its own outputs
+
+
+class ExportError(RuntimeError):
+    """A file cannot be converted, or does not compute what the network computes.
+
+    ``reports`` has those of the formats that did not fail.
+    """
+
+    reports: Mapping[str, dict[str, Any]] = {}
+
+
+@dataclass(frozen=True)
+class Checker:
+    """Compares what runtimes compute for a file with what PyTorch computes."""
+
+    file: str  # for messages
+    inputs: Mapping[str, Tensor]  # of the file, by the name of the image
+    enforced: Collection[str]  # images on which an error above the tolerance raises
+    pictures: Sequence[str]  # images on which quantized files are compared
+    expected: Callable[[str], Sequence[Tensor]]  # the network's outputs for an image
+    max_error: Callable[[Sequence[Tensor], Sequence[Any]], float]
+    output_names: Sequence[str]
+
+    @torch.no_grad()
+    def max_rel_errors(
+        self,
+        run: Run,
+        tolerance: float,
+        runtime: str,
+        expected: Callable[[str], Sequence[Tensor]] | None = None,
+    ) -> dict[str, float | str]:
+        """Compare outputs, as shares of each output's largest magnitude.
+
+        Args:
+            run: Computes the file.
+            tolerance: The largest error.
+            runtime: Its name.
+            expected: In place of the network's outputs.
+
+        Returns:
+            The largest error for each image, as text if it is not finite.
+
+        Raises:
+            ExportError: If it is above the tolerance on an image that is enforced.
+        """
+        errors: dict[str, float | str] = {}
+        for name, image in self.inputs.items():
+            error = self.max_error((expected or self.expected)(name), run(image))
+            if name in self.enforced and not error <= tolerance:
+                raise ExportError(
+                    f"{runtime}'s outputs differ from PyTorch's by {error:.1e} of the largest "
+                    f'magnitude ({name}), more than {tolerance}; {self.file} is not written'
+                )
+            errors[name] = float(f'{error:.2g}') if np.isfinite(error) else str(error)
+        return errors
+
+    @torch.no_grad()
+    def sqnr_db(
+        self, run: Run, cross_check: Run | None = None, cross_check_name: str = ''
+    ) -> dict[str, float]:
+        """Compare a quantized file on pictures, since on noise it is far off.
+
+        Args:
+            run: Computes the file.
+            cross_check: Computes the same.
+            cross_check_name: Its name.
+
+        Returns:
+            The signal-to-quantization-noise ratio of each output, in dB.
+
+        Raises:
+            ExportError: If one is below ``MIN_SQNR_DB``, or if file and cross-check differ.
+        """
+        inputs = [self.inputs[name] for name in self.pictures]
+        expected = [self.expected(name) for name in self.pictures]
+        ratios = sqnr_db(expected, [*map(run, inputs)])
+        others = sqnr_db(expected, [*map(cross_check, inputs)]) if cross_check else ratios
+        for output, ratio, other in zip(self.output_names, ratios, others, strict=True):
+            if not abs(min(ratio, FINE_SQNR_DB) - min(other, FINE_SQNR_DB)) <= AGREEMENT_DB:
+                raise ExportError(
+                    f'{output} has {ratio:.1f} dB in the file and {other:.1f} dB in '
+                    f'{cross_check_name}, on pictures: they compute different things; {self.file} '
+                    'is not written'
+                )
+            if not ratio >= MIN_SQNR_DB:
+                raise ExportError(
+                    f'{output} keeps {ratio:.1f} dB of signal to noise, less than '
+                    f'{MIN_SQNR_DB:g}: for int8, give more pictures, like those of the application '
+                    f'(calibration=, images=), or compress the weights less; {self.file} is not '
+                    'written'
+                )
+        return dict(zip(self.output_names, np.round(ratios, 1).tolist(), strict=True))
+
+
+def sqnr_db(expected: Sequence[Sequence[Tensor]], outputs: Sequence[Sequence[Any]]) -> list[float]:
+    """Compute each output's 10 log10(sum of expected^2 / sum of (expected - output)^2).
+
+    Both arguments hold the outputs for each image; sums are over all images.
+    """
+    ratios = []
+    for wanted, got in zip(zip(*expected, strict=True), zip(*outputs, strict=True), strict=True):
+        signal = np.concatenate([np.ravel(output) for output in wanted]).astype(np.float64)
+        noise = signal - np.concatenate([np.ravel(output) for output in got])
+        ratios.append(float(10 * np.log10((signal**2).sum() / max((noise**2).sum(), 1e-30))))
+    return ratios

@@ -1,0 +1,86 @@
+"""What a file says of itself, for those who run it without PyTorch; keys are in docs/deploy.md."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmcare.export.graph import Graph
+from mmcare.export.loading import LoadedModel
+from mmcare.export.preprocessing import describe_resizing
+from mmcare.version import __version__
+from mmcare.weights.reading import digest_weights
+
+
+def describe_model(
+    model: LoadedModel, shape: tuple[int, int], outputs: Sequence[Tensor]
+) -> dict[str, Any]:
+    """Describe a model, the same for every format.
+
+    Args:
+        model: What is exported.
+        shape: Height and width of the images.
+        outputs: Of the network.
+    """
+    task = model.task
+    return dict(
+        name=model.name,
+        part=task.part,
+        arch=task.info.arch,
+        checkpoint=model.checkpoint,
+        sha256=digest_weights(task.model.state_dict(), {}),
+        mmcare_version=__version__,
+        torch_version=str(torch.__version__),  # plain, for YAML
+        shape=[*shape],
+        **task.describe(model.config, outputs),
+        **model.metadata,
+    )
+
+
+def describe_file(
+    described: Mapping[str, Any],
+    model: LoadedModel,
+    graph: Graph,
+    outputs: Sequence[Tensor],
+    settings: Mapping[str, str],
+    input_settings: Mapping[str, Any],
+    layout: str,
+) -> dict[str, Any]:
+    """Describe a file of a graph.
+
+    Args:
+        described: See :func:`describe_model`.
+        model: What is exported.
+        graph: What the file computes.
+        outputs: Of the file.
+        settings: ``format``, ``precision``, and what else the backend names.
+        input_settings: ``kind``, ``dtype`` and ``letterbox`` of the input.
+        layout: ``'NCHW'`` or ``'NHWC'``.
+    """
+    order = [0, 2, 3, 1] if layout == 'NHWC' else [0, 1, 2, 3]
+    tensors: list[dict[str, Any]] = []
+    names = ['image', *graph.output_names]
+    for name, x in zip(names, [graph.example, *outputs], strict=True):
+        is_map = x.dim() == 4
+        shape = [x.shape[axis] for axis in order] if is_map else [*x.shape]
+        tensors.append(dict(name=name, shape=shape, layout=layout if is_map else None))
+    shape = (graph.example.shape[2], graph.example.shape[3])
+    tensors[0] |= _describe_input(model, shape, input_settings)
+    metadata = dict(described, parameters=graph.parameters)
+    if graph.post_process is not None:
+        metadata.pop('decode', None)
+        metadata |= dict(activation=None, **graph.post_process.metadata)
+        for tensor, output in zip(tensors[1:], graph.post_process.outputs, strict=True):
+            tensor |= output
+    return {**metadata, **settings, 'inputs': tensors[:1], 'outputs': tensors[1:]}
+
+
+def _describe_input(
+    model: LoadedModel, shape: tuple[int, int], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    padding = [0.0] * model.task.info.in_channels
+    described: dict[str, Any] = dict(channels=None, mean=None, std=None, padding=padding)
+    if model.normalization:
+        described = model.normalization.describe(settings['kind'], settings['dtype'])
+    return {**described, **settings, 'resize': describe_resizing(model.config, shape)}

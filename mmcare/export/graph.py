@@ -1,0 +1,72 @@
+"""What a file computes: a network changed step by step, from its input to its outputs."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from mmcare.export import rewrites
+from mmcare.export.loading import LoadedModel, Normalization
+from mmcare.export.tasks import PostProcess
+from mmcare.models.averaged_attention import average_attention
+from mmcare.models.deployment import BackboneInfo, fuse_all
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A network that maps a file's input to the file's outputs."""
+
+    network: nn.Module
+    example: Tensor  # an input (1, C, H, W)
+    output_names: Sequence[str]
+    info: BackboneInfo
+    parameters: int  # of the fused network
+    post_process: PostProcess | None = None  # the network's last part
+
+    @cached_property
+    def program(self) -> ExportedProgram:
+        """The network as a program of torch.export."""
+        return rewrites.export_program(self.network, self.example)
+
+
+def build_graph(
+    model: LoadedModel,
+    shape: tuple[int, int],
+    normalization: Normalization | None,
+    output_names: Sequence[str],
+    post_process: PostProcess | None,
+    separate_convolutions: bool,
+) -> Graph:
+    """Change a copy of a network step by step.
+
+    Args:
+        model: Its task is left as it is.
+        shape: Height and width of the images.
+        normalization: Of pixels, inside the network. None: it takes normalized images.
+        output_names: Of the network.
+        post_process: Turns its outputs into results; None: files have the outputs themselves.
+        separate_convolutions: Whether modules that share a convolution get a copy each.
+    """
+    info = model.task.info
+    example = torch.zeros(1, info.in_channels, *shape)
+    network: Any = deepcopy(model.task)
+    fuse_all(network)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    average_attention(network)
+    rewrites.use_matrix_pools(network, example)
+    if separate_convolutions:
+        rewrites.separate_convolutions(network)
+    if normalization is not None:
+        pads = any(side % info.stride for side in shape)
+        first_conv = None if pads else info.first_conv
+        mean, std = normalization.mean, normalization.std
+        network = rewrites.normalize_inside(network, mean, std, first_conv)
+    if post_process is not None:
+        network = nn.Sequential(network, post_process)
+        output_names = [output['name'] for output in post_process.outputs]
+    return Graph(network, example, output_names, info, parameters, post_process)

@@ -1,0 +1,157 @@
+"""Images as pixels, drawn or of a data set: to check files on, and to quantize with."""
+
+import os
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from mmengine.registry import DATASETS
+from mmengine.utils import scandir
+from torch import Tensor
+
+from mmcare.export.loading import LoadedModel, Normalization
+from mmcare.export.preprocessing import describe_resizing, fit_config
+from mmcare.export.tasks.base import innermost_dataset
+from mmcare_runtime.prepare import prepare, read_picture
+
+HELD_OUT = 2  # pictures to check files on, which are not calibrated with
+SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.png', '.webp')
+Pictures = str | os.PathLike | Sequence[Tensor] | None  # a folder, or pixels (1, C, H, W)
+
+
+@dataclass(frozen=True)
+class CheckImage:
+    """An image to compare a file with PyTorch on."""
+
+    pixels: Tensor  # (1, C, H, W); where mean and std are unknown, the network's input
+    enforced: bool = True  # a file that differs on it is an error; otherwise this is only reported
+    is_picture: bool = False  # from a data set or a folder, not drawn
+
+    @property
+    def fits_bytes(self) -> bool:
+        """Whether all pixels are whole numbers from 0 to 255."""
+        return torch.equal(self.pixels, self.pixels.byte().float())
+
+
+@dataclass(frozen=True)
+class Images:
+    """All images of an export, the same for every format."""
+
+    checked: Mapping[str, CheckImage]
+    calibration: Sequence[Tensor] = ()  # pixels (1, C, H, W)
+    why_no_pictures: str = ''
+
+
+def draw_images(
+    channels: int, shape: tuple[int, int], normalization: Normalization | None = None
+) -> dict[str, CheckImage]:
+    """Draw images: random ones, one as smooth as pictures, and extremes.
+
+    With a normalization they are pixels, whole numbers from 0 to 255 but for the last one.
+    """
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(1, channels, *shape, generator=generator)
+    coarse = torch.randn(1, channels, 8, 8, generator=generator)
+    smooth = F.interpolate(coarse, shape, mode='bilinear') + 0.02 * noise
+    drawn = dict(random=noise, smooth=smooth, zeros=0 * noise, black_and_white=2.5 * noise.sign())
+    hundredfold = 100 * noise
+    if normalization is not None:
+        drawn = {
+            name: normalization.to_pixels(image).round().clamp(0, 255)
+            for name, image in drawn.items()
+        }
+        hundredfold = normalization.to_pixels(hundredfold)
+    enforced = {'random', 'smooth'}
+    images = {name: CheckImage(image, name in enforced) for name, image in drawn.items()}
+    return images | dict(hundredfold=CheckImage(hundredfold, enforced=False))
+
+
+def load_images(
+    model: LoadedModel,
+    shape: tuple[int, int],
+    number: int,
+    pictures: Pictures,
+    letterbox: str,
+) -> Images:
+    """Draw images, and read ``HELD_OUT`` pictures to check on and ``number`` to calibrate with.
+
+    Raises:
+        ValueError: If there are no pictures where they are needed or asked for.
+    """
+    checked = draw_images(model.task.info.in_channels, shape, model.normalization)
+    loader = 'train_dataloader' if number else 'test_dataloader'
+    try:
+        if pictures is None or isinstance(pictures, str | os.PathLike):
+            pictures = read_images(model, shape, HELD_OUT + number, pictures, loader, letterbox)
+        if number and len(pictures) <= HELD_OUT:
+            raise ValueError(f'{len(pictures)} are too few, {HELD_OUT} are held out')
+    except Exception as error:  # a data set of a toolbox without its data raises anything
+        reason = ' '.join(f'{type(error).__name__}: {error}'.split())
+        if number or pictures is not None:
+            raise ValueError(
+                f'no pictures can be read: {reason}; give a config with training data, or a folder '
+                'of pictures with images='
+            ) from error
+        return Images(checked, (), reason)
+    for index, pixels in enumerate(pictures[-HELD_OUT:], 1):
+        checked[f'picture{index}'] = CheckImage(pixels, is_picture=True)
+    return Images(checked, pictures[:-HELD_OUT][:number])
+
+
+def read_images(
+    model: LoadedModel,
+    shape: tuple[int, int],
+    number: int,
+    folder: str | os.PathLike | None = None,
+    loader: str = 'train_dataloader',
+    letterbox: str = 'top-left',
+) -> list[Tensor]:
+    """Read pictures, evenly spread over the data, as pixels (1, C, H, W).
+
+    Args:
+        model: Its config describes the data, unless there is a folder.
+        shape: Height and width. Pictures are resized as the test pipeline does, and padded.
+        number: The largest number of pictures.
+        folder: Searched recursively. None: the config's data, through its test pipeline.
+        loader: ``'train_dataloader'`` or ``'test_dataloader'``, whose data are read.
+        letterbox: See :func:`mmcare.export.preprocessing.pad_to`.
+    """
+    if model.normalization is None:
+        raise ValueError('the config has no mean and std of images')
+    data: Any
+    if folder is None:
+        data, resize = _load_data(model, shape, loader), None  # the pipeline has resized them
+    else:
+        data = sorted(scandir(folder, SUFFIXES, recursive=True, case_sensitive=False))
+        resize = describe_resizing(model.config, shape)
+    described = model.normalization.describe('image', dtype='uint8')
+    described |= dict(resize=resize, letterbox=letterbox)
+    channels = model.task.info.in_channels
+    images = []
+    for index in np.linspace(0, len(data) - 1, min(number, len(data))).round().astype(int):
+        if folder is None:
+            pixels = data[index]['inputs'].permute(1, 2, 0).numpy()
+        else:
+            pixels = read_picture(os.path.join(folder, data[index]), channels)
+        if pixels.shape[2] != channels:
+            raise ValueError(f'pictures have {pixels.shape[2]} channels, unlike the network')
+        image, _ = prepare(pixels, described, shape)
+        images.append(torch.from_numpy(image).float())
+    if not images:
+        raise ValueError(f'{folder or f"the data set of {loader}"} holds no pictures')
+    return images
+
+
+def _load_data(model: LoadedModel, shape: tuple[int, int], loader: str) -> Any:
+    """Build a data set with the test pipeline, fitted to height and width."""
+    config = deepcopy(model.config)
+    if config is None or not config.get(loader) or not config.get('test_dataloader'):
+        raise ValueError(f'{model.name} has no {loader}')
+    fit_config(config, shape)
+    dataset = innermost_dataset(config[loader].dataset)
+    dataset.pipeline = config.test_dataloader.dataset.pipeline
+    return DATASETS.build({**dataset, '_scope_': config.get('default_scope')})

@@ -1,0 +1,33 @@
+"""Opening of exported files: by the runtime, and here also those that only Core ML computes."""
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import mmcare_runtime
+from mmcare.export.backends import BACKENDS
+
+
+def open_exported(path: str | PathLike, **options: Any) -> mmcare_runtime.Model:
+    """Open a file as :func:`mmcare_runtime.open_exported` does, with the same options.
+
+    What Core ML computes on iPhones and Macs, PyTorch computes here.
+
+    Raises:
+        FileNotFoundError: If it does not exist.
+        ImportError: If the package is missing that runs it.
+        ValueError: If it is damaged or of another format, or if nothing computes it so.
+    """
+    path = Path(path)
+    backends = {backend.suffix: backend for backend in BACKENDS.values()}
+    if path.suffix not in backends:
+        return mmcare_runtime.open_exported(path, **options)
+    try:
+        return backends[path.suffix].open(path, **options)
+    except (FileNotFoundError, ImportError):
+        raise
+    except Exception as error:  # the interpreter of ML Programs reads them with others' code
+        reason = ' '.join(str(error).split())
+        if reason.startswith(str(path)):
+            raise ValueError(reason) from error
+        raise ValueError(f'{path} cannot be opened: {reason}') from error

@@ -1,0 +1,118 @@
+"""What was asked for, validated before anything is loaded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from mmcare.export.backends import BACKENDS
+from mmcare.export.backends.base import Backend
+from mmcare.export.images import Pictures
+from mmcare.export.preprocessing import LETTERBOXES
+from mmcare.export.tasks import OPTIONS as TASK_OPTIONS
+
+INPUT_KINDS = ('image', 'tensor')
+OUTPUTS = ('raw', 'decoded')
+PRECISIONS = ('float32', 'float16', 'int8')
+CALIBRATION = 64  # pictures
+LARGEST_SIDE = 4096  # of images, in pixels
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What :func:`mmcare.export.export_model` is asked for.
+
+    Args:
+        shape: Height and width of the images; None: those that the config's test pipeline makes,
+            rounded up to multiples of 32, and 512 and 512 without a config.
+        formats: Keys of :data:`mmcare.export.backends.BACKENDS`.
+        input_kind: ``'image'``: files take pixels from 0 to 255 and normalize them; ``'tensor'``:
+            files take normalized images. None: an image for Core ML, a tensor for others.
+        outputs: ``'raw'``: the network's; ``'decoded'``: probabilities, class labels, or boxes,
+            scores and labels, of whole models.
+        letterbox: Where a picture is in the image of a whole model: ``'top-left'``, or
+            ``'center'``, with padding on all sides.
+        precision: ``'float32'``, ``'float16'`` or ``'int8'``. None: float16 for Core ML, float32
+            for others.
+        calibration: Largest number of pictures to quantize with; None: 64.
+        images: Pictures to quantize with and to check files on, in a folder or as pixels
+            (1, C, H, W); None: the config's data.
+        tolerance: Largest error, as a share of an output's largest magnitude; None: that of the
+            format, and 2e-2 for computation in float16. Not for int8.
+        compare_float16: Also compare files as phones may compute them, in float16.
+        options: Of single formats and tasks, such as ``target`` of Core ML.
+
+    Raises:
+        ValueError: If something is unknown, or does not suit the rest.
+        TypeError: If an option is unknown.
+        ImportError: If a package is missing that a format needs.
+    """
+
+    shape: tuple[int, int] | None = None
+    formats: Sequence[str] = ('coreml', 'onnx')
+    input_kind: str | None = None
+    outputs: str = 'raw'
+    letterbox: str = 'top-left'
+    precision: str | None = None
+    calibration: int | None = None
+    images: Pictures = None
+    tolerance: float | None = None
+    compare_float16: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ('input_kind', self.input_kind or 'image', INPUT_KINDS),
+            ('outputs', self.outputs, OUTPUTS),
+            ('letterbox', self.letterbox, LETTERBOXES),
+            ('precision', self.precision or 'float32', PRECISIONS),
+            *(('formats', name, tuple(BACKENDS)) for name in self.formats),
+        ):
+            if value not in known:
+                raise ValueError(f'{name}={value!r} is none of {", ".join(known)}')
+        if self.shape and not all(1 <= side <= LARGEST_SIDE for side in self.shape):
+            raise ValueError(f'height and width must be 1 to {LARGEST_SIDE}, got {self.shape}')
+        self._check_options()
+        able = [name for name, b in BACKENDS.items() if self.precision in (None, *b.precisions)]
+        if not {*self.formats} <= {*able}:
+            raise ValueError(f'precision={self.precision!r} is only for formats={quote(able)}')
+        if self.calibration is not None and (self.precision != 'int8' or self.calibration < 1):
+            raise ValueError("calibration= is for precision='int8', and at least 1")
+        for backend in self.backends:
+            backend.choose_precision(self.precision, self.options)
+        for backend in self.backends:
+            backend.require()
+
+    def _check_options(self) -> None:
+        for name, value in self.options.items():
+            of_task = name in TASK_OPTIONS
+            able = [
+                key
+                for key, backend in BACKENDS.items()
+                if (backend.output_format.has_nms if of_task else name in backend.options)
+            ]
+            if not able:
+                raise TypeError(f'export_model() got an unexpected keyword argument {name!r}')
+            if not {*able} & {*self.formats}:
+                raise ValueError(f'{name}={value!r} is for formats={quote(able)}')
+            if of_task and (self.outputs != 'decoded' or value < 1):
+                raise ValueError(f"{name}= is for outputs='decoded' of detectors, and at least 1")
+
+    @cached_property
+    def backends(self) -> list[Backend]:
+        """Those of the formats, in the order of reports."""
+        return [backend for name, backend in BACKENDS.items() if name in self.formats]
+
+    def input_kind_of(self, backend: Backend) -> str:
+        """Return ``'image'`` or ``'tensor'``."""
+        return self.input_kind or backend.input_kind
+
+    @property
+    def number_of_calibration_images(self) -> int:
+        """The largest number of pictures to quantize with."""
+        return (self.calibration or CALIBRATION) if self.precision == 'int8' else 0
+
+
+def quote(names: Sequence[str]) -> str:
+    """Write names for a message."""
+    return ', '.join(map(repr, names))

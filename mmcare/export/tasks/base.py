@@ -1,0 +1,182 @@
+"""What a task is: a part of a model as a function of images, and what files say of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.registry import DATASETS
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from mmcare.models.deployment import BackboneInfo
+
+Shape = tuple[int, int]  # height and width
+Options = Mapping[str, Any]
+Description = Mapping[str, Any]  # of a file
+Outputs = Sequence[Tensor]
+Run = Callable[[Tensor], Outputs]
+Substitutes = list[tuple[Any, str, Callable[..., Any]]]  # owner, method's name, what replaces it
+
+
+@dataclass(frozen=True)
+class OutputFormat:
+    """How the users of a backend expect results."""
+
+    # 'matrix': in the network, by matrix products; 'operator': by the backend's operator;
+    # 'pipeline': in the file, after the network; 'outside': left to the app.
+    nms: str = 'matrix'
+    box_format: str = 'xyxy'  # or 'cxcywh'
+    relative: bool = False  # boxes are shares of width and height, not pixels
+    box_name: str = 'boxes'
+    score_name: str = 'scores'
+    labels: torch.dtype = torch.int32  # of boxes
+    label_map: torch.dtype = torch.uint8
+
+    @property
+    def has_nms(self) -> bool:
+        """Whether the network keeps the best boxes, and not what comes after it."""
+        return self.nms in ('matrix', 'operator')
+
+
+class PostProcess(nn.Module):
+    """Turn the outputs of a network, for one image, into results."""
+
+    outputs: list[dict[str, Any]]  # of each result: name, kind and what else there is to say
+    metadata: Mapping[str, Any] = {}  # for the description
+
+    def max_error(self, raw: Outputs, results: Sequence[Any]) -> float:
+        """Compare a file's results with those of the network's outputs."""
+        return max_rel_error(self(raw), results)
+
+
+class Task(nn.Module):
+    """A part of a model as a function of normalized images; the model is set to evaluation.
+
+    A subclass is a file of this folder, and says all that exporters know of its heads.
+
+    Args:
+        model: The backbone, or the whole model.
+        backbone_name: Of the backbone in the model.
+        info: Describes the backbone.
+    """
+
+    part = 'model'
+    summary = ''  # for messages
+    head_name = ''  # attribute of the model
+    # Maps of different strides are added up, so that images are multiples of the last stride.
+    pad_to_stride = True
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # for add_argument
+    model: Any
+
+    def __init__(self, model: nn.Module, backbone_name: str, info: BackboneInfo) -> None:
+        super().__init__()
+        self.model, self.backbone_name, self.info = model, backbone_name, info
+        self.eval().requires_grad_(False)
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Say whether the task of a whole model is this one."""
+        return False
+
+    @property
+    def backbone(self) -> Any:
+        """The backbone in the model."""
+        return self.model.get_submodule(self.backbone_name)
+
+    @property
+    def head(self) -> Any:
+        """The head of the model."""
+        return getattr(self.model, self.head_name)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Map images (B, C, H, W) to maps of stages or neck, logits, or all maps of a head."""
+        return tuple(tree_leaves(self.model(images)))
+
+    def check_shape(self, shape: Shape) -> None:
+        """Raise a ValueError if images of a height and width cannot be computed."""
+        stride = self.info.stride
+        if self.pad_to_stride and any(side % stride for side in shape):
+            raise ValueError(
+                f'height and width must be multiples of {stride} where maps of different strides '
+                f'are added up, got {shape}'
+            )
+
+    def name_outputs(self, outputs: Outputs) -> list[str]:
+        """Name the outputs, in their order; raise a ValueError if they are not as expected."""
+        if len(outputs) != 1:
+            raise ValueError(f"the head has {len(outputs)} outputs, not one: use part='backbone'")
+        return ['logits']
+
+    def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
+        """Describe how outputs are read: ``activation``, classes, and what else there is to say.
+
+        ``activation`` is ``'softmax'``, ``'sigmoid'``, or None if that is not known.
+        """
+        return dict(activation=None)
+
+    def check_centered(self) -> None:
+        """Raise a ValueError if pictures cannot be in the middle of the image."""
+
+    def post_process(
+        self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
+    ) -> PostProcess:
+        """Make what turns outputs into results, or raise a ValueError."""
+        raise NotImplementedError
+
+    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+        """Say what is replaced in the model so that a file computes this part of it.
+
+        Args:
+            run: Maps normalized images to the outputs of the file.
+            description: Of the file.
+            image: A normalized image, for the structure of the outputs.
+        """
+        raise NotImplementedError
+
+
+def is_of_class(instance: object, name: str) -> bool:
+    """Say whether an object is of a class, or of a subclass, without importing a toolbox."""
+    return any(base.__name__ == name for base in type(instance).__mro__)
+
+
+def describe_classes(config: Config | None, number: int) -> dict[str, Any]:
+    """Return ``classes`` and ``palette`` of the test data, if they are as many as the head's."""
+    if config is None or not config.get('test_dataloader'):
+        return {}
+    dataset = innermost_dataset(config.test_dataloader.dataset)
+    dataset_type: Any = dataset.type
+    if isinstance(dataset_type, str):
+        with DATASETS.switch_scope_and_registry(config.get('default_scope')) as registry:
+            dataset_type = registry.get(dataset_type)
+    load = getattr(dataset_type, '_load_metainfo', None)  # concatenated data sets have none
+    metainfo = load(deepcopy(dataset.get('metainfo'))) if load else {}
+    if load and dataset.get('classes'):  # mmpretrain's argument: names, or a file of names
+        metainfo = load(dict(metainfo, classes=dataset.classes))
+    described = {}
+    for key in ('classes', 'palette'):
+        values = metainfo.get(key) or ()
+        if len(values) == number and not isinstance(values, str):
+            described[key] = [value if isinstance(value, str) else [*value] for value in values]
+    return described
+
+
+def innermost_dataset(dataset: Any) -> Any:
+    """Return the config of the data set that another one repeats or balances."""
+    while 'dataset' in dataset:
+        dataset = dataset.dataset
+    return dataset
+
+
+def max_rel_error(expected: Sequence[Tensor], results: Sequence[Any]) -> float:
+    """Return the largest error of outputs, as a share of each one's largest magnitude."""
+    # Not max(): it would pass over a NaN.
+    return np.max(
+        [
+            np.abs(wanted.numpy() - output).max() / max(wanted.abs().max().item(), 1e-30)
+            for wanted, output in zip(expected, results, strict=True)
+        ]
+    )

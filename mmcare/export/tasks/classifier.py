@@ -1,0 +1,71 @@
+"""Classifiers of mmpretrain: logits, or probabilities."""
+
+from typing import Any
+
+from mmengine.config import Config
+from torch import Tensor, nn
+
+from mmcare.export.tasks.base import (
+    Description,
+    Options,
+    OutputFormat,
+    Outputs,
+    PostProcess,
+    Run,
+    Shape,
+    Substitutes,
+    Task,
+    describe_classes,
+    is_of_class,
+)
+
+
+class Classifier(Task):
+    """Logits (B, K)."""
+
+    summary = 'classifiers'
+    head_name = 'head'
+    pad_to_stride = False
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Say whether a model has the head of a classifier."""
+        return hasattr(model, 'head')
+
+    def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
+        """Describe the activation, which is sigmoid if several classes can be right."""
+        activation = 'sigmoid' if is_of_class(self.head, 'MultiLabelClsHead') else 'softmax'
+        return dict(activation=activation, **describe_classes(config, self.head.num_classes))
+
+    def post_process(
+        self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
+    ) -> PostProcess:
+        """Make what turns logits into probabilities."""
+        return Probabilities(self.describe(None, outputs)['activation'])
+
+    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+        """Replace what makes logits; probabilities become logits again."""
+        output = description['outputs'][0]
+
+        def predict_logits(images: Tensor) -> Tensor:
+            (scores,) = run(images)
+            if output.get('kind') != 'probabilities':
+                return scores
+            is_sigmoid = output['activation'] == 'sigmoid'
+            return scores.logit(1e-7) if is_sigmoid else scores.clamp(1e-30).log()
+
+        pass_on = lambda images: images  # noqa: E731
+        return [(self.model, 'extract_feat', pass_on), (self.head, 'forward', predict_logits)]
+
+
+class Probabilities(PostProcess):
+    """Logits (1, K) to probabilities."""
+
+    def __init__(self, activation: str) -> None:
+        super().__init__()
+        self.activation = activation
+        name = 'probabilities'
+        self.outputs = [dict(name=name, kind=name, activation=activation)]
+
+    def forward(self, raw: Outputs) -> tuple[Tensor, ...]:
+        return (raw[0].sigmoid() if self.activation == 'sigmoid' else raw[0].softmax(1),)

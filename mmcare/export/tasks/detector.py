@@ -1,0 +1,321 @@
+"""One-stage detectors of mmdet: the maps of the head, or boxes, scores and labels."""
+
+import inspect
+import json
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from mmengine.config import Config
+from mmengine.structures import InstanceData
+from torch import Tensor, nn
+from torch.utils._pytree import tree_structure, tree_unflatten
+
+from mmcare.export.tasks.base import (
+    Description,
+    Options,
+    OutputFormat,
+    Outputs,
+    PostProcess,
+    Run,
+    Shape,
+    Substitutes,
+    Task,
+    describe_classes,
+    is_of_class,
+)
+from mmcare_runtime.results import read_detections
+
+BOXES, CENTERS = ('cls_score', 'bbox_pred'), ('cls_score', 'bbox_pred', 'centerness')
+FACTORS = ('cls_score', 'bbox_pred', 'iou_pred')
+# What the maps of each level are called, in the order of the head's `forward`, by the class of the
+# head or of its nearest parent.
+MAP_NAMES: dict[str, Sequence[str]] = {
+    'ATSSHead': CENTERS,
+    'AutoAssignHead': ('cls_score', 'bbox_pred', 'objectness'),
+    'DDODHead': FACTORS,
+    'FCOSHead': CENTERS,
+    'FoveaHead': BOXES,
+    'GFLHead': BOXES,
+    'PAAHead': FACTORS,
+    'RTMDetHead': BOXES,
+    'RetinaHead': BOXES,
+    'RetinaSepBNHead': BOXES,
+    'SSDHead': BOXES,
+    'TOODHead': BOXES,
+    'YOLOFHead': BOXES,
+    'YOLOXHead': ('cls_score', 'bbox_pred', 'objectness'),
+}
+CANDIDATES = 1000  # which take part in NMS; mmdet's own configs keep 1000 to 30000 of each level
+MAX_DETECTIONS = 100  # COCO's metrics look at 100 boxes of an image
+# After n rounds, boxes are right whose chain of overlapping better boxes is at most n long.
+ROUNDS = 16
+# At the threshold of NMS roundings decide: boxes whose overlap is within a tenth of it may stay or
+# go when files are compared.
+IOU_MARGIN = 0.1
+
+
+class Detector(Task):
+    """All maps of the head: scores of each level, then boxes, then factors of scores if any."""
+
+    summary = 'one-stage detectors'
+    head_name = 'bbox_head'
+    options: ClassVar = {
+        'max_detections': dict(
+            type=int,
+            metavar='N',
+            help=f'boxes of decoded detectors with NMS in the file; default: {MAX_DETECTIONS}',
+        )
+    }
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Say whether a model is a one-stage detector."""
+        return is_of_class(model, 'SingleStageDetector') and hasattr(model, 'bbox_head')
+
+    def name_outputs(self, outputs: Outputs) -> list[str]:
+        """Name the maps ``cls_score1``, ``cls_score2``, ..., ``bbox_pred1``, ...
+
+        Raises:
+            ValueError: If the head is unknown, or has not one map of each name at each level.
+        """
+        parents = [base.__name__ for base in type(self.head).__mro__]
+        names = next((MAP_NAMES[parent] for parent in parents if parent in MAP_NAMES), ())
+        levels = len(self.head.prior_generator.strides)
+        sizes = [output.shape[2:] for output in outputs]
+        if not names or sizes != sizes[:levels] * len(names):
+            raise ValueError(
+                f'the {len(outputs)} outputs of the {type(self.head).__name__} are not known by '
+                "name, or are not one map of each name for each level: use part='neck'"
+            )
+        return [f'{name}{level + 1}' for name in names for level in range(levels)]
+
+    def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
+        """Describe classes, activation and ``decode``, see :func:`describe_decoding`."""
+        is_sigmoid = getattr(self.head, 'use_sigmoid_cls', None)
+        activations = {True: 'sigmoid', False: 'softmax', None: None}
+        described = dict(activation=activations[is_sigmoid])
+        described |= describe_classes(config, self.head.num_classes)
+        return described | describe_decoding(self.head)
+
+    def check_centered(self) -> None:
+        """Raise a ValueError if nothing but the toolbox decodes the head."""
+        if not describe_decoding(self.head):
+            raise ValueError(
+                f'the {type(self.head).__name__} has a decoding of its own, or not the plain NMS '
+                'of each class: use raw outputs, at the top left'
+            )
+
+    def post_process(
+        self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
+    ) -> PostProcess:
+        """Make what decodes boxes."""
+        self.check_centered()
+        number = options.get('max_detections', MAX_DETECTIONS)
+        return Boxes(self.head, outputs, shape, number, output_format)
+
+    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+        """Replace what makes maps, or the head's ``predict`` if the file decodes boxes."""
+        head, structure = self.head, tree_structure(self.model(image))
+
+        def predict(images: Tensor, data_samples: Any, rescale: bool = False) -> list[InstanceData]:
+            from torchvision.ops import clip_boxes_to_image  # it imports PyTorch's compiler
+
+            (sample,) = data_samples
+            outputs = [output.cpu().numpy() for output in run(images)]
+            detections = map(torch.from_numpy, read_detections(description, outputs))
+            boxes, scores, labels, _ = (detection.to(images.device) for detection in detections)
+            boxes = clip_boxes_to_image(boxes, sample.metainfo['img_shape'])  # without the padding
+            instances = InstanceData(bboxes=boxes, scores=scores, labels=labels)
+            options = dict(rescale=rescale, with_nms=True, img_meta=sample.metainfo)
+            return [head._bbox_post_process(instances, head.test_cfg, **options)]
+
+        def forward(images: Tensor) -> Any:
+            return tree_unflatten(run(images), structure)
+
+        decoded = description['outputs'][0].get('kind') == 'boxes'
+        method = (head, 'predict', predict) if decoded else (head, 'forward', forward)
+        return [(self.model, 'extract_feat', lambda images: images), method]
+
+
+def describe_decoding(head: Any) -> dict[str, Any]:
+    """Describe how boxes and scores are decoded from the maps of a one-stage detector.
+
+    Maps are (1, priors * values, H, W): after a transposition to (H, W, priors * values) and a
+    reshape to (-1, values) each row belongs to one prior.
+
+    Returns:
+        Nothing for a head with a decoding of its own (GFL, YOLOX, ...) or another NMS than mmdet's
+        ``'nms'`` of each class. Otherwise ``decode``, with the plain values that docs/deploy.md
+        lists.
+    """
+    for name in ('predict_by_feat', '_predict_by_feat_single'):
+        method = getattr(head, name, None)
+        if not getattr(method, '__qualname__', '').startswith('BaseDenseHead.'):
+            return {}
+    nms = head.test_cfg.get('nms', {})
+    others = nms.keys() - {'type', 'iou_threshold', 'class_agnostic', 'split_thr'}
+    if nms.get('type', 'nms') != 'nms' or nms.get('class_agnostic') or others:
+        return {}
+    priors, coder = head.prior_generator, head.bbox_coder
+    wanted = ('base_anchors', 'scales', 'ratios', 'base_sizes', 'center_offset', 'offset')
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(coder.decode).parameters.items()
+        if isinstance(parameter.default, float)  # wh_ratio_clip, which no config sets
+    }
+    described = dict(
+        strides=[stride[0] for stride in priors.strides],
+        prior_type=type(priors).__name__,
+        prior_params={name: getattr(priors, name) for name in wanted if hasattr(priors, name)},
+        coder=dict(type=type(coder).__name__, **vars(coder), **defaults),
+        score_activation='sigmoid' if head.use_sigmoid_cls else 'softmax',
+        test_cfg=head.test_cfg,
+        box_transform_applied=type(coder).__name__ == 'DistancePointBBoxCoder',
+    )
+    return dict(decode=json.loads(json.dumps(described, default=Tensor.tolist)))
+
+
+class Boxes(PostProcess):
+    """Maps of a one-stage detector to boxes, scores and labels, as mmdet's base head decodes them.
+
+    ``boxes`` (1, N, 4), ``scores`` (1, N) and ``labels`` (1, N), the best first; rows that are left
+    over have score 0. Without NMS all ``boxes`` (P, 4), and ``scores`` (P, K) of each class.
+    """
+
+    priors: Tensor
+    sides: Tensor
+
+    def __init__(
+        self,
+        head: Any,
+        raw: Outputs,
+        shape: Shape,
+        number: int,
+        output_format: OutputFormat,
+    ) -> None:
+        super().__init__()
+        generator, config = head.prior_generator, head.test_cfg
+        self.levels, self.format = len(generator.strides), output_format
+        self.classes, self.is_sigmoid = head.cls_out_channels, head.use_sigmoid_cls
+        self.decode = head.bbox_coder.decode
+        sizes = [output.shape[2:] for output in raw[: self.levels]]
+        priors = torch.cat(generator.grid_priors(sizes, device='cpu'))
+        height, width = shape
+        self.register_buffer('priors', priors)
+        self.register_buffer('sides', torch.tensor([width, height, width, height]).float())
+        most = config.get('nms_pre', -1)  # not positive: all of them
+        self.candidates = min(most if most > 0 else CANDIDATES, CANDIDATES, len(priors))
+        self.number, self.iou = min(number, self.candidates), config.nms.iou_threshold
+        self.least = config.get('min_bbox_size', -1)
+        boxes: dict[str, Any] = dict(box_format=output_format.box_format)
+        boxes['scale'] = self.sides.tolist() if output_format.relative else [1.0] * 4
+        kinds = ['boxes', 'scores'] + ['labels'] * output_format.has_nms
+        kinds += ['count'] * (output_format.labels == torch.float32)
+        names = dict(boxes=output_format.box_name, scores=output_format.score_name)
+        self.outputs = [dict(name=names.get(kind, kind), kind=kind) for kind in kinds]
+        self.outputs[0] |= boxes
+        self.metadata = dict(nms=output_format.nms, test_cfg=config)
+
+    def read(self, raw: Outputs) -> tuple[Tensor, Tensor]:
+        """Return all boxes (P, 4), x1, y1, x2, y2 as shares of the image, and scores (P, K)."""
+
+        def rows(start: int, values: int) -> Tensor:
+            maps = raw[start * self.levels : (start + 1) * self.levels]
+            return torch.cat([x.permute(0, 2, 3, 1).reshape(-1, values) for x in maps])
+
+        scores = rows(0, self.classes)
+        scores = scores.sigmoid() if self.is_sigmoid else scores.softmax(1)[:, :-1]
+        if len(raw) > 2 * self.levels:
+            scores = scores * rows(2, 1).sigmoid()
+        return (self.decode(self.priors, rows(1, 4)) / self.sides).clamp(0, 1), scores
+
+    def forward(self, raw: Outputs) -> tuple[Tensor, ...]:
+        """Decode, then keep the best where NMS is inside."""
+        boxes, scores = self.read(raw)
+        if not self.format.has_nms:
+            return self.write(boxes), scores
+        if self.least >= 0:  # boxes outside of the image have no area
+            sizes = (boxes[:, 2:] - boxes[:, :2]) * self.sides[:2]
+            scores = scores * (sizes.amin(1, True) > self.least).float()
+        best = scores.amax(1).topk(self.candidates).indices
+        number_of_classes = scores.shape[1]
+        scores, pairs = scores.index_select(0, best).flatten().topk(self.candidates)
+        rows = torch.div(pairs, number_of_classes, rounding_mode='floor')
+        boxes = boxes.index_select(0, best).index_select(0, rows)
+        labels = pairs % number_of_classes  # in integers, which float16 does not have above 2048
+        scores, order = (scores * self.suppress(boxes, scores, labels)).topk(self.number)
+        boxes, labels = self.write(boxes.index_select(0, order)), labels.index_select(0, order)
+        results = [boxes[None], scores[None], labels[None].to(self.format.labels)]
+        return *results, *[(scores > 0).float().sum()[None]] * (len(self.outputs) - 3)
+
+    def suppress(self, boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
+        """Return 1 for boxes (N, 4) that stay, from the best to the worst, and 0 for others."""
+        from torchvision.ops import nms  # which backbones do without
+
+        if self.format.nms == 'operator':
+            kept = nms(boxes + 2.0 * labels[:, None], scores, self.iou)  # classes lie apart
+            return torch.zeros_like(scores).index_fill(0, kept, 1.0)
+        return suppress_by_products(boxes, labels, self.iou)
+
+    def write(self, boxes: Tensor) -> Tensor:
+        """Write boxes (N, 4) as the format says."""
+        if self.format.box_format == 'cxcywh':
+            low, high = boxes.chunk(2, 1)
+            boxes = torch.cat([(low + high) / 2, high - low], 1)
+        return boxes if self.format.relative else boxes * self.sides
+
+    def max_error(self, raw: Outputs, results: Sequence[Any]) -> float:
+        """Compare a file's results with candidates and with the results that it should have.
+
+        Elements cannot be compared one by one, since roundings change the order of equal scores
+        and, at the threshold, which boxes overlap.
+
+        Returns:
+            The largest of: the distance of a box with its score from the nearest candidate of its
+            class; the score of a missing box above those of its neighbours; 1 for a box too many.
+        """
+        from torchvision.ops import box_iou
+
+        if not self.format.has_nms:
+            return super().max_error(raw, results)
+
+        def read(tensors: Sequence[Any]) -> list[Tensor]:
+            boxes, scores, labels = (torch.as_tensor(x)[0] for x in tensors[:3])
+            return [boxes if self.format.relative else boxes / self.sides, scores, labels.long()]
+
+        boxes, scores, labels = read(results)
+        least, used = scores.min(), scores > 0
+        boxes, scores, labels = boxes[used], scores[used], labels[used]
+        candidates, their_scores = self.read(raw)
+        differences = (their_scores[:, labels].T - scores[:, None]).abs()
+        strange = torch.cdist(boxes, candidates, torch.inf).maximum(differences).amin(1)
+        wanted, wanted_scores, wanted_labels = read(self(raw))
+        same = wanted_labels[:, None] == labels
+        near = ~(box_iou(wanted, boxes) <= (1 - IOU_MARGIN) * self.iou) & same
+        lower = (wanted_scores[:, None] - scores).masked_fill(~near, torch.inf)
+        missing = torch.cat([lower, (wanted_scores - least)[:, None]], 1).clamp(min=0).amin(1)
+        same = labels[:, None] == labels
+        near = (box_iou(boxes, boxes) > (1 + IOU_MARGIN) * self.iou) & same
+        return torch.cat([strange, missing, near.triu(1).any().float()[None]]).max().item()
+
+
+def suppress_by_products(boxes: Tensor, labels: Tensor, iou_threshold: float) -> Tensor:
+    """Suppress boxes class by class with matrix products alone, which every runtime has.
+
+    Args:
+        boxes: (N, 4), from the best to the worst.
+        labels: (N,)
+        iou_threshold: Boxes that overlap a better one of their class by more go.
+
+    Returns:
+        1 for boxes that stay, and 0 for others (N,).
+    """
+    from torchvision.ops import box_iou  # which backbones do without
+
+    same = labels[:, None] == labels
+    worse = ((box_iou(boxes, boxes) > iou_threshold) & same).float().triu(1)
+    kept = boxes.new_ones(1, len(boxes))
+    for _ in range(ROUNDS):  # a box stays unless one that stays overlaps it
+        kept = torch.relu(1 - kept @ worse)
+    return kept[0]

@@ -1,0 +1,60 @@
+"""Maps of a backbone, or of a backbone and a neck."""
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from mmcare.export.tasks.base import (
+    Description,
+    Options,
+    OutputFormat,
+    Outputs,
+    PostProcess,
+    Run,
+    Shape,
+    Substitutes,
+    Task,
+)
+
+
+class Backbone(Task):
+    """The maps of a backbone, which pads images itself."""
+
+    part = 'backbone'
+    pad_to_stride = False
+
+    def name_outputs(self, outputs: Outputs) -> list[str]:
+        """Name them ``stage1``, ... of a CARE."""
+        return [*self.info.output_names]
+
+    def check_centered(self) -> None:
+        """Raise a ValueError: pictures are prepared by the app."""
+        raise ValueError("letterbox='center' is for part='model'")
+
+    def post_process(
+        self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
+    ) -> PostProcess:
+        """Raise a ValueError: maps have no results."""
+        raise ValueError("outputs='decoded' is for part='model'")
+
+    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+        """Replace the backbone."""
+        return [(self.backbone, 'forward', run)]
+
+
+class Neck(Backbone):
+    """The maps of a neck: the model's ``extract_feat``."""
+
+    part = 'neck'
+    pad_to_stride = True
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Map images (B, C, H, W) to the maps."""
+        return tuple(tree_leaves(self.model.extract_feat(images)))
+
+    def name_outputs(self, outputs: Outputs) -> list[str]:
+        """Name them ``neck1``, ..."""
+        return [f'neck{index + 1}' for index in range(len(outputs))]
+
+    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+        """Replace backbone and neck."""
+        return [(self.model, 'extract_feat', run)]

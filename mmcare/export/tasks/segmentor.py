@@ -1,0 +1,106 @@
+"""Segmentors of mmseg: logits, or a map of labels."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from mmengine.config import Config
+from torch import Tensor, nn
+
+from mmcare.export.tasks.base import (
+    Description,
+    Options,
+    OutputFormat,
+    Outputs,
+    PostProcess,
+    Run,
+    Shape,
+    Substitutes,
+    Task,
+    describe_classes,
+)
+
+# ncnn has no argmax. A logit that is this much below the largest, 1 / 60000**2 = 3e-10, is another;
+# each factor is within the range of float16, whose largest number is 65504.
+SHARPNESS = 60000.0
+# Logits with which mmseg's sigmoid is 0 or 1 to 2e-9, as far from any threshold.
+CERTAIN = 20.0
+
+
+class Segmentor(Task):
+    """Logits (B, K, h, w) at the stride of the head."""
+
+    summary = 'segmentors'
+    head_name = 'decode_head'
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Say whether a model has the head of a segmentor."""
+        return hasattr(model, 'decode_head')
+
+    def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
+        """Describe the activation; of one channel, the threshold above which a pixel is class 1."""
+        is_sigmoid = outputs[0].shape[1] == 1
+        described: dict[str, Any] = dict(activation='sigmoid' if is_sigmoid else 'softmax')
+        if is_sigmoid:
+            described['threshold'] = self.head.threshold
+        return described | describe_classes(config, self.head.num_classes)
+
+    def post_process(
+        self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
+    ) -> PostProcess:
+        """Make what enlarges logits and chooses labels."""
+        return LabelMap(self.head, outputs[0].shape[1], shape, output_format.label_map)
+
+    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+        """Replace what makes logits; labels become logits of 0 and 1, or of one channel."""
+        output, channels = description['outputs'][0], self(image)[0].shape[1]
+
+        def predict_logits(images: Tensor) -> Tensor:
+            (result,) = run(images)
+            if output.get('kind') != 'labels':
+                return result
+            choices = F.one_hot(result.long(), max(channels, 2)).permute(0, 3, 1, 2).float()
+            return choices if channels > 1 else CERTAIN * (2 * choices[:, 1:] - 1)
+
+        pass_on = lambda images: images  # noqa: E731
+        return [(self.model, 'extract_feat', pass_on), (self.head, 'forward', predict_logits)]
+
+
+class LabelMap(PostProcess):
+    """Logits (1, K, h, w) to the class of each pixel (1, H, W); one channel to 0 and 1."""
+
+    classes: Tensor
+
+    def __init__(self, head: Any, channels: int, shape: Shape, dtype: torch.dtype):
+        super().__init__()
+        self.shape, self.align_corners = shape, head.align_corners
+        self.dtype = torch.int32 if channels > 256 and dtype == torch.uint8 else dtype
+        self.outputs = [dict(name='labels', kind='labels')]
+        self.threshold = head.threshold
+        self.register_buffer('classes', torch.arange(max(channels, 2)).float()[None, :, None, None])
+
+    def enlarge(self, logits: Tensor) -> Tensor:
+        """Resize logits to the image, with those of class 0 if there is one channel."""
+        logits = F.interpolate(logits, self.shape, None, 'bilinear', self.align_corners)
+        if logits.shape[1] > 1:
+            return logits
+        least = torch.logit(torch.tensor(self.threshold)).item()
+        return torch.cat([torch.full_like(logits, least), logits], 1)
+
+    def forward(self, raw: Outputs) -> tuple[Tensor, ...]:
+        logits = self.enlarge(raw[0])
+        if self.dtype != torch.float32:
+            return (logits.argmax(1).to(self.dtype),)
+        # 0 where a logit is the largest, else 1.
+        below = logits.amax(1, keepdim=True) - logits
+        for _ in range(2):
+            below = (below * SHARPNESS).clamp(max=1)
+        return (((1 - below) * self.classes).amax(1),)
+
+    def max_error(self, raw: Outputs, results: Sequence[Any]) -> float:
+        """Return how far chosen logits are below the best, as a share of the largest magnitude."""
+        logits = self.enlarge(raw[0])
+        chosen = logits.gather(1, torch.as_tensor(results[0])[:, None].long())
+        return ((logits.amax(1, keepdim=True) - chosen).max() / logits.abs().max()).item()
