@@ -21,10 +21,9 @@ from mmcare_runtime.description import nchw
 from mmcare_runtime.drawing import describe, draw, list_objects
 from mmcare_runtime.engines import ENGINES
 from mmcare_runtime.model import Model, open_exported
-from mmcare_runtime.prepare import read_picture
+from mmcare_runtime.prepare import PICTURES, read_picture
 from mmcare_runtime.text import escape
 
-PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
 FRAMES_PER_SECOND = 30.0  # of cameras and videos that do not say it
 
