@@ -35,15 +35,15 @@ def open_file(path: Path, threads: int) -> OpenedFile:
 
     def run(pixels: np.ndarray) -> list[np.ndarray]:
         found = []
-        # A Mat does not keep what it points to.
-        mat = ncnn.Mat(np.ascontiguousarray(pixels[0], np.float32)).clone()
+        values = np.ascontiguousarray(pixels[0], np.float32)
+        mat = ncnn.Mat(values).clone()  # a Mat does not keep what it points to, until here
         with lock:
             extractor = net.create_extractor()
             if extractor.input(image['name'], mat):
                 raise ValueError(f'ncnn cannot compute {path}')
             for output in outputs:
-                status, values = extractor.extract(output['name'])
-                values = np.array(values)
+                status, result = extractor.extract(output['name'])
+                values = np.array(result)
                 if status or values.size != np.prod(output['shape']):
                     raise ValueError(f'ncnn gives {output["name"]} {[*values.shape]}')
                 found.append(values.reshape(output['shape']))
