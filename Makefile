@@ -210,7 +210,7 @@ test-slow: $(READY) ## run the slow tests
 	$(BIN)/python -m pytest tests -m slow
 
 # What runs with Python 3.8; exports and analysis need more.
-CORE := mmcare/*.py $(addprefix mmcare/,classification engine models weights) setup.py \
+CORE := mmcare/*.py $(addprefix mmcare/,classification engine models weights) mmcare_runtime setup.py \
 	$(patsubst %,tools/%.py,convert_checkpoint make_sample_data reparameterize_model)
 
 lint: $(READY) ## check style and formatting

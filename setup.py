@@ -19,6 +19,7 @@ from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
 
 ROOT = Path(__file__).resolve().parent
+PACKAGES = ('mmcare', 'mmcare_runtime')
 RESOURCES = ('configs', 'model-index.yml', 'tools')
 
 
@@ -39,7 +40,8 @@ class BuildPy(build_py):
             return
         package = Path(self.build_lib, 'mmcare')
         # setuptools keeps this folder between builds: it may hold what is gone from the checkout.
-        shutil.rmtree(package, ignore_errors=True)
+        for name in PACKAGES:
+            shutil.rmtree(Path(self.build_lib, name), ignore_errors=True)
         super().run()
         (package / '.mim').mkdir()
         for name in RESOURCES:
@@ -55,9 +57,10 @@ class EditableWheel(editable_wheel):
             self.reinitialize_command('dist_info', output_dir=self.dist_dir)
             self.run_command('dist_info')
             self.dist_info_dir = self.get_finalized_command('dist_info').dist_info_dir
-        # The name follows on a line of its own for importlib.metadata.packages_distributions().
+        # The names follow on lines of their own for importlib.metadata.packages_distributions().
         top_level = Path(self.dist_info_dir, 'top_level.txt')
-        top_level.write_text(f'{ROOT / "mmcare"}\nmmcare\n', encoding='utf-8')
+        lines = [str(ROOT / 'mmcare'), *PACKAGES, '']
+        top_level.write_text('\n'.join(lines), encoding='utf-8')
         super().run()
 
     def link_resources(self, folder: Path) -> None:

@@ -3,7 +3,9 @@
 import json
 import random
 import re
+import runpy
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -90,7 +92,9 @@ def test_five_lines_are_enough(mine, monkeypatch, capsys):
     if part == 'model':
         capsys.readouterr()
         picture = next(Path('data').rglob('*.[jJ][pP]*'))
-        run('predict', file, str(picture), '--score', '0')
+        monkeypatch.setattr(sys, 'argv', ['', file, str(picture), '--score', '0'])
+        with pytest.raises(SystemExit, match='0'):
+            runpy.run_module('mmcare_runtime', run_name='__main__')
         printed = capsys.readouterr().out
         assert any(f'{name} ' in printed for name in config.classes)
         assert Path('predictions', picture.name).exists()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from export_helpers import smooth
-from helpers import ROOT, run_tool
+from helpers import ROOT
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
@@ -117,14 +117,6 @@ def test_results_are_in_pixels_of_the_picture(size, letterbox):
     about['outputs'] = [dict(name='labels', kind='labels')]
     labels = Exported(find_labels, (1, 3, *SHAPE), about).predict(picture)['labels']
     assert (labels == picture[..., 0] // 255).mean() > 0.97
-
-
-@pytest.mark.parametrize('arguments', ['a.png --out-dir .', 'a.png other/a.png'])
-def test_no_picture_is_overwritten(tmp_path, monkeypatch, capsys, arguments):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match='2'):
-        run_tool(monkeypatch, 'predict', 'model.onnx', *arguments.split())
-    assert 'a picture would be overwritten' in capsys.readouterr().err
 
 
 def test_pictures_of_another_size():

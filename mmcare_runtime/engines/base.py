@@ -1,0 +1,30 @@
+"""What an engine returns for a file that it has opened."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+
+class OpenedFile(NamedTuple):
+    """A file that an engine has opened."""
+
+    run: Callable[[np.ndarray], list[np.ndarray]]  # an image (1, C, H, W) to outputs, maps as NCHW
+    input_shape: tuple[Any, ...]  # (1, C, H, W)
+    description: Mapping[str, Any]  # checked; empty if the file has none
+    output_shapes: Sequence[Any]  # NCHW, in the file's order; None where it is unknown
+    names: Sequence[str] = ()  # of the input and the outputs, if the format has names
+
+
+def to_uint8(image: np.ndarray) -> np.ndarray:
+    """Round values from 0 to 255 to uint8."""
+    return image if image.dtype == np.uint8 else image.round().clip(0, 255).astype(np.uint8)
+
+
+def to_nchw(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """Move the channels of a shape (1, H, W, C) to the front; others stay."""
+    if len(shape) != 4:
+        return tuple(shape)
+    number, height, width, channels = shape
+    return number, channels, height, width

@@ -1,0 +1,49 @@
+"""Core ML, on a Mac, through coremltools. It has not been run: no Mac was at hand."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmcare_runtime.description import parse
+from mmcare_runtime.engines.base import OpenedFile, to_uint8
+from mmcare_runtime.engines.executorch import INTERPRETER
+from mmcare_runtime.files import check_package
+
+NAME, PACKAGE, INSTALL, OPTIONS = 'coremltools', 'coremltools', 'coremltools', ()
+
+
+def open_file(path: Path, threads: int) -> OpenedFile:
+    """Open a package; Core ML chooses threads and devices itself."""
+    check_package(path)
+    if platform.system() != 'Darwin':
+        raise ValueError(INTERPRETER)
+    import coremltools
+
+    model = coremltools.models.MLModel(str(path))
+    spec = model.get_spec()
+    description = parse(spec.description.metadata.userDefined.get('mmcare'), path)
+    if not description:
+        raise ValueError('it does not say what it is: export it with mmcare')
+    (image,), outputs = description['inputs'], description['outputs']
+    is_image = spec.description.input[0].type.WhichOneof('Type') == 'imageType'
+    classes = spec.description.predictedProbabilitiesName
+
+    def run(pixels: np.ndarray) -> list[np.ndarray]:
+        given: Any = np.asarray(pixels, np.float32)
+        if is_image:
+            from PIL import Image
+
+            given = to_uint8(pixels)[0].transpose(1, 2, 0)
+            given = given[..., ::-1] if image['channels'] == 'BGR' else given
+            given = Image.fromarray(np.ascontiguousarray(given.squeeze()))
+        found = model.predict({image['name']: given})
+        if classes:  # probabilities by name
+            values = [[found[classes][name] for name in description['classes']]]
+            return [np.array(values, np.float32)]
+        return [np.asarray(found[output['name']]) for output in outputs]
+
+    return OpenedFile(run, tuple(image['shape']), description, [None] * len(outputs))

@@ -1,0 +1,44 @@
+"""ONNX by ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Sequence
+
+import numpy as np
+
+from mmcare_runtime.description import parse
+from mmcare_runtime.engines.base import OpenedFile, to_uint8
+
+NAME, PACKAGE, INSTALL, OPTIONS = 'ONNX Runtime', 'onnxruntime', 'onnxruntime', ('providers',)
+
+
+def open_file(path: Path, threads: int, providers: Sequence[Any] | None = None) -> OpenedFile:
+    """Open a file, on the CPU unless providers are named."""
+    import onnxruntime
+
+    providers = ['CPUExecutionProvider'] if providers is None else [*providers]
+    names = [name if isinstance(name, str) else name[0] for name in providers]
+    missing = {*names} - {*onnxruntime.get_available_providers()}
+    if missing or not names:  # of which ONNX Runtime would only warn
+        available = ', '.join(onnxruntime.get_available_providers())
+        raise ValueError(f'ONNX Runtime has no {", ".join(sorted(missing))}, but {available}')
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    (image,), outputs = session.get_inputs(), session.get_outputs()
+    takes_bytes = image.type == 'tensor(uint8)'
+
+    def run(pixels: np.ndarray) -> list[np.ndarray]:
+        pixels = to_uint8(pixels) if takes_bytes else pixels.astype(np.float32, copy=False)
+        return session.run(None, {image.name: np.ascontiguousarray(pixels)})
+
+    text = session.get_modelmeta().custom_metadata_map.get('mmcare')
+    return OpenedFile(
+        run,
+        tuple(image.shape),
+        parse(text, path),
+        [output.shape for output in outputs],
+        [image.name, *(output.name for output in outputs)],
+    )

@@ -1,0 +1,47 @@
+"""ONNX by OpenVINO, on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmcare_runtime.description import parse
+from mmcare_runtime.engines.base import OpenedFile, to_uint8
+
+NAME, PACKAGE, INSTALL, OPTIONS = 'OpenVINO', 'openvino', 'openvino', ()
+KEY = ['framework', 'mmcare']  # where it keeps what an ONNX file says of itself
+
+
+def open_file(path: Path, threads: int) -> OpenedFile:
+    """Open a file."""
+    import openvino
+
+    core = openvino.Core()
+    model = core.read_model(str(path))
+    text = model.get_rt_info(KEY).astype(str) if model.has_rt_info(KEY) else None
+    description = parse(text, path)
+    options = {
+        'INFERENCE_NUM_THREADS': threads,
+        'INFERENCE_PRECISION_HINT': 'f32',  # its default is bfloat16 where the CPU has it
+    }
+    compiled = core.compile_model(model, 'CPU', options)
+    image, takes_bytes = compiled.input(0), compiled.input(0).element_type == openvino.Type.u8
+
+    def run(pixels: np.ndarray) -> list[np.ndarray]:
+        pixels = to_uint8(pixels) if takes_bytes else pixels.astype(np.float32, copy=False)
+        request = compiled.create_infer_request()  # one for each call: threads do not share it
+        request.infer({0: np.ascontiguousarray(pixels)})
+        return [request.get_output_tensor(i).data.copy() for i in range(len(compiled.outputs))]
+
+    def shape(port: Any) -> list[int | None]:
+        return [None if side.is_dynamic else side.get_length() for side in port.get_partial_shape()]
+
+    return OpenedFile(
+        run,
+        tuple(shape(image)),
+        description,
+        [shape(output) for output in compiled.outputs],
+        [port.get_any_name() for port in [image, *compiled.outputs]],
+    )

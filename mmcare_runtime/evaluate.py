@@ -1,0 +1,236 @@
+"""Measure what an exported file finds against annotations, without a toolbox, on the device.
+
+COCO's average precision by pycocotools for detectors, mIoU for segmentors, and accuracy for
+classifiers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any, Mapping
+
+import cv2
+import numpy as np
+
+from mmcare_runtime.engines import ENGINES
+from mmcare_runtime.model import Model, open_exported
+from mmcare_runtime.prepare import PICTURES
+from mmcare_runtime.text import escape
+
+IGNORED = 255  # of masks: a pixel that has no class
+_COMMON = ('image_id', 'category_id', 'score')
+COCO_METRICS = ('mAP', 'mAP_50', 'mAP_75', 'mAP_s', 'mAP_m', 'mAP_l')  # as mmdet names them
+
+
+def evaluate(
+    model: Model, images: Path, annotations: Path | None = None, reduce_zero_label: bool = False
+) -> dict[str, float]:
+    """Measure a whole model.
+
+    Args:
+        model: Opened.
+        images: A folder of pictures; for classifiers one of folders, a class each.
+        annotations: For detectors COCO's JSON file; for segmentors a folder of masks, PNG with a
+            class for each pixel, with the pictures' names; for classifiers nothing.
+        reduce_zero_label: Class 0 of masks is none, and others move down by one, as in ADE20K.
+
+    Returns:
+        Metrics by name: shares for COCO's, and per cent for others, as the toolboxes give them.
+
+    Raises:
+        FileNotFoundError: If something is missing.
+        ValueError: If the annotations are not of this model.
+    """
+    output = model.description['outputs'][0]
+    if output.get('kind') == 'boxes' or model.description.get('decode') is not None:
+        if annotations is None or not annotations.is_file():
+            raise FileNotFoundError(f'{annotations} is not a file of annotations')
+        return evaluate_boxes(model, images, annotations)
+    if len(output['shape']) == 2:
+        return evaluate_classes(model, images)
+    if annotations is None or not annotations.is_dir():
+        raise FileNotFoundError(f'{annotations} is not a folder of masks')
+    return evaluate_labels(model, images, annotations, reduce_zero_label)
+
+
+def evaluate_boxes(model: Model, images: Path, annotations: Path) -> dict[str, float]:
+    """Compute COCO's average precision, of boxes, and of masks if the file finds them."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+    from pycocotools.mask import encode
+
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does
+        truth = COCO(str(annotations))
+    names = model.description.get('classes') or []
+    ids = {category['name']: category['id'] for category in truth.dataset['categories']}
+    missing = [name for name in names if name not in ids]
+    if missing or not names:
+        text = ', '.join(missing) or 'names of the classes of the file'
+        raise ValueError(f'{annotations} has no {text}')
+    found: list[dict[str, Any]] = []
+    for number, image in truth.imgs.items():
+        results = model.predict(images / image['file_name'])
+        corners = results['boxes'].astype(float)
+        boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
+        for row, (box, label) in enumerate(zip(boxes.tolist(), results['labels'].tolist())):
+            about = dict(image_id=number, category_id=ids[names[label]], bbox=box)
+            about['score'] = float(results['scores'][row])
+            if 'masks' in results:
+                mask = results['masks'][row]
+                if mask.shape != (image['height'], image['width']):
+                    raise ValueError(f'{image["file_name"]} is not of the size in {annotations}')
+                about['segmentation'] = encode(np.asfortranarray(mask, np.uint8))
+            found.append(about)
+    if not found:
+        raise ValueError('the file finds nothing in these pictures')
+    metrics = {}
+    kinds = {'bbox': 'bbox', 'segm': 'segmentation'}
+    for kind, key in kinds.items():
+        if key not in found[0]:
+            continue
+        with contextlib.redirect_stdout(io.StringIO()):
+            # A box would give the area of a mask.
+            rows = [{k: v for k, v in about.items() if k in (key, *_COMMON)} for about in found]
+            evaluation = COCOeval(truth, truth.loadRes(rows), kind)
+            evaluation.params.catIds = [ids[name] for name in names]
+            evaluation.evaluate()
+            evaluation.accumulate()
+            evaluation.summarize()
+        metrics.update(
+            {f'{kind}_{name}': float(x) for name, x in zip(COCO_METRICS, evaluation.stats)}
+        )
+    return metrics
+
+
+def evaluate_labels(
+    model: Model, images: Path, masks: Path, reduce_zero_label: bool = False
+) -> dict[str, float]:
+    """Compute the mean intersection over union of classes, and the share of right pixels."""
+    matrix: np.ndarray | None = None
+    names = model.description.get('classes')
+    for path in list_pictures(images):
+        mask_path = masks / path.relative_to(images).with_suffix('.png')
+        mask = read_mask(mask_path)
+        if reduce_zero_label:
+            mask = np.where((mask == 0) | (mask == IGNORED), IGNORED, mask - 1)
+        labels = model.predict(path)['labels']
+        if labels.shape != mask.shape:
+            raise ValueError(f'{mask_path} is {mask.shape}, its picture {labels.shape}')
+        known = mask != IGNORED
+        mask, labels = mask[known], labels[known]
+        number = max(len(names or ()), 2, 0 if matrix is None else len(matrix))
+        number = max(number, int(labels.max(initial=0)) + 1)
+        if mask.max(initial=0) >= number:
+            raise ValueError(f'{mask_path} has class {mask.max()}, the file {number}')
+        pairs = np.bincount(mask * number + labels, minlength=number**2).reshape(number, number)
+        if matrix is not None:
+            pairs[: len(matrix), : len(matrix)] += matrix
+        matrix = pairs
+    assert matrix is not None, 'list_pictures raises'
+    right, expected = np.diag(matrix), matrix.sum(1)
+    union = expected + matrix.sum(0) - right
+    with np.errstate(invalid='ignore'):
+        shares, accuracies = right / union, right / expected
+    return dict(
+        aAcc=float(100 * right.sum() / expected.sum()),
+        mIoU=float(100 * np.nanmean(shares)),
+        mAcc=float(100 * np.nanmean(accuracies)),
+    )
+
+
+def read_mask(path: Path) -> np.ndarray:
+    """Read a PNG with a class for each pixel, (H, W)."""
+    mask = cv2.imdecode(np.fromfile(str(path), np.uint8), cv2.IMREAD_UNCHANGED)
+    if mask is not None and mask.ndim == 3:  # a palette's colours
+        try:
+            from PIL import Image
+        except ImportError as error:
+            raise ValueError(
+                f'{path} has colours, which Pillow reads: pip install pillow'
+            ) from error
+        mask = np.array(Image.open(path))
+    if mask is None or mask.ndim != 2:
+        raise ValueError(f'{path} is not a mask with a class for each pixel')
+    return mask.astype(np.int64)
+
+
+def evaluate_classes(model: Model, images: Path) -> dict[str, float]:
+    """Compute the share of pictures whose class is the best one, and among the best five."""
+    folders = sorted(folder.name for folder in images.iterdir() if folder.is_dir())
+    names = model.description.get('classes')
+    labels = {name: index for index, name in enumerate(folders)}
+    if names and {*folders} <= {*names}:
+        labels = {name: names.index(name) for name in folders}
+    elif len(folders) != model.description['outputs'][0]['shape'][1]:
+        raise ValueError(f'{images} has not a folder for each class')
+    ranks = []
+    for path in list_pictures(images):
+        label = labels[path.relative_to(images).parts[0]]
+        order = model.predict(path)['labels']
+        ranks.append(int((order == label).argmax()))
+    found = np.array(ranks)
+    return {f'accuracy/top{most}': float(100 * (found < most).mean()) for most in (1, 5)}
+
+
+def list_pictures(folder: Path) -> list[Path]:
+    """List the pictures below a folder, or raise a FileNotFoundError."""
+    paths = [path for path in sorted(folder.rglob('*')) if path.suffix.lower() in PICTURES]
+    if not paths:
+        raise FileNotFoundError(f'{folder} has no pictures')
+    return paths
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog='python -m mmcare_runtime.evaluate',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('file', metavar='FILE', help=f'{", ".join(ENGINES)}')
+    parser.add_argument('--images', type=Path, required=True, metavar='FOLDER')
+    parser.add_argument(
+        '--annotations', type=Path, metavar='FILE_OR_FOLDER', help="COCO's JSON; or masks as PNG"
+    )
+    parser.add_argument(
+        '--reduce-zero-label', action='store_true', help='class 0 of masks is none, as in ADE20K'
+    )
+    parser.add_argument('--threads', type=int, default=1, help='default: %(default)s')
+    parser.add_argument('--engine', help='openvino: for .onnx')
+    parser.add_argument('--json', action='store_true', help='print the metrics as JSON')
+    return parser.parse_args()
+
+
+def print_metrics(metrics: Mapping[str, float], as_json: bool) -> None:
+    """Print a metric in each line, or JSON."""
+    if as_json:
+        print(json.dumps(metrics))
+        return
+    for name, value in metrics.items():
+        print(f'{name} {value:.4f}')
+
+
+def main() -> int:
+    """Measure a file, print the metrics, and return the status."""
+    arguments = parse_arguments()
+    try:
+        model = open_exported(arguments.file, arguments.threads, engine=arguments.engine)
+        if model.description.get('part') != 'model':
+            raise ValueError(f'{arguments.file} is not of a whole model: export --part model')
+        metrics = evaluate(
+            model, arguments.images, arguments.annotations, arguments.reduce_zero_label
+        )
+    except (ImportError, OSError, ValueError, LookupError) as error:
+        print(f'error: {escape(" ".join(str(error).split()))}', file=sys.stderr)
+        return 2
+    print_metrics(metrics, arguments.json)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

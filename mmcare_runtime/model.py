@@ -1,0 +1,174 @@
+"""An opened file, which says itself what it takes and gives."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Callable, List, Mapping, Sequence
+
+import numpy as np
+
+from mmcare_runtime.description import check, fits, match, nchw
+from mmcare_runtime.engines import choose_engine
+from mmcare_runtime.files import check_file
+from mmcare_runtime.prepare import check_pixels, prepare, read_picture
+from mmcare_runtime.results import read_results
+from mmcare_runtime.text import escape
+
+Run = Callable[[np.ndarray], List[np.ndarray]]
+
+
+class Model:
+    """A file, opened by an engine; or what computes the same.
+
+    Args:
+        run: Maps an image (1, C, H, W) to the outputs in the file's order, maps as (1, C, h, w).
+        input_shape: (1, C, H, W); of a free height or width, its name.
+        description: Of the file, checked here; empty if the file has none.
+        file: For errors.
+        timed: The format's own engine computes it, so that its time means something.
+
+    Raises:
+        ValueError: If the description is invalid, or not of this input.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        input_shape: Sequence[Any],
+        description: Mapping[str, Any],
+        file: object = 'the file',
+        timed: bool = True,
+    ) -> None:
+        self._run, self.input_shape, self.file = run, tuple(input_shape), file
+        self.description, self.timed = description, timed
+        if description:
+            check(description, file)
+            match(description, file, self.input_shape, [None] * len(description['outputs']))
+
+    @property
+    def input_kind(self) -> str:
+        """``'image'``, pixels from 0 to 255, or ``'tensor'``, normalized images."""
+        return self.description.get('inputs', [{}])[0].get('kind', 'tensor')
+
+    @property
+    def letterbox(self) -> str:
+        """Where pictures are in the image: ``'top-left'`` or ``'center'``."""
+        return self.description.get('inputs', [{}])[0].get('letterbox', 'top-left')
+
+    def run(self, image: np.ndarray) -> list[np.ndarray]:
+        """Compute the outputs for an image.
+
+        Args:
+            image: (1, C, H, W), float32, or uint8 values if the file takes pixels.
+
+        Returns:
+            The outputs in the file's order, maps as (1, C, h, w).
+
+        Raises:
+            ValueError: If the image has another shape than the file takes, or an output another
+                one than the description says.
+        """
+        image = np.asarray(image)
+        if not fits(self.input_shape, image.shape):
+            raise ValueError(
+                escape(f'{self.file} takes {[*self.input_shape]}, got {[*image.shape]}')
+            )
+        outputs = self._run(image)
+        described = self.description.get('outputs')
+        if described and len(described) != len(outputs):
+            raise ValueError(escape(f'{self.file} gives {len(outputs)} outputs'))
+        for tensor, output in zip(described or (), outputs):
+            if not fits(nchw(tensor), output.shape):
+                raise ValueError(
+                    escape(
+                        f'{self.file} gives {tensor["name"]} {[*output.shape]}, its description '
+                        f'says {[*nchw(tensor)]}'
+                    )
+                )
+        return outputs
+
+    def predict(
+        self, picture: str | os.PathLike[str] | np.ndarray, score: float | None = None
+    ) -> dict[str, Any]:
+        """Prepare a picture as the file describes, run the file, and read its outputs.
+
+        Args:
+            picture: A path, or uint8 pixels as OpenCV reads them: (H, W, 3) in BGR, (H, W) or
+                (H, W, 1). Files of other than one or three channels take (H, W, C).
+            score: Least score of boxes; None: the ``score_thr`` of the config alone.
+
+        Returns:
+            For a detector, ``boxes`` (N, 4) as x1, y1, x2, y2 in pixels of the picture, ``scores``
+            (N,) and ``labels`` (N,), the best first. For a segmentor, ``labels`` (H, W). For a
+            classifier, ``scores`` (K,) and ``labels`` (K,), the best first. ``names`` of the
+            classes, or None. See :func:`mmcare_runtime.results.read_results`.
+
+        Raises:
+            ValueError: If the file is not of a whole model, or does not describe what is needed,
+                or if the picture is not one.
+            FileNotFoundError: If there is no picture.
+        """
+        if self.description.get('part') != 'model':
+            raise ValueError('only files of whole models predict: export with --part model')
+        image = self.description['inputs'][0]
+        channels = nchw(image)[1]
+        assert channels is not None, 'as checked'
+        if isinstance(picture, (str, os.PathLike)):
+            picture = read_picture(picture, channels)
+        pixels = check_pixels(picture, channels)
+        prepared, place = prepare(pixels, image, self.description['shape'])
+        outputs = self.run(prepared)
+        results = read_results(self.description, outputs, place, pixels.shape[:2], score)
+        return dict(results, names=self.description.get('classes'))
+
+
+def open_exported(
+    path: str | os.PathLike[str],
+    threads: int = 1,
+    providers: Sequence[Any] | None = None,
+    engine: str | None = None,
+    float16: bool = False,
+) -> Model:
+    """Open an exported file, which says itself what it takes.
+
+    Args:
+        path: ``.onnx``, ``.tflite``, ``.ncnn``, ``.pte`` or, on a Mac, ``.mlpackage``.
+        threads: Of the CPU.
+        providers: Of ONNX Runtime, by name; None: the CPU alone.
+        engine: None: the format's own. ``'openvino'`` also runs ``.onnx``, in float32.
+        float16: Compute in float16, which only LiteRT does here.
+
+    Raises:
+        FileNotFoundError: If it does not exist.
+        ImportError: If the engine is not installed.
+        ValueError: If the file is damaged or of another format, if its description is invalid or
+            not the file's, or if the engine does not have what is asked for.
+    """
+    path = Path(path)
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ValueError(f'threads are a whole number from 1, got {threads!r}')
+    module = choose_engine(path, engine)
+    check_file(path)
+    options: dict[str, Any] = dict(providers=providers) if providers is not None else {}
+    if float16:
+        options['float16'] = True
+    for name in options:
+        if name not in module.OPTIONS:
+            raise ValueError(escape(f'{module.NAME} has no {name} for {path}'))
+    try:
+        opened = module.open_file(path, threads, **options)
+    except ImportError as error:
+        if error.name is None or error.name.partition('.')[0] != module.PACKAGE:
+            raise
+        raise ImportError(
+            f'{module.NAME} is not installed: pip install {module.INSTALL}', name=error.name
+        ) from error
+    except Exception as error:  # engines have classes of their own
+        reason = escape(' '.join(str(error).split()))
+        if reason.startswith(str(path)):
+            raise ValueError(reason) from error
+        raise ValueError(f'{escape(str(path))} cannot be opened: {reason}') from error
+    if opened.description:
+        match(opened.description, path, opened.input_shape, opened.output_shapes, opened.names)
+    return Model(opened.run, opened.input_shape, opened.description, path)

@@ -1,0 +1,259 @@
+"""Read a file's outputs by its description: boxes, a label map or probabilities."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Mapping, Sequence
+
+import cv2
+import numpy as np
+
+from mmcare_runtime.prepare import Place
+
+Results = Dict[str, np.ndarray]
+
+
+def read_results(
+    description: Mapping[str, Any],
+    outputs: Sequence[np.ndarray],
+    place: Place,
+    size: Sequence[int],
+    score: float | None = None,
+) -> Results:
+    """Read the outputs of the file of a whole model.
+
+    Args:
+        description: Checked.
+        outputs: In the file's order; maps are (1, C, h, w).
+        place: Of the picture in the image.
+        size: Height and width of the picture.
+        score: Least score of boxes, applied before NMS; None: the config's alone.
+
+    Returns:
+        For a detector, ``boxes`` (N, 4) as x1, y1, x2, y2 in pixels of the picture, ``scores`` (N,)
+        and ``labels`` (N,), the best first; if the file computes them, ``masks`` (N, h, w), whose
+        h x w cells cover each box. For a segmentor, ``labels`` (H, W). For a classifier, ``scores``
+        (K,) and ``labels`` (K,), the best first.
+
+    Raises:
+        ValueError: If the description does not say how the outputs are read.
+    """
+    kind = description['outputs'][0].get('kind')
+    activation = description.get('activation')
+    if kind == 'boxes':
+        detections = read_detections(description, outputs, score)
+        results = suppress(*detections, place, description['test_cfg'])
+    elif description.get('decode') is not None:
+        results = decode_boxes(outputs, description['decode'], place, score)
+    elif kind == 'labels':
+        labels = crop(outputs[0][0], place)
+        return dict(labels=enlarge_labels(labels, size).astype(np.int64))
+    elif kind == 'probabilities':
+        return rank(outputs[0][0])
+    elif len(outputs) > 1 or activation is None:
+        raise ValueError('the file does not describe how its outputs are decoded')
+    elif outputs[0].ndim == 4:
+        shape = description['shape']
+        threshold = description.get('threshold', 0.3)
+        return dict(labels=read_labels(outputs[0], shape, place, size, threshold))
+    else:
+        (logits,) = outputs[0]
+        return rank(sigmoid(logits) if activation == 'sigmoid' else softmax(logits))
+    ratios = np.divide(size, place[2:])
+    results['boxes'] *= np.array([ratios[1], ratios[0]] * 2, np.float32)
+    rows = results.pop('rows')
+    kinds = [output.get('kind') for output in description['outputs']]
+    if 'masks' in kinds:
+        results['masks'] = outputs[kinds.index('masks')][0, rows]
+    return results
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """Compute 1 / (1 + exp(-x)) without an overflow."""
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, small) / (1 + small)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """Compute the softmax of the last axis."""
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def crop(maps: np.ndarray, place: Place) -> np.ndarray:
+    """Cut padding off maps (..., H, W)."""
+    top, left, height, width = place
+    return maps[..., top : top + height, left : left + width]
+
+
+def enlarge(plane: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Resize a map (h, w) to a height and width, bilinearly, as PyTorch does."""
+    plane = np.ascontiguousarray(plane, np.float32)
+    return cv2.resize(plane, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)
+
+
+def enlarge_labels(labels: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Resize a map (h, w) to a height and width: each pixel gets the nearest one's label."""
+    rows, columns = (
+        ((np.arange(new) + 0.5) * (old / new)).astype(int) for new, old in zip(size, labels.shape)
+    )
+    return labels[rows[:, None], columns]
+
+
+def read_labels(
+    logits: np.ndarray,
+    shape: Sequence[int],
+    place: Place,
+    size: Sequence[int],
+    threshold: float = 0.3,
+) -> np.ndarray:
+    """Enlarge logits (1, K, h, w) to an image, cut off padding, enlarge to a picture, and choose.
+
+    One channel is that of class 1 where its probability is above the threshold.
+    """
+    number = logits.shape[1]
+    labels = np.zeros(size, np.int64)
+    least = -math.inf if number > 1 else math.log(threshold / (1 - threshold))
+    best = np.full(size, least, np.float32)
+    for label, logit in enumerate(logits[0]):  # all classes of a photograph take gigabytes
+        plane = enlarge(crop(enlarge(logit, shape), place), size)
+        labels[plane > best] = label if number > 1 else 1
+        np.maximum(best, plane, out=best)
+    return labels
+
+
+def rank(scores: np.ndarray) -> Results:
+    """Sort the scores (K,) of classes."""
+    labels = np.argsort(-scores, kind='stable')
+    return dict(scores=scores[labels], labels=labels)
+
+
+def above(scores: np.ndarray, test_cfg: Mapping[str, Any], score: float | None) -> np.ndarray:
+    """Tell which scores are above the config's threshold, and not below another one."""
+    passes = scores > test_cfg.get('score_thr', 0)
+    return passes if score is None else passes & (scores >= score)
+
+
+def decode_boxes(
+    raw: Sequence[np.ndarray],
+    decode: Mapping[str, Any],
+    place: Place,
+    score: float | None = None,
+) -> Results:
+    """Decode the maps of a one-stage detector as mmdet's base head does; the best boxes first.
+
+    Args:
+        raw: Scores of all levels, then boxes, then factors of scores if there are any.
+        decode: Describes priors, the coder of boxes and thresholds, see docs/deploy.md.
+        place: Of the picture in the image.
+        score: Least score, see :func:`read_results`.
+    """
+    params, test_cfg, number = decode['prior_params'], decode['test_cfg'], len(decode['strides'])
+    anchors = params.get('base_anchors', [[[0.0] * 4]] * number)
+    kinds = [raw[start : start + number] for start in range(0, len(raw), number)]
+    most = test_cfg.get('nms_pre', -1)
+    levels = []
+    for stride, around, *maps in zip(decode['strides'], anchors, *kinds):
+        height, width = maps[0].shape[2:]
+        # (1, priors * values, H, W) to (H * W * priors, values)
+        rows = height * width * len(around)
+        logits, values, *factors = (x[0].transpose(1, 2, 0).reshape(rows, -1) for x in maps)
+        is_sigmoid = decode['score_activation'] == 'sigmoid'  # softmax has a class for nothing
+        scores = sigmoid(logits) if is_sigmoid else softmax(logits)[:, :-1]
+        index, labels = above(scores, test_cfg, score).nonzero()
+        scores = scores[index, labels]
+        best = np.argsort(-scores, kind='stable')
+        best = best[:most] if most > 0 else best
+        index, labels, scores = index[best], labels[best], scores[best]
+        for factor in factors:
+            scores = scores * sigmoid(factor[index, 0])
+        cells, prior = np.divmod(index, len(around))
+        y, x = np.divmod(cells, width)
+        corners = (np.stack([x, y, x, y], 1) + params.get('offset', 0)) * stride
+        priors = (corners + np.asarray(around)[prior]).astype(np.float32)
+        levels.append((decode_values(values[index], priors, decode['coder']), scores, labels))
+    boxes, scores, labels = map(np.concatenate, zip(*levels))
+    if score is not None:  # which factors may have lowered
+        kept = scores >= score
+        boxes, scores, labels = boxes[kept], scores[kept], labels[kept]
+    rows = np.arange(len(boxes))
+    return suppress(boxes, scores, labels, rows, place, test_cfg)
+
+
+def decode_values(values: np.ndarray, priors: np.ndarray, coder: Mapping[str, Any]) -> np.ndarray:
+    """Decode values (N, 4), distances or deltas, of priors (N, 4) to x1, y1, x2, y2."""
+    low, high = priors[:, :2], priors[:, 2:]
+    if coder['type'] == 'DistancePointBBoxCoder':
+        return np.concatenate([low - values[:, :2], high + values[:, 2:]], 1)
+    if coder['type'] != 'DeltaXYWHBBoxCoder':
+        raise ValueError(f'a {coder["type"]} is not decoded here')
+    values = values * np.array(coder['stds'], np.float32) + np.array(coder['means'], np.float32)
+    shifts, scales = values[:, :2] * (high - low), values[:, 2:]
+    most, least = abs(math.log(coder['wh_ratio_clip'])), -math.inf
+    if coder['add_ctr_clamp']:
+        shifts = shifts.clip(-coder['ctr_clamp'], coder['ctr_clamp'])
+    else:
+        least = -most
+    centers = (low + high) / 2 + shifts
+    halves = (high - low) * np.exp(scales.clip(least, most)) / 2
+    return np.concatenate([centers - halves, centers + halves], 1)
+
+
+def read_detections(
+    description: Mapping[str, Any], outputs: Sequence[np.ndarray], score: float | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Read what a decoded detector's file has found, before NMS where that is not in the file.
+
+    Returns:
+        Boxes (N, 4) as x1, y1, x2, y2 in pixels of the file's input, scores (N,), which are above
+        the config's threshold, labels (N,), and in which rows of the file they are (N,).
+    """
+    boxes, scores, *rest = outputs[:3]
+    taken = description['outputs'][0]
+    boxes = boxes.reshape(-1, 4).astype(np.float32) * np.array(taken['scale'], np.float32)
+    if taken['box_format'] == 'cxcywh':
+        low = boxes[:, :2] - boxes[:, 2:] / 2
+        boxes = np.concatenate([low, low + boxes[:, 2:]], 1)
+    scores = scores.reshape(len(boxes), -1)  # of each class where there are no labels
+    rows, labels = above(scores, description['test_cfg'], score).nonzero()
+    scores = scores[rows, labels]
+    if description['outputs'][2:]:
+        labels = rest[0].reshape(-1)[rows].astype(np.int64)
+    return boxes[rows], scores, labels, rows
+
+
+def suppress(
+    boxes: np.ndarray,
+    scores: np.ndarray,
+    labels: np.ndarray,
+    rows: np.ndarray,
+    place: Place,
+    test_cfg: Mapping[str, Any],
+) -> Results:
+    """Move boxes to a picture in an image, clip them, and keep the best after NMS as mmdet does."""
+    top, left, height, width = place
+    boxes = boxes - np.array([left, top] * 2, np.float32)
+    boxes = boxes.clip(0, np.array([width, height] * 2, np.float32))
+    large = (boxes[:, 2:] - boxes[:, :2] > test_cfg.get('min_bbox_size', -1)).all(1)
+    boxes, scores, labels, rows = boxes[large], scores[large], labels[large], rows[large]
+    kept = nms(boxes, scores, labels, test_cfg['nms']['iou_threshold'], test_cfg['max_per_img'])
+    return dict(boxes=boxes[kept], scores=scores[kept], labels=labels[kept], rows=rows[kept])
+
+
+def nms(
+    boxes: np.ndarray, scores: np.ndarray, labels: np.ndarray, iou: float, number: int
+) -> list[int]:
+    """Choose the best boxes (N, 4) that no better one of their class overlaps, the best first."""
+    order = np.argsort(-scores, kind='stable')
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    kept: list[int] = []
+    while len(order) and len(kept) < number:
+        best, order = order[0], order[1:]
+        kept.append(int(best))
+        low = np.maximum(boxes[best, :2], boxes[order, :2])
+        high = np.minimum(boxes[best, 2:], boxes[order, 2:])
+        shared = np.maximum(high - low, 0).prod(1)
+        # Not a quotient, which empty boxes have not.
+        overlaps = shared > iou * (areas[best] + areas[order] - shared)
+        order = order[~overlaps | (labels[order] != labels[best])]
+    return kept

@@ -1,0 +1,212 @@
+"""``python -m mmcare_runtime`` and ``python -m mmcare_runtime.evaluate``."""
+
+import json
+import runpy
+import sys
+
+import cv2
+import numpy as np
+import pytest
+from runtime_helpers import SHAPE, TASKS, describe, write_onnx
+
+from mmcare_runtime import Model
+from mmcare_runtime.evaluate import evaluate
+
+PIXELS = np.random.default_rng(1).integers(0, 256, (40, 60, 3), np.uint8)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run the command in an empty folder, with a file of the task; return status and output."""
+    monkeypatch.chdir(tmp_path)
+    cv2.imwrite('a.png', PIXELS)
+
+    def run_command(task, *arguments, module='mmcare_runtime', **changes):
+        write_onnx('mine.onnx', describe(task, **changes))
+        monkeypatch.setattr(sys, 'argv', ['', 'mine.onnx', *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            runpy.run_module(module, run_name='__main__')
+        printed = capsys.readouterr()
+        return stopped.value.code, printed.out, printed.err
+
+    return run_command
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_each_task_is_drawn(task, run):
+    status, out, _ = run(task, 'a.png', '--score', '0.2')
+    assert status == 0 and out.startswith('a.png: ') and 'Drawn into predictions' in out
+    drawn = cv2.imread('predictions/a.png')
+    assert drawn.shape == PIXELS.shape and (drawn != PIXELS).any()
+
+
+def test_classes_without_a_name_get_their_number(run):
+    """A segmentor of one class has labels 0 and 1."""
+    status, out, _ = run('binary', 'a.png')
+    assert status == 0 and 'a ' in out and '; 1 ' in out
+
+
+def test_control_characters_are_escaped(run):
+    _, out, err = run('classifier', 'a.png', 'b\x1b.png', classes=['\x1b[2J', 'b\u202e', '\x7f'])
+    assert r'\x1b[2J' in out and r'b\x1b.png is not a file' in err
+    assert '\x1b' not in out + err and '\u202e' not in out
+
+
+def test_one_bad_picture_is_named_and_skipped(run, tmp_path):
+    (tmp_path / 'bad.png').write_text('text')
+    status, out, err = run('classifier', 'bad.png', 'a.png', 'missing.png')
+    assert status == 2 and out.startswith('a.png: ')
+    assert err.splitlines() == [
+        'error: bad.png is not a picture',
+        'error: missing.png is not a file',
+    ]
+
+
+def test_folders_and_names_without_an_ending(run, tmp_path):
+    (tmp_path / 'in/deeper').mkdir(parents=True)
+    (tmp_path / 'in/notes.txt').touch()
+    cv2.imwrite('in/deeper/b.JPG', PIXELS)
+    (tmp_path / 'c').write_bytes((tmp_path / 'a.png').read_bytes())
+    status, out, _ = run('classifier', 'in', 'c')
+    assert status == 0 and 'notes' not in out
+    assert cv2.imread('predictions/deeper/b.JPG') is not None
+    assert cv2.imread('predictions/c.png') is not None
+
+
+@pytest.mark.parametrize('arguments', ['a.png --out-dir .', 'a.png other/a.png', 'a.png a.png'])
+def test_no_picture_is_overwritten(run, arguments):
+    status, _, err = run('classifier', *arguments.split())
+    assert status == 2 and 'would be overwritten' in err
+
+
+def test_nothing_is_overwritten_by_a_second_run(run, tmp_path):
+    assert run('classifier', 'a.png')[0] == 0
+    status, _, err = run('classifier', 'a.png')
+    assert status == 2 and 'predictions/a.png would be overwritten' in err
+    assert sorted(path.name for path in (tmp_path / 'predictions').iterdir()) == ['a.png']
+
+
+def test_json(run):
+    _, out, _ = run('boxes', 'a.png', '--json', '--score', '0')
+    about = json.loads(out)
+    assert about['source'] == 'a.png'
+    assert {*about['found'][0]} == {'name', 'label', 'score', 'box'}
+
+
+def test_video(run):
+    code = cv2.VideoWriter_fourcc(*'mp4v')
+    writer = cv2.VideoWriter('a.mp4', code, 12.0, (64, 48))
+    for index in range(30):
+        writer.write(np.full((48, 64, 3), 8 * index, np.uint8))
+    writer.release()
+    status, out, _ = run('boxes', 'a.mp4', 'a.png', '--score', '0')
+    assert status == 0 and out.count('a.mp4, frame ') == 30 and 'frames per second' in out
+    capture = cv2.VideoCapture('predictions/a.mp4')
+    assert capture.get(cv2.CAP_PROP_FRAME_COUNT) == 30
+    assert capture.get(cv2.CAP_PROP_FPS) == 12
+
+
+def test_video_without_frames(run, tmp_path):
+    (tmp_path / 'a.mp4').write_text('text')
+    status, _, err = run('boxes', 'a.mp4')
+    assert status == 2 and 'a.mp4 has no frames' in err
+    assert not [*(tmp_path / 'predictions').iterdir()]
+
+
+def test_files_of_parts(run):
+    status, _, err = run('classifier', 'a.png', part='neck')
+    assert status == 2 and err.startswith('error: mine.onnx is not of a whole model')
+
+
+def write_masks(folder, count=3):
+    """Write masks, and pictures that show them."""
+    (folder / 'images').mkdir()
+    (folder / 'masks').mkdir()
+    masks = np.random.default_rng(0).integers(0, 3, (count, *SHAPE)).astype(np.uint8)
+    for index, mask in enumerate(masks):
+        cv2.imwrite(str(folder / f'images/{index}.png'), np.repeat(mask[..., None], 3, 2))
+        mask[:4] = 255
+        cv2.imwrite(str(folder / f'masks/{index}.png'), mask)
+    return masks
+
+
+def test_segmentors_are_measured(tmp_path, run):
+    """Metrics are mmseg's."""
+    import torch
+    from mmseg.evaluation.metrics import IoUMetric
+
+    masks = write_masks(tmp_path)
+
+    def find(image):
+        labels = image[:, 0].astype(np.uint8)
+        labels[:, :, :20] = 1
+        return [labels]
+
+    model = Model(find, (1, 3, *SHAPE), describe('labels'))
+    metrics = evaluate(model, tmp_path / 'images', tmp_path / 'masks')
+    found = np.where(masks == 255, 0, masks)
+    found[:, :, :20] = 1
+    pairs = zip(torch.from_numpy(found), torch.from_numpy(masks), strict=True)
+    areas = [IoUMetric.intersect_and_union(*pair, 3, 255) for pair in pairs]
+    totals = [sum(area) for area in zip(*areas, strict=True)]
+    wanted = IoUMetric.total_area_to_metrics(*totals, ['mIoU'])
+    assert metrics['aAcc'] == pytest.approx(100 * wanted['aAcc'], abs=1e-3)
+    assert metrics['mIoU'] == pytest.approx(100 * wanted['IoU'].mean(), abs=1e-3)
+    assert metrics['mAcc'] == pytest.approx(100 * wanted['Acc'].mean(), abs=1e-3)
+    arguments = '--images', 'images', '--annotations', 'masks'
+    status, out, _ = run('labels', *arguments, module='mmcare_runtime.evaluate')
+    assert status == 0 and out.startswith('aAcc ')
+    (tmp_path / 'masks/0.png').unlink()
+    status, _, err = run('labels', *arguments, module='mmcare_runtime.evaluate')
+    assert status == 2 and '0.png' in err
+
+
+def test_detectors_are_measured(tmp_path):
+    """Average precision is 1 where boxes are right, and less where a class is not found."""
+    (tmp_path / 'images').mkdir()
+    annotations, boxes = [], []
+    for index in range(4):
+        cv2.imwrite(str(tmp_path / f'images/{index}.png'), np.full((64, 96, 3), index, np.uint8))
+        left, top, width, height = 4.0 + index, 6.0, 20.0, 30.0
+        boxes.append([left, top, left + width, top + height])
+        annotations.append(
+            dict(id=index + 1, image_id=index, category_id=7 + index % 2, iscrowd=0)
+            | dict(bbox=[left, top, width, height], area=width * height)
+        )
+    images = [dict(id=i, file_name=f'{i}.png', height=64, width=96) for i in range(4)]
+    categories = [dict(id=7, name='cat'), dict(id=8, name='dog'), dict(id=9, name='owl')]
+    file = tmp_path / 'truth.json'
+    about = dict(images=images, annotations=annotations, categories=categories)
+    file.write_text(json.dumps(about))
+
+    def find(image, dog=1):
+        index = int(image[0, 0, 0, 0])
+        values = np.zeros((1, 5, 4), np.float32)
+        values[0, 0] = np.divide(boxes[index], 2)
+        scores = np.array([[0.9, 0, 0, 0, 0]], np.float32)
+        return [values, scores, np.full((1, 5), index % 2 * dog)]
+
+    model = Model(find, (1, 3, *SHAPE), describe('boxes'))
+    assert evaluate(model, tmp_path / 'images', file)['bbox_mAP'] == pytest.approx(1)
+    model = Model(lambda image: find(image, 0), (1, 3, *SHAPE), describe('boxes'))
+    assert evaluate(model, tmp_path / 'images', file)['bbox_mAP'] < 0.6
+    about['categories'][0]['name'] = 'cow'
+    file.write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=r'truth.json has no cat'):
+        evaluate(model, tmp_path / 'images', file)
+
+
+def test_classifiers_are_measured(tmp_path):
+    """Folders are classes by their names."""
+    for name, value in (('dog', 1), ('cat', 0), ('owl', 0)):
+        (tmp_path / name).mkdir()
+        cv2.imwrite(str(tmp_path / name / 'a.png'), np.full((64, 96, 3), value, np.uint8))
+
+    def find(image):
+        scores = np.zeros((1, 3), np.float32)
+        scores[0, int(image[0, 0, 0, 0])] = 1
+        return [scores]
+
+    model = Model(find, (1, 3, *SHAPE), describe('probabilities'))
+    metrics = evaluate(model, tmp_path)
+    assert metrics == {'accuracy/top1': pytest.approx(200 / 3), 'accuracy/top5': 100}

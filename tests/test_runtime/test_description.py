@@ -1,0 +1,140 @@
+"""Descriptions are inputs: each field is checked, and no error is a traceback."""
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runtime_helpers import SHAPE, TASKS, describe, output, outputs_of
+
+from mmcare_runtime import Model
+from mmcare_runtime.description import check, match, parse
+
+
+def change(description, path, value):
+    *parents, last = path
+    for key in parents:
+        description = description[key]
+    if value is ...:
+        del description[last]
+    else:
+        description[last] = value
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_valid_descriptions(task):
+    check(describe(task), 'file')
+
+
+@pytest.mark.parametrize(
+    ('task', 'path', 'value', 'words'),
+    [
+        ('classifier', ('inputs',), ..., 'inputs = None'),
+        ('classifier', ('inputs',), [], 'inputs = '),
+        ('classifier', ('inputs',), [3], r'inputs\[0\] = 3'),
+        ('classifier', ('outputs',), [], 'outputs = '),
+        ('classifier', ('shape',), [8000, 8000], r'inputs\[0\].shape'),
+        ('classifier', ('shape', 0), 10**9, r'shape\[0\]'),
+        ('classifier', ('shape', 0), True, r'shape\[0\]'),
+        ('classifier', ('classes',), ['cat'], 'classes = '),
+        ('classifier', ('classes', 1), 3, r'classes\[1\] = 3'),
+        ('classifier', ('palette', 0), 'red', r'palette\[0\]'),
+        ('classifier', ('activation',), 'tanh', 'activation'),
+        ('classifier', ('part',), ['model'], 'part'),
+        ('classifier', ('inputs', 0, 'kind'), 'tensors', r'inputs\[0\].kind'),
+        ('classifier', ('inputs', 0, 'padding'), [float('nan')] * 3, r'padding\[0\] = nan'),
+        ('classifier', ('inputs', 0, 'padding'), [300, 0, 0], r'padding\[0\]'),
+        ('classifier', ('inputs', 0, 'resize'), 'cv2', 'resize'),
+        ('classifier', ('inputs', 0, 'resize', 'backend'), 'gpu', 'resize.backend'),
+        ('classifier', ('inputs', 0, 'resize', 'crop'), [0, 3], r'resize.crop\[0\]'),
+        ('classifier', ('inputs', 0, 'resize', 'shorter'), 10**7, 'resize.shorter'),
+        ('segmentor', ('outputs', 0, 'layout'), ..., r'outputs\[0\].layout'),
+        ('segmentor', ('outputs', 0, 'name'), 'image', 'outputs'),
+        ('binary', ('threshold',), 1, 'threshold'),
+        ('detector', ('decode',), [], 'decode'),
+        ('detector', ('decode', 'strides'), [8], 'outputs'),
+        ('detector', ('decode', 'coder', 'means'), [0], 'decode.coder.means'),
+        ('detector', ('decode', 'coder', 'wh_ratio_clip'), 0, 'wh_ratio_clip'),
+        ('detector', ('decode', 'prior_params', 'base_anchors'), [[[]]], 'base_anchors'),
+        ('detector', ('decode', 'test_cfg', 'nms'), None, 'decode.test_cfg.nms'),
+        ('detector', ('classes',), ['cat'], 'classes'),
+        ('boxes', ('test_cfg',), ..., 'test_cfg'),
+        ('boxes', ('outputs', 0, 'scale'), [1, 1, 0, 1], r'outputs\[0\].scale\[2\]'),
+        ('boxes', ('outputs', 1, 'shape'), [1, 4], r'outputs\[1\].shape'),
+        ('candidates', ('classes',), ['cat', 'dog'], 'classes'),
+        ('instances', ('outputs', 3, 'shape'), [1, 4, 7, 7], r'outputs\[3\].shape'),
+    ],
+)
+def test_each_field(task, path, value, words):
+    description = describe(task)
+    change(description, path, value)
+    with pytest.raises(ValueError, match=f'mine.onnx: its description has .*{words}'):
+        check(description, 'mine.onnx')
+
+
+@pytest.mark.parametrize('text', ['[]', 'null', '3', '{', '[' * 100_000, b'\xff\xfe'])
+def test_other_json(text):
+    with pytest.raises(ValueError, match=r'mine.onnx: its description is'):
+        parse(text, 'mine.onnx')
+
+
+def test_control_characters_are_escaped():
+    with pytest.raises(ValueError) as caught:
+        check(describe('classifier', activation='\x1b[2J\u202e\u200b'), '\x1b.onnx')
+    assert str(caught.value).isprintable()
+
+
+def test_match():
+    about = describe('classifier')
+    match(about, 'f', (1, 3, *SHAPE), [(1, 3)], ['image', 'logits'])
+    match(about, 'f', (1, 3, 'h', 'w'), [None])
+    with pytest.raises(ValueError, match=r'f: .* image is .*, the file '):
+        match(about, 'f', (1, 3, 64, 64), [(1, 3)])
+    with pytest.raises(ValueError, match='has 1 outputs, the file 2'):
+        match(about, 'f', (1, 3, *SHAPE), [(1, 3), (1, 3)])
+    with pytest.raises(ValueError, match='names logits, the file scores'):
+        match(about, 'f', (1, 3, *SHAPE), [(1, 3)], ['image', 'scores'])
+
+
+def test_layouts():
+    """Shapes are in the file's layout, results in NCHW."""
+    about = describe('segmentor', outputs=[dict(output('logits', 1, 8, 12, 3), layout='NHWC')])
+    about['inputs'][0].update(shape=[1, *SHAPE, 3], layout='NHWC')
+    model = Model(lambda _: [np.ones((1, 3, 8, 12), np.float32)], (1, 3, *SHAPE), about)
+    assert model.predict(np.zeros((20, 30, 3), np.uint8))['labels'].shape == (20, 30)
+
+
+def paths(value, path=()):
+    """List the places in a description."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items if isinstance(value, (dict, list)) else ():
+        yield (*path, key)
+        yield from paths(item, (*path, key)) if isinstance(item, (dict, list)) else ()
+
+
+JUNK = st.one_of(
+    st.sampled_from([..., None, True, 0, 1, -1, 7, 10**30, 1e-300, 'x', '', [], {}, [1], [[]]]),
+    st.sampled_from([float('nan'), float('inf'), 8000, '\x1b', [0] * 4, {'shape': 3}, 1e9, -1e9]),
+)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(task=st.sampled_from([*TASKS]), data=st.data())
+def test_any_change_is_refused_or_read(task, data):
+    """A description that passes gives results for outputs of its shapes, or one ValueError."""
+    description = describe(task)
+    for _ in range(data.draw(st.integers(1, 2))):
+        place = data.draw(st.sampled_from([*paths(description)]))
+        change(description, place, copy.deepcopy(data.draw(JUNK)))
+    try:
+        check(description, 'file')
+        sizes = [np.prod(tensor['shape']) for tensor in description['outputs']]
+        if max(sizes) > 10**6:
+            return  # an engine has outputs of other sizes
+        outputs = outputs_of(describe(task))
+        model = Model(lambda _: outputs, (1, 3, *SHAPE), description, 'file')
+        with np.errstate(over='ignore', invalid='ignore'):  # of large values in coders
+            model.predict(np.zeros((20, 30, 3), np.uint8))
+    except ValueError as error:
+        assert str(error)

@@ -1,0 +1,113 @@
+"""What a file finds in a picture is what the toolbox finds, without the toolbox."""
+
+import json
+from dataclasses import replace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from helpers import newer
+from mmengine.dataset import Compose, pseudo_collate
+from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
+from torch import nn
+from toy_configs import sure_source
+
+from mmcare_runtime import Model
+
+pytestmark = newer
+SHAPE, SIZE = (64, 96), (75, 140)
+TASKS = ('classification', 'segmentation', 'retinanet', 'rtmdet')
+CASES = [(task, outputs, 'top-left') for task in TASKS for outputs in ('raw', 'decoded')]
+CASES += [('segmentation', 'raw', 'center'), ('segmentation', 'decoded', 'center')]
+CASES += [('retinanet', 'raw', 'center'), ('rtmdet', 'raw', 'center')]
+
+
+def describe(source, outputs, letterbox):
+    """Describe a file of this model, and return what computes its outputs."""
+    from mmcare.export.backends import BACKENDS
+    from mmcare.export.preprocessing import describe_resizing
+    from mmcare.export.spec import build_spec
+
+    decoded = outputs == 'decoded'
+    spec = build_spec(source, SHAPE, ['tensor'], None, None, decoded, {}, letterbox)
+    spec = replace(spec, resize=describe_resizing(source.config, SHAPE))
+    spec = spec.with_decoder(BACKENDS['onnx'].style)
+    network = nn.Sequential(source.network, spec.decoder) if decoded else source.network
+    return json.loads(json.dumps(BACKENDS['onnx'].describe(spec))), network
+
+
+@pytest.fixture(params=CASES, ids='-'.join)
+def case(request, tmp_path):
+    """A thin model that is sure of what it sees, as a file, and a picture."""
+    (task, outputs, letterbox), changes = request.param, {}
+    if task == 'rtmdet':  # whose test pipeline has a Pad
+        changes['test_dataloader.dataset.pipeline.2.pad_val.img'] = 10, 114, 200
+    if (task, letterbox) == ('segmentation', 'center'):
+        changes['model.decode_head'] = dict(num_classes=2, out_channels=1, threshold=0.45)
+    source = sure_source(task, tmp_path, **changes)
+    if 'bbox_head' in source.config.model:  # so that few boxes pass
+        least = dict(retinanet=0.9, rtmdet=0.6)[task]
+        for model in source.config.model, source.network.model.bbox_head:
+            model.test_cfg.score_thr = least
+    description, network = describe(source, outputs, letterbox)
+
+    @torch.no_grad()
+    def run(image):
+        return [output.numpy() for output in network(torch.from_numpy(image))]
+
+    coarse = np.random.default_rng(0).normal(120, 50, (4, 4, 3)).astype(np.float32)
+    pixels = cv2.resize(coarse, SIZE[::-1], interpolation=cv2.INTER_CUBIC).clip(0, 255)
+    cv2.imwrite(str(tmp_path / 'picture.png'), pixels.astype(np.uint8))
+    return source, Model(run, (1, 3, *SHAPE), description), tmp_path / 'picture.png'
+
+
+@torch.no_grad()
+def by_the_toolbox(source, picture, letterbox):
+    from mmcare.export.evaluation import pad_images
+    from mmcare.export.preprocessing import fit_config
+
+    config = source.config.copy()
+    fit_config(config, SHAPE)
+    with DefaultScope.overwrite_default_scope(config.default_scope):
+        steps = config.test_dataloader.dataset.pipeline
+        steps = [TRANSFORMS.build(one) for one in steps if one.type != 'LoadAnnotations']
+        model = MODELS.build(config.model).eval()
+        model.load_state_dict(source.network.model.state_dict())
+        pad_images(model, SHAPE, source.normalization, letterbox)
+        return model.test_step(pseudo_collate([Compose(steps)(dict(img_path=str(picture)))]))[0]
+
+
+def test_as_the_toolbox(case):
+    """Boxes to 1e-5 of the picture's sides, scores to 1e-5, and labels of all pixels but 0.01 %.
+
+    Decoded label maps are enlarged without logits, and boxes by another order of roundings.
+    """
+    source, model, picture = case
+    sample, found = by_the_toolbox(source, picture, model.letterbox), model.predict(picture)
+    raw = not any('kind' in output for output in model.description['outputs'])
+    if 'boxes' in found:
+        wanted = sample.pred_instances
+        assert len(found['boxes']) == len(wanted) > 0
+        np.testing.assert_allclose(found['scores'], wanted.scores, atol=1e-5)
+        best = found['scores'] > found['scores'][-1] + 1e-3  # equal ones may change places
+        difference = np.abs(found['boxes'] - wanted.bboxes.numpy())[best].max()
+        assert difference < 1e-5 * max(SIZE) if raw else difference < 0.5
+        assert (found['labels'] == wanted.labels.numpy())[best].mean() > 0.99
+    elif 'scores' in found:
+        np.testing.assert_allclose(found['scores'], sample.pred_score[found['labels']], atol=1e-5)
+        assert found['labels'][0] == sample.pred_label
+    else:
+        least = 0.9999 if raw else 0.9
+        assert (found['labels'] == sample.pred_sem_seg.data[0].numpy()).mean() >= least
+    compare_with_pytorch(model, picture, found)
+
+
+def compare_with_pytorch(model, picture, found):
+    """Compare with the results of mmcare.export.prediction, as long as it exists."""
+    prediction = pytest.importorskip('mmcare.export.prediction')
+    wanted = prediction.predict(lambda x: model.run(x.numpy()), model.description, picture)
+    assert wanted.keys() == found.keys()
+    for name in {'boxes', 'scores'} & found.keys():
+        np.testing.assert_allclose(found[name], wanted[name], atol=1e-5 * max(SIZE), rtol=1e-5)
+    assert (found['labels'] == wanted['labels']).mean() >= 0.9999
