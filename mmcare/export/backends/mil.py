@@ -6,7 +6,7 @@ by device. Semantics: the documentation of MIL's operators,
 https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.defs.html
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
