@@ -6,11 +6,13 @@ Boxes are shares of the image here: areas in pixels leave the range of float16, 
 import torch
 from torch import Tensor, nn
 
-# A round decides all boxes whose better neighbours are decided. Anchors of 448x448 images with
-# smooth random scores, 1000 of a level, took at most 11 rounds at an IoU of 0.7, and 12 at 0.5.
+# A round decides all boxes whose better neighbours are decided. Measured at an IoU of 0.7 on 1000
+# anchors of a level with smooth scores: all are right after 16 rounds, in 96 of 96 draws, if boxes
+# differ from anchors by 5 % of their sides or more. Of untouched anchors, a network's that has
+# learned nothing, up to 118 of 1000 are wrong, nearly all behind the first 100 that are kept.
 NMS_ROUNDS = 16
-# Areas of boxes are compared in this unit: as shares of the image, those of boxes of 4 pixels
-# are so small that float16 rounds them by percents.
+# Boxes are compared in this unit: areas of 2 x 2 pixels in images of 1000 x 1000 are 4e-6 as
+# shares, which float16 rounds by a percent.
 NMS_SCALE = 64.0
 ROUNDING = 1e-5  # share of a bin's size: at 13.0001 cells it has 13 samples, as at 13
 # Samples on the map's ends count; those of a box with round coordinates often are on them.

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from export_helpers import smooth
+from export_helpers import smooth, spec_of
 from helpers import THIN
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
+from torch import nn
 from torchvision.ops import batched_nms, roi_align
 
+from mmcare.export.backends.mil import open_package
 from mmcare.export.plain_operators import RoIAlign, nms_mask
 from mmcare.export.postprocessing import Style
 from mmcare.export.tasks.instances import Instances, compute_raw, explain_refusal, name_raw
@@ -77,6 +79,37 @@ def test_nms_of_long_chains():
     starts = torch.arange(14.0)[:, None] / 28
     boxes = torch.cat([starts, 0 * starts, starts + 0.1, 0 * starts + 1], 1)
     assert nms_mask(boxes, 0.4).tolist() == [1.0, 0.0] * 7
+
+
+class Operators(nn.Module):
+    """Operators of two-stage detectors that no other network of ours has."""
+
+    def __init__(self):
+        super().__init__()
+        self.align = RoIAlign((8, 12), (8.0, 12.0), (2, 3), 0, True)
+        self.enlarge = nn.ConvTranspose2d(3, 4, 2, 2)
+        self.register_buffer('boxes', rois(96)[0].clamp(min=0).minimum(SIDES) / SIDES)
+        self.register_buffer('labels', torch.arange(96) % 3)
+        self.requires_grad_(False)
+
+    def forward(self, images):
+        _, best = images[0, 0].flatten().topk(20)
+        boxes, labels = self.boxes.index_select(0, best), self.labels.index_select(0, best)
+        moved = self.boxes.index_select(0, labels + 90)
+        kept, averages = nms_mask(boxes, 0.3, labels), self.align(images, boxes)
+        return kept[None], moved, averages, self.enlarge(images)
+
+
+def test_operators_in_core_ml(tmp_path):
+    pytest.importorskip('coremltools')
+    from mmcare.export.backends.coreml import convert_coreml
+
+    network, image = Operators(), torch.randn(1, 3, 8, 12)
+    names = ['kept', 'moved', 'averages', 'enlarged']
+    path = tmp_path / 'operators.mlpackage'
+    convert_coreml(spec_of(network, names, (8, 12)), 'float32').save(str(path))
+    for output, expected in zip(open_package(path, names).run(image), network(image), strict=True):
+        torch.testing.assert_close(torch.from_numpy(output), expected, atol=1e-5, rtol=0)
 
 
 def config(classes=3, agnostic=False, with_mask=True):
@@ -152,6 +185,9 @@ def build(**arguments):
         if name.endswith('gamma'):
             value.fill_(0.1)
     model.rpn_head.rpn_reg.weight.mul_(0.2)
+    if arguments.get('with_mask', True):  # masks with both sides of the threshold
+        weight = model.roi_head.mask_head.conv_logits.weight
+        weight.sub_(weight.mean(1, keepdim=True))
     return model
 
 

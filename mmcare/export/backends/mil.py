@@ -163,9 +163,6 @@ def _upsample(mode: str) -> Callable[..., Tensor]:
 # Their arguments are the inputs of MIL's operators, by name.
 OPERATORS: dict[str, Callable[..., Any]] = {
     'add': _elementwise(torch.add),
-    'band_part': lambda x, lower=-1, upper=-1: x.tril(upper if upper >= 0 else x.shape[-1]).triu(
-        -lower if lower >= 0 else -x.shape[-2]
-    ),
     'batch_norm': lambda x, mean, variance, gamma, beta, epsilon: F.batch_norm(
         x, mean, variance, gamma, beta, eps=epsilon
     ),
@@ -180,7 +177,6 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'exp': lambda x: x.exp(),
     'expand_dims': lambda x, axes: reduce(torch.unsqueeze, axes, x),
     'fill_like': lambda ref_tensor, value: torch.full_like(ref_tensor, value),
-    'floor_div': _elementwise(torch.floor_divide),
     'gather': _gather,
     'gelu': lambda x, mode: F.gelu(x, approximate=dict(EXACT='none')[mode]),
     'greater': _elementwise(torch.gt),
@@ -191,8 +187,6 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     ),
     'linear': lambda x, weight, bias=None: F.linear(x, weight, bias),
     'log': lambda x, epsilon: (x + epsilon).log(),
-    'less': _elementwise(torch.lt),
-    'less_equal': _elementwise(torch.le),
     'matmul': lambda x, y, transpose_x, transpose_y: (
         (x.mT if transpose_x else x) @ (y.mT if transpose_y else y)
     ),
@@ -205,9 +199,11 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'reduce_argmax': lambda x, axis, keep_dims, **_: x.argmax(axis, keep_dims),
     'reduce_max': lambda x, axes, keep_dims: x.amax(axes, keep_dims),
     'reduce_mean': lambda x, axes, keep_dims: x.mean(axes, keep_dims),
+    'reduce_min': lambda x, axes, keep_dims: x.amin(axes, keep_dims),
     'reduce_sum': lambda x, axes, keep_dims: x.sum(axes, keep_dims),
     'relu': lambda x: x.relu(),
     'reshape': lambda x, shape: x.reshape(shape),
+    'select': lambda cond, a, b: torch.where(*map(torch.as_tensor, (cond, a, b))),
     'sigmoid': lambda x: x.sigmoid(),
     'sigmoid_hard': lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1),
     'silu': lambda x: F.silu(x),
@@ -216,6 +212,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'split': lambda x, split_sizes, axis: x.split(split_sizes, axis),
     'sqrt': lambda x: x.sqrt(),
     'square': lambda x: x.square(),
+    'squeeze': lambda x, axes: x.squeeze(tuple(axes)),
     'sub': _elementwise(torch.sub),
     'tile': lambda x, reps: x.repeat(reps),
     'topk': _topk,
