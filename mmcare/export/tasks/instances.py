@@ -49,25 +49,25 @@ def explain_refusal(model: Any) -> str:
             module = getattr(module, name, None)
         if module is None and 'mask' in path:
             continue
-        for name, owner in methods.items():
-            if getattr(getattr(module, name, None), '__qualname__', '') != f'{owner}.{name}':
+        for name, base in methods.items():
+            if getattr(getattr(module, name, None), '__qualname__', '') != f'{base}.{name}':
                 kind = type(module).__name__
                 if isinstance(module, nn.ModuleList):  # a head for each stage
                     kind = f'{type(model.roi_head).__name__}, which has several stages,'
-                return f'the {kind} computes results in another way than {owner}'
+                return f'the {kind} computes results in another way than {base}'
     rpn, head = model.rpn_head, model.roi_head
-    for owner in (rpn, head.bbox_head):
-        coder = owner.bbox_coder
+    for part in (rpn, head.bbox_head):
+        coder = part.bbox_coder
         if type(coder).__name__ != 'DeltaXYWHBBoxCoder' or coder.add_ctr_clamp:
             return (
-                f'the {type(coder).__name__} of the {type(owner).__name__} is not the plain '
+                f'the {type(coder).__name__} of the {type(part).__name__} is not the plain '
                 'DeltaXYWHBBoxCoder'
             )
-    for owner in (rpn, head):
-        nms = owner.test_cfg.get('nms', {})
+    for part in (rpn, head):
+        nms = part.test_cfg.get('nms', {})
         others = nms.keys() - {'type', 'iou_threshold', 'split_thr'}
         if nms.get('type', 'nms') != 'nms' or others:
-            return f'the NMS of the {type(owner).__name__} is not the plain one: {dict(nms)}'
+            return f'the NMS of the {type(part).__name__} is not the plain one: {dict(nms)}'
     if not head.bbox_head.with_reg or head.bbox_head.custom_cls_channels:
         return f'the {type(head.bbox_head).__name__} has no boxes, or activations of its own'
     if head.with_shared_head or (head.with_mask and head.share_roi_extractor):
@@ -168,6 +168,10 @@ class Instances(Decoder):
         proposals: Number of proposals. None: ``PROPOSALS``, or the config's if it is lower.
     """
 
+    sides: Tensor
+    pair_labels: Tensor
+    first_masks: Tensor
+
     def __init__(
         self,
         model: Any,
@@ -185,7 +189,8 @@ class Instances(Decoder):
         self._build_rpn(rpn, raw)
         maps = raw[: len(raw) - 2 * self.levels]
         self.box_rois = RoIExtractor(head.bbox_roi_extractor, maps, shape)
-        self.box_head, self.mask_head = deepcopy(head.bbox_head), None
+        self.box_head: Any = deepcopy(head.bbox_head)
+        self.mask_head: Any = None
         if head.with_mask:
             self.mask_rois = RoIExtractor(head.mask_roi_extractor, maps, shape)
             self.mask_head = deepcopy(head.mask_head)
@@ -211,7 +216,7 @@ class Instances(Decoder):
         self.rpn_coder, self.rpn_iou = rpn.bbox_coder, config.nms.iou_threshold
         self.rpn_classes, self.rpn_sigmoid = rpn.cls_out_channels, rpn.use_sigmoid_cls
         sizes = [x.shape[2:] for x in raw[-self.levels :]]
-        self.candidates = []
+        self.candidates: list[int] = []  # of each level
         for level, priors in enumerate(rpn.prior_generator.grid_priors(sizes, device='cpu')):
             self.register_buffer(f'priors{level}', priors / self.sides)
             most = config.get('nms_pre', -1)  # not positive: all of them
@@ -296,7 +301,6 @@ class Instances(Decoder):
 
     def segment(self, maps: Sequence[Tensor], boxes: Tensor, labels: Tensor) -> Tensor:
         """Return the masks (N, h, w) of boxes (N, 4)."""
-        assert self.mask_head is not None, 'only models with masks are asked for them'
         masks = self.mask_head(self.mask_rois(maps, boxes))
         if masks.shape[1] > 1:
             masks = masks.flatten(0, 1).index_select(0, self.first_masks + labels)
@@ -323,7 +327,8 @@ class Instances(Decoder):
         """
         from torchvision.ops import box_iou
 
-        maps, by_kind = raw[: len(raw) - 2 * self.levels], {}
+        maps = raw[: len(raw) - 2 * self.levels]
+        by_kind: dict[str, Tensor] = {}
         for output, values in zip(self.outputs, found, strict=True):
             by_kind[output['kind']] = torch.as_tensor(values)[0]
         boxes, scores, labels = self.read(by_kind['boxes']), by_kind['scores'], by_kind['labels']
