@@ -58,22 +58,29 @@ def describe_file(
         input_settings: ``kind``, ``dtype`` and ``letterbox`` of the input.
         layout: ``'NCHW'`` or ``'NHWC'``.
     """
-    order = [0, 2, 3, 1] if layout == 'NHWC' else [0, 1, 2, 3]
-    tensors: list[dict[str, Any]] = []
-    names = ['image', *graph.output_names]
-    for name, x in zip(names, [graph.example, *outputs], strict=True):
-        is_map = x.dim() == 4
-        shape = [x.shape[axis] for axis in order] if is_map else [*x.shape]
-        tensors.append(dict(name=name, shape=shape, layout=layout if is_map else None))
+    results = graph.post_process.outputs if graph.post_process else [{}] * len(outputs)
+    tensors = [
+        _describe_tensor(name, x, result.get('layout', layout))
+        for name, x, result in zip(
+            ['image', *graph.output_names], [graph.example, *outputs], [{}, *results], strict=True
+        )
+    ]
     shape = (graph.example.shape[2], graph.example.shape[3])
     tensors[0] |= _describe_input(model, shape, input_settings)
     metadata = dict(described, parameters=graph.parameters)
     if graph.post_process is not None:
         metadata.pop('decode', None)
         metadata |= dict(activation=None, **graph.post_process.metadata)
-        for tensor, output in zip(tensors[1:], graph.post_process.outputs, strict=True):
-            tensor |= output
+        for tensor, result in zip(tensors[1:], results, strict=True):
+            tensor |= result
     return {**metadata, **settings, 'inputs': tensors[:1], 'outputs': tensors[1:]}
+
+
+def _describe_tensor(name: str, x: Tensor, layout: str) -> dict[str, Any]:
+    if x.dim() != 4:
+        return dict(name=name, shape=[*x.shape], layout=None)
+    order = [0, 2, 3, 1] if layout == 'NHWC' else [0, 1, 2, 3]
+    return dict(name=name, shape=[x.shape[axis] for axis in order], layout=layout)
 
 
 def _describe_input(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmcare.export.backends import BACKENDS
 from mmcare.export.backends.base import Backend, WriteResult
 from mmcare.export.check import (
     FLOAT16,
@@ -29,7 +30,7 @@ from mmcare.export.images import Images, Pictures, load_images
 from mmcare.export.loading import LoadedModel
 from mmcare.export.preprocessing import choose_shape
 from mmcare.export.reference import Reference
-from mmcare.export.request import LARGEST_SIDE, ExportRequest
+from mmcare.export.request import LARGEST_SIDE, ExportRequest, quote
 from mmcare.export.tasks import OPTIONS as TASK_OPTIONS
 from mmcare.export.tasks import OutputFormat, PostProcess
 from mmcare.export.tasks.base import max_rel_error
@@ -200,6 +201,7 @@ def prepare_export(model: LoadedModel, request: ExportRequest) -> Export:
                 f"images have 3 channels, the network {channels}: use input_kind='tensor'"
             )
     task.check_shape(shape)
+    task.check_outputs(request.outputs)
     if request.letterbox == 'center':
         task.check_centered()
     try:
@@ -207,9 +209,16 @@ def prepare_export(model: LoadedModel, request: ExportRequest) -> Export:
     except RuntimeError as error:
         raise ValueError(f'the network cannot compute images of {shape}: {error}') from error
     names = task.name_outputs(outputs)
-    for name in TASK_OPTIONS:
-        if name in request.options and name not in task.options:
+    for name in request.options.keys() & TASK_OPTIONS.keys():
+        if name not in task.options:
             raise ValueError(f'{name}= is not for {task.summary or task.part}')
+        able = [
+            backend.name
+            for backend in BACKENDS.values()
+            if task.keeps_best(backend.choose_output_format(request.options))
+        ]
+        if not {*able} & {*request.formats}:
+            raise ValueError(f'{name}= is for formats={quote(able)}')
     number = request.number_of_calibration_images
     images = load_images(model, shape, number, request.images, request.letterbox)
     reference = Reference(model, images.checked)

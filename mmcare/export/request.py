@@ -85,18 +85,16 @@ class ExportRequest:
 
     def _check_options(self) -> None:
         for name, value in self.options.items():
-            of_task = name in TASK_OPTIONS
-            able = [
-                key
-                for key, backend in BACKENDS.items()
-                if (backend.output_format.has_nms if of_task else name in backend.options)
-            ]
-            if not able:
+            able = [key for key, backend in BACKENDS.items() if name in backend.options]
+            if name in TASK_OPTIONS:
+                if self.outputs != 'decoded' or value < 1:
+                    raise ValueError(
+                        f"{name}= is for outputs='decoded' of detectors, and at least 1"
+                    )
+            elif not able:
                 raise TypeError(f'export_model() got an unexpected keyword argument {name!r}')
-            if not {*able} & {*self.formats}:
+            elif not {*able} & {*self.formats}:
                 raise ValueError(f'{name}={value!r} is for formats={quote(able)}')
-            if of_task and (self.outputs != 'decoded' or value < 1):
-                raise ValueError(f"{name}= is for outputs='decoded' of detectors, and at least 1")
 
     @cached_property
     def backends(self) -> list[Backend]:

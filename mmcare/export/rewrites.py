@@ -82,16 +82,19 @@ def separate_convolutions(network: nn.Module) -> None:
 class ChannelsLast(nn.Module):
     """A program of images and maps (1, H, W, C); names are those of the file."""
 
-    def __init__(self, program: nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, program: nn.Module, names: Sequence[str], layouts: Sequence[Any]) -> None:
         super().__init__()
-        self.program, self.names = program, names
+        self.program, self.names, self.layouts = program, names, layouts
         self.training = False  # programs have no eval()
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         """Map an image to outputs by name."""
         image = image if image.is_floating_point() else image.float()
         outputs = self.program(image.permute(0, 3, 1, 2))
-        outputs = [x.permute(0, 2, 3, 1) if x.dim() == 4 else x for x in outputs]
+        outputs = [
+            x.permute(0, 2, 3, 1) if layout == 'NHWC' else x
+            for x, layout in zip(outputs, self.layouts, strict=True)
+        ]
         return dict(zip(self.names, outputs, strict=True))
 
 

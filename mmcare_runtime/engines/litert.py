@@ -28,6 +28,9 @@ def open_file(path: Path, threads: int, float16: bool = False, delegate: bool = 
     (image,), outputs = program.get_input_details(), program.get_output_details()
     takes_bytes = image['dtype'] is np.uint8
     shapes = [[int(side) for side in output['shape']] for output in outputs]
+    layouts = ['NHWC' if len(shape) == 4 else None for shape in shapes]
+    if description:
+        layouts = [output['layout'] for output in description['outputs']]
     _, height, width, channels = map(int, image['shape'])
     if float16:
         compute = _compile_float16(path, threads)
@@ -40,10 +43,15 @@ def open_file(path: Path, threads: int, float16: bool = False, delegate: bool = 
         pixels = to_uint8(pixels) if takes_bytes else pixels.astype(np.float32, copy=False)
         with lock:
             found = compute(np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)))
-        return [x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for x in found]
+        return [
+            x.transpose(0, 3, 1, 2) if layout == 'NHWC' else x for x, layout in zip(found, layouts)
+        ]
 
     input_shape = 1, channels, height, width
-    return OpenedFile(run, input_shape, description, [to_nchw(shape) for shape in shapes])
+    shapes = [
+        to_nchw(shape) if layout == 'NHWC' else shape for shape, layout in zip(shapes, layouts)
+    ]
+    return OpenedFile(run, input_shape, description, shapes)
 
 
 def read_description(path: Path) -> Mapping[str, Any]:

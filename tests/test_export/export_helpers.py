@@ -40,7 +40,7 @@ def graph_of(model, shape=SHAPE, normalization=None):
 
 def to_coreml(graph, precision='float16', kind='tensor'):
     image = dict(kind=kind, channels='RGB')
-    description = dict(inputs=[image], outputs=[{}], precision=precision)
+    description = dict(inputs=[image], outputs=[{}] * len(graph.output_names), precision=precision)
     return convert_coreml(graph, description, 'iOS16')
 
 

@@ -16,8 +16,9 @@ from test_whole_models import write_config
 from mmcare.export import export_model, load_model, open_exported
 from mmcare.export.backends import BACKENDS, tflite_metadata
 from mmcare.export.loading import IMAGENET
+from mmcare.export.plain_operators import nms_mask
 from mmcare.export.tasks import OutputFormat
-from mmcare.export.tasks.detector import Boxes, describe_decoding, suppress_by_products
+from mmcare.export.tasks.detector import Boxes, describe_decoding
 from mmcare.export.tasks.segmentor import LabelMap
 from mmcare_runtime.results import decode_boxes, read_detections
 
@@ -80,7 +81,7 @@ def test_nms_of_long_chains():
     """Each box overlaps the next alone: every other one stays."""
     starts = torch.arange(14.0)[:, None] / 28
     boxes = torch.cat([starts, 0 * starts, starts + 0.1, 0 * starts + 1], 1)
-    kept = suppress_by_products(boxes, torch.zeros(14), 0.4)
+    kept = nms_mask(boxes, 0.4, torch.zeros(14))
     assert kept.tolist() == [1.0, 0.0] * 7
 
 

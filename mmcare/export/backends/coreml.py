@@ -78,7 +78,7 @@ class CoreML(Backend):
         if compression:
             model = compress_coreml(model, compression)
         classes = description.get('classes')
-        if 'nms' in description:
+        if description.get('nms') == 'pipeline':
             model = append_nms(model, description)
         if description['outputs'][0].get('kind') == 'labels' and classes:
             colors = [f'#{r:02x}{g:02x}{b:02x}' for r, g, b in description.get('palette', ())]
@@ -112,8 +112,10 @@ def convert_coreml(graph: Graph, description: Description, target: str) -> Any:
     half = description['precision'] == 'float16'
     kind, classifier = description['outputs'][0].get('kind'), None
     dtype = np.float16 if half and not kind else np.float32
-    results = np.int32 if kind == 'labels' else dtype
-    outputs: Any = [ct.TensorType(name=name, dtype=results) for name in graph.output_names]
+    outputs: Any = [
+        ct.TensorType(name=name, dtype=np.int32 if output.get('kind') == 'labels' else dtype)
+        for name, output in zip(graph.output_names, description['outputs'], strict=True)
+    ]
     if kind == 'probabilities' and description.get('classes'):
         classifier, outputs = ct.ClassifierConfig(description['classes']), None
     if taken['kind'] == 'tensor':

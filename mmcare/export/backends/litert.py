@@ -46,7 +46,8 @@ class LiteRT(Backend):
 
         litert_torch.config.show_progress = False
         program = graph.program.run_decompositions(dict(LITERT))
-        network = ChannelsLast(program.module(), graph.output_names)
+        layouts = [output['layout'] for output in description['outputs']]
+        network = ChannelsLast(program.module(), graph.output_names, layouts)
         dtype = getattr(torch, description['inputs'][0]['dtype'])
         image = _to_input(graph.example, dtype)
         litert_torch.convert(network, sample_kwargs=dict(image=image)).export(str(path))

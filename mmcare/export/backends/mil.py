@@ -133,6 +133,38 @@ def _slice(x: Tensor, begin: list[int], end: list[int], **rest: Any) -> Tensor:
     ]
 
 
+def _conv_transpose(
+    x: Tensor, weight: Tensor, pad_type: str, pad: list[int], **rest: Any
+) -> Tensor:
+    # Where a whole output is wanted, pads are 0 and output_shape says nothing new.
+    assert pad_type == 'valid' or not any(pad), f'padding {pad} of {pad_type}'
+    options = rest['strides'], 0, 0, rest['groups'], rest['dilations']
+    return F.conv_transpose2d(x, weight, rest.get('bias'), *options)
+
+
+def _gather(x: Any, indices: Any, axis: int, batch_dims: int = 0, **_: Any) -> Tensor:
+    assert batch_dims == 0, 'indices are the same for all rows'
+    x, indices = torch.as_tensor(x), torch.as_tensor(indices)
+    axis %= x.dim()
+    rows = x.index_select(axis, indices.flatten().long())
+    return rows.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+
+def _topk(x: Tensor, k: int, axis: int, ascending: bool, **_: Any) -> list[Tensor]:
+    values, indices = x.topk(k, axis, not ascending)
+    return [values, indices.int()]
+
+
+def _cast(x: Any, dtype: str) -> Tensor:
+    types = dict(bool=torch.bool, int16=torch.int32, uint16=torch.int32, int32=torch.int32)
+    return torch.as_tensor(x).to(types.get(dtype, torch.float32))
+
+
+def _elementwise(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Let a function of two tensors take constants of integers, which are plain Python."""
+    return lambda x, y: function(torch.as_tensor(x), torch.as_tensor(y))
+
+
 def _upsample(mode: str) -> Callable[..., Tensor]:
     return lambda x, scale_factor_height, scale_factor_width, align_corners=None, **_: (
         F.interpolate(x, None, (scale_factor_height, scale_factor_width), mode, align_corners)
@@ -141,18 +173,25 @@ def _upsample(mode: str) -> Callable[..., Tensor]:
 
 # Their arguments are the inputs of MIL's operators, by name.
 OPERATORS: dict[str, Callable[..., Any]] = {
-    'add': lambda x, y: x + y,
+    'add': _elementwise(torch.add),
     'batch_norm': lambda x, mean, variance, gamma, beta, epsilon: F.batch_norm(
         x, mean, variance, gamma, beta, eps=epsilon
     ),
-    'cast': lambda x, dtype: x,
+    'cast': _cast,
+    'ceil': lambda x: x.ceil(),
     'concat': lambda values, axis, interleave=False: torch.cat(values, axis),
     'conv': _conv,
+    'conv_transpose': _conv_transpose,
     'clip': lambda x, alpha, beta: x.clamp(alpha, beta),
+    'equal': _elementwise(torch.eq),
     'elu': lambda x, alpha: F.elu(x, alpha),
     'exp': lambda x: x.exp(),
     'expand_dims': lambda x, axes: reduce(torch.unsqueeze, axes, x),
+    'fill_like': lambda ref_tensor, value: torch.full_like(ref_tensor, value),
+    'gather': _gather,
     'gelu': lambda x, mode: F.gelu(x, approximate=dict(EXACT='none')[mode]),
+    'greater': _elementwise(torch.gt),
+    'greater_equal': _elementwise(torch.ge),
     'identity': lambda x: x,
     'layer_norm': lambda x, axes, epsilon, gamma=None, beta=None: F.layer_norm(
         x, x.shape[-len(axes) :], gamma, beta, epsilon
@@ -163,16 +202,19 @@ OPERATORS: dict[str, Callable[..., Any]] = {
         (x.mT if transpose_x else x) @ (y.mT if transpose_y else y)
     ),
     'max_pool': _max_pool,
-    'minimum': lambda x, y: x.minimum(y),
-    'mul': lambda x, y: x * y,
+    'maximum': _elementwise(torch.maximum),
+    'minimum': _elementwise(torch.minimum),
+    'mul': _elementwise(torch.mul),
     'pad': _pad,
     'real_div': lambda x, y: x / y,
     'reduce_argmax': lambda x, axis, keep_dims, **_: x.argmax(axis, keep_dims),
     'reduce_max': lambda x, axes, keep_dims: x.amax(axes, keep_dims),
     'reduce_mean': lambda x, axes, keep_dims: x.mean(axes, keep_dims),
+    'reduce_min': lambda x, axes, keep_dims: x.amin(axes, keep_dims),
     'reduce_sum': lambda x, axes, keep_dims: x.sum(axes, keep_dims),
     'relu': lambda x: x.relu(),
     'reshape': lambda x, shape: x.reshape(shape),
+    'select': lambda cond, a, b: torch.where(*map(torch.as_tensor, (cond, a, b))),
     'sigmoid': lambda x: x.sigmoid(),
     'sigmoid_hard': lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1),
     'silu': lambda x: F.silu(x),
@@ -181,7 +223,10 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'split': lambda x, split_sizes, axis: x.split(split_sizes, axis),
     'sqrt': lambda x: x.sqrt(),
     'square': lambda x: x.square(),
-    'sub': lambda x, y: x - y,
+    'squeeze': lambda x, axes: x.squeeze(tuple(axes)),
+    'sub': _elementwise(torch.sub),
+    'tile': lambda x, reps: x.repeat(reps),
+    'topk': _topk,
     'transpose': lambda x, perm: x.permute(perm),
     'upsample_bilinear': _upsample('bilinear'),
     'upsample_nearest_neighbor': _upsample('nearest'),

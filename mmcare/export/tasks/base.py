@@ -118,6 +118,13 @@ class Task(nn.Module):
         """
         return dict(activation=None)
 
+    def check_outputs(self, outputs: str) -> None:
+        """Raise a ValueError if files cannot have ``'raw'`` or ``'decoded'`` outputs."""
+
+    def keeps_best(self, output_format: OutputFormat) -> bool:
+        """Say whether results are a number of best ones that options of the task set."""
+        return False
+
     def check_centered(self) -> None:
         """Raise a ValueError if pictures cannot be in the middle of the image."""
 

@@ -11,6 +11,7 @@ from mmengine.structures import InstanceData
 from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
 
+from mmcare.export.plain_operators import nms_mask
 from mmcare.export.tasks.base import (
     Description,
     Options,
@@ -48,8 +49,6 @@ MAP_NAMES: dict[str, Sequence[str]] = {
 }
 CANDIDATES = 1000  # which take part in NMS; mmdet's own configs keep 1000 to 30000 of each level
 MAX_DETECTIONS = 100  # COCO's metrics look at 100 boxes of an image
-# After n rounds, boxes are right whose chain of overlapping better boxes is at most n long.
-ROUNDS = 16
 # At the threshold of NMS roundings decide: boxes whose overlap is within a tenth of it may stay or
 # go when files are compared.
 IOU_MARGIN = 0.1
@@ -97,6 +96,10 @@ class Detector(Task):
         described = dict(activation=activations[is_sigmoid])
         described |= describe_classes(config, self.head.num_classes)
         return described | describe_decoding(self.head)
+
+    def keeps_best(self, output_format: OutputFormat) -> bool:
+        """Say whether NMS is in the network."""
+        return output_format.has_nms
 
     def check_centered(self) -> None:
         """Raise a ValueError if nothing but the toolbox decodes the head."""
@@ -256,7 +259,7 @@ class Boxes(PostProcess):
         if self.format.nms == 'operator':
             kept = nms(boxes + 2.0 * labels[:, None], scores, self.iou)  # classes lie apart
             return torch.zeros_like(scores).index_fill(0, kept, 1.0)
-        return suppress_by_products(boxes, labels, self.iou)
+        return nms_mask(boxes, self.iou, labels if self.classes > 1 else None)
 
     def write(self, boxes: Tensor) -> Tensor:
         """Write boxes (N, 4) as the format says."""
@@ -298,24 +301,3 @@ class Boxes(PostProcess):
         same = labels[:, None] == labels
         near = (box_iou(boxes, boxes) > (1 + IOU_MARGIN) * self.iou) & same
         return torch.cat([strange, missing, near.triu(1).any().float()[None]]).max().item()
-
-
-def suppress_by_products(boxes: Tensor, labels: Tensor, iou_threshold: float) -> Tensor:
-    """Suppress boxes class by class with matrix products alone, which every runtime has.
-
-    Args:
-        boxes: (N, 4), from the best to the worst.
-        labels: (N,)
-        iou_threshold: Boxes that overlap a better one of their class by more go.
-
-    Returns:
-        1 for boxes that stay, and 0 for others (N,).
-    """
-    from torchvision.ops import box_iou  # which backbones do without
-
-    same = labels[:, None] == labels
-    worse = ((box_iou(boxes, boxes) > iou_threshold) & same).float().triu(1)
-    kept = boxes.new_ones(1, len(boxes))
-    for _ in range(ROUNDS):  # a box stays unless one that stays overlaps it
-        kept = torch.relu(1 - kept @ worse)
-    return kept[0]

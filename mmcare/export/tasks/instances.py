@@ -1,0 +1,207 @@
+"""Two-stage detectors of mmdet, Faster R-CNN and Mask R-CNN: boxes, and masks within them."""
+
+from typing import Any, ClassVar
+
+import torch
+from mmengine.config import Config
+from mmengine.structures import InstanceData
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from mmcare.export.tasks.base import (
+    Description,
+    Options,
+    OutputFormat,
+    Outputs,
+    PostProcess,
+    Run,
+    Shape,
+    Substitutes,
+    Task,
+    describe_classes,
+    is_of_class,
+)
+from mmcare.export.tasks.detector import MAX_DETECTIONS, Detector
+from mmcare.export.tasks.two_stage import TwoStageResults
+from mmcare_runtime.results import read_detections
+
+PROPOSALS = 100
+# The classes in whose methods mmdet computes what is computed here. Others compute something else.
+METHODS = {
+    '': dict(predict='TwoStageDetector'),
+    'rpn_head': dict(
+        predict='BaseDenseHead',
+        predict_by_feat='BaseDenseHead',
+        _predict_by_feat_single='RPNHead',
+        _bbox_post_process='RPNHead',
+    ),
+    'roi_head': dict(
+        predict='BaseRoIHead',
+        predict_bbox='StandardRoIHead',
+        predict_mask='StandardRoIHead',
+        _bbox_forward='StandardRoIHead',
+        _mask_forward='StandardRoIHead',
+    ),
+    'roi_head.bbox_roi_extractor': dict(
+        forward='SingleRoIExtractor', map_roi_levels='SingleRoIExtractor'
+    ),
+    'roi_head.bbox_head': dict(predict_by_feat='BBoxHead', _predict_by_feat_single='BBoxHead'),
+    'roi_head.mask_roi_extractor': dict(
+        forward='SingleRoIExtractor', map_roi_levels='SingleRoIExtractor'
+    ),
+    'roi_head.mask_head': dict(
+        predict_by_feat='FCNMaskHead', _predict_by_feat_single='FCNMaskHead'
+    ),
+}
+
+
+def explain_refusal(model: Any) -> str:
+    """Say in a sentence why a two-stage detector cannot be exported; empty if it can be."""
+    for path, methods in METHODS.items():
+        module = model
+        for name in path.split('.') if path else ():
+            module = getattr(module, name, None)
+        if module is None and 'mask' in path:
+            continue
+        for name, base in methods.items():
+            if getattr(getattr(module, name, None), '__qualname__', '') != f'{base}.{name}':
+                kind = type(module).__name__
+                if isinstance(module, nn.ModuleList):  # a head for each stage
+                    kind = f'{type(model.roi_head).__name__}, which has several stages,'
+                return f'the {kind} computes results in another way than {base}'
+    rpn, head = model.rpn_head, model.roi_head
+    for part in (rpn, head.bbox_head):
+        coder = part.bbox_coder
+        if type(coder).__name__ != 'DeltaXYWHBBoxCoder' or coder.add_ctr_clamp:
+            return (
+                f'the {type(coder).__name__} of the {type(part).__name__} is not the plain '
+                'DeltaXYWHBBoxCoder'
+            )
+    for part in (rpn, head):
+        nms = part.test_cfg.get('nms', {})
+        others = nms.keys() - {'type', 'iou_threshold', 'split_thr'}
+        if nms.get('type', 'nms') != 'nms' or others:
+            return f'the NMS of the {type(part).__name__} is not the plain one: {dict(nms)}'
+    if not head.bbox_head.with_reg or head.bbox_head.custom_cls_channels:
+        return f'the {type(head.bbox_head).__name__} has no boxes, or activations of its own'
+    if head.with_shared_head or (head.with_mask and head.share_roi_extractor):
+        return 'boxes and masks share a head or a RoI extractor'
+    for name in ('bbox_roi_extractor', 'mask_roi_extractor'):
+        for layer in getattr(getattr(head, name, None), 'roi_layers', ()):
+            if type(layer).__name__ != 'RoIAlign' or layer.pool_mode != 'avg':
+                return f'the {type(layer).__name__} of the {name} is not an averaging RoIAlign'
+    return ''
+
+
+class Instances(Task):
+    """The neck's maps that RoIs are taken from, and the RPN's scores and deltas of each level."""
+
+    summary = 'two-stage detectors'
+    head_name = 'roi_head'
+    options: ClassVar = {
+        **Detector.options,
+        'proposals': dict(
+            type=int,
+            metavar='N',
+            help=f"RoIs of decoded two-stage detectors; default: {PROPOSALS}, or the config's "
+            'number if it is lower',
+        ),
+    }
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Say whether a model is a two-stage detector."""
+        return is_of_class(model, 'TwoStageDetector')
+
+    def __init__(self, model: nn.Module, *arguments: Any) -> None:
+        super().__init__(model, *arguments)
+        if refusal := explain_refusal(model):
+            raise ValueError(f"{refusal}: use part='neck'")
+
+    @property
+    def number_of_maps(self) -> int:
+        """How many of the neck's maps RoIs are taken from."""
+        extractors = [self.head.bbox_roi_extractor]
+        if self.head.with_mask:
+            extractors.append(self.head.mask_roi_extractor)
+        return max(extractor.num_inputs for extractor in extractors)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Map images (B, C, H, W) to maps, scores of each level, and deltas of each level.
+
+        Scores are (B, anchors * classes, h, w), deltas (B, anchors * 4, h, w).
+        """
+        maps = self.model.extract_feat(images)
+        return (*maps[: self.number_of_maps], *tree_leaves(self.model.rpn_head(maps)))
+
+    def name_outputs(self, outputs: Outputs) -> list[str]:
+        """Name them ``neck1``, ..., ``rpn_cls_score1``, ..., ``rpn_bbox_pred1``, ..."""
+        levels = len(self.model.rpn_head.prior_generator.strides)
+        numbers = dict(neck=self.number_of_maps, rpn_cls_score=levels, rpn_bbox_pred=levels)
+        return [f'{name}{index + 1}' for name, number in numbers.items() for index in range(number)]
+
+    def check_outputs(self, outputs: str) -> None:
+        """Raise a ValueError for raw ones, which nothing but the toolbox reads."""
+        if outputs != 'decoded':
+            raise ValueError(
+                'raw outputs of two-stage detectors mean nothing without what follows them: use '
+                "outputs='decoded'"
+            )
+
+    def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
+        """Describe classes."""
+        return dict(activation=None, **describe_classes(config, self.head.bbox_head.num_classes))
+
+    def keeps_best(self, output_format: OutputFormat) -> bool:
+        """Say yes: NMS is in the network in every format."""
+        return True
+
+    def check_centered(self) -> None:
+        """Raise a ValueError: mmdet pastes masks into pictures at the top left."""
+        raise ValueError("letterbox='center' is not for two-stage detectors")
+
+    def post_process(
+        self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
+    ) -> PostProcess:
+        """Make what proposes boxes, classifies them and computes masks."""
+        number = options.get('max_detections', MAX_DETECTIONS)
+        limit = self.model.rpn_head.test_cfg.max_per_img
+        proposals = options.get('proposals', min(PROPOSALS, limit))
+        return TwoStageResults(self.model, outputs, shape, number, output_format, proposals)
+
+    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+        """Replace all that finds boxes and masks; the toolbox pastes masks."""
+        head = self.head
+
+        def predict(images: Tensor, _: Any, samples: Any, rescale: bool = False) -> list[Any]:
+            (sample,) = samples
+            outputs = [output.cpu().numpy() for output in run(images)]
+            detections = map(torch.from_numpy, read_detections(description, outputs))
+            boxes, scores, labels, rows = (x.to(images.device) for x in detections)
+            results = InstanceData(bboxes=boxes, scores=scores, labels=labels)
+            sides = boxes.new_tensor(sample.img_shape)  # without the padding
+            if head.with_mask:
+                masks = torch.from_numpy(outputs[-1])[0].to(images.device)[rows]
+                count = 1 if head.mask_head.class_agnostic else head.mask_head.num_classes
+                results.masks = head.mask_head._predict_by_feat_single(
+                    masks[:, None].expand(-1, count, -1, -1),
+                    results.bboxes,  # which this scales
+                    labels,
+                    sample.metainfo,
+                    head.test_cfg,
+                    rescale,
+                    activate_map=True,  # masks are probabilities
+                )
+            elif rescale:
+                results.bboxes /= boxes.new_tensor(sample.scale_factor).repeat(2)
+            if rescale:
+                sides = boxes.new_tensor(sample.ori_shape)
+            limits = sides.flip(0).repeat(2)
+            results.bboxes = results.bboxes.clamp(min=torch.zeros(4)).minimum(limits)
+            return [results]
+
+        return [
+            (self.model, 'extract_feat', lambda images: images),
+            (self.model.rpn_head, 'predict', lambda images, samples, rescale: None),
+            (head, 'predict', predict),
+        ]

@@ -1,0 +1,308 @@
+"""What follows the network of a two-stage detector: proposals, boxes, and masks within them."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmcare.export.plain_operators import RoIAlign, nms_mask
+from mmcare.export.tasks.base import OutputFormat, PostProcess
+from mmcare.export.tasks.detector import CANDIDATES
+
+
+class RoIExtractor(nn.Module):
+    """mmdet's ``SingleRoIExtractor``, for boxes as shares of an image.
+
+    Each box is averaged on all maps, and all but the one of its level are weighted by 0: runtimes
+    need results of fixed shapes.
+    """
+
+    def __init__(self, extractor: Any, maps: Sequence[Tensor], shape: tuple[int, int]) -> None:
+        super().__init__()
+        layers = extractor.roi_layers
+        self.aligns = nn.ModuleList(
+            RoIAlign(
+                (x.shape[2], x.shape[3]),
+                (shape[0] * layer.spatial_scale, shape[1] * layer.spatial_scale),
+                layer.output_size,
+                layer.sampling_ratio,
+                layer.aligned,
+            )
+            for x, layer in zip(maps, layers, strict=False)
+        )
+        # Level i begins at finest_scale * 2^i; mmdet adds 1e-6 to the quotient.
+        side = (shape[0] * shape[1]) ** 0.5
+        self.bounds = [
+            extractor.finest_scale * (2**level - 1e-6) / side for level in range(1, len(layers))
+        ]
+
+    def forward(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
+        """Average maps (1, C, H, W) in boxes (N, 4) to (N, C, h, w)."""
+        sides = boxes[:, 2:] - boxes[:, :2]
+        scales = (sides[:, 0] * sides[:, 1]).sqrt()
+        reached = [
+            (scales >= bound).to(boxes.dtype) for bound in self.bounds
+        ]  # 1, ..., 1, 0, ..., 0
+        first, last = torch.ones_like(scales), torch.zeros_like(scales)
+        weights = [
+            low - high for low, high in zip([first, *reached], [*reached, last], strict=True)
+        ]
+        averages = [
+            align(x, boxes, weight)
+            for align, x, weight in zip(self.aligns, maps, weights, strict=False)
+        ]
+        return sum(averages[1:], averages[0]).permute(0, 3, 1, 2)
+
+
+class TwoStageResults(PostProcess):
+    """Maps and proposals of a two-stage detector to boxes, scores, labels and masks, as mmdet does.
+
+    ``boxes`` (1, N, 4), ``scores`` (1, N), ``labels`` (1, N) and, of a model with a mask head,
+    ``masks`` (1, N, h, w), the probability of the box's class at points within the box; the best
+    first. Unused rows have score 0.
+
+    Args:
+        model: An mmdet model; its heads are copied.
+        raw: Outputs of the task, for their sizes.
+        shape: Height and width of the image.
+        number: Largest number of boxes.
+        output_format: How results are written; NMS is always in the network.
+        proposals: Number of proposals.
+    """
+
+    sides: Tensor
+    pair_labels: Tensor
+    first_masks: Tensor
+
+    def __init__(
+        self,
+        model: Any,
+        raw: Sequence[Tensor],
+        shape: tuple[int, int],
+        number: int,
+        output_format: OutputFormat,
+        proposals: int,
+    ) -> None:
+        super().__init__()
+        rpn, head = model.rpn_head, model.roi_head
+        self.format, self.levels = output_format, len(rpn.prior_generator.strides)
+        height, width = shape
+        self.register_buffer('sides', torch.tensor([width, height, width, height]).float())
+        self._build_rpn(rpn, raw)
+        maps = raw[: len(raw) - 2 * self.levels]
+        self.box_rois = RoIExtractor(head.bbox_roi_extractor, maps, shape)
+        self.box_head: Any = deepcopy(head.bbox_head)
+        self.mask_head: Any = None
+        if head.with_mask:
+            self.mask_rois = RoIExtractor(head.mask_roi_extractor, maps, shape)
+            self.mask_head = deepcopy(head.mask_head)
+        self.iou, self.classes = head.test_cfg.nms.iou_threshold, head.bbox_head.num_classes
+        self.proposals = min(proposals, sum(self.candidates))
+        self.pairs = min(self.proposals * self.classes, CANDIDATES)
+        self.number = min(number, self.pairs)
+        # Integers from tables: float16 does not have all above 2048, and Core ML divides in floats.
+        labels, first = torch.arange(self.classes), torch.arange(self.number) * self.classes
+        self.register_buffer('pair_labels', labels.repeat(self.proposals))
+        self.register_buffer('first_masks', first)
+        kinds = ['boxes', 'scores', 'labels'] + ['count'] * (output_format.labels == torch.float32)
+        kinds += ['masks'] * head.with_mask
+        names = dict(boxes=output_format.box_name, scores=output_format.score_name)
+        self.outputs = [dict(name=names.get(kind, kind), kind=kind) for kind in kinds]
+        if head.with_mask:
+            self.outputs[-1]['layout'] = 'NCHW'  # N masks, in every format
+        scale = self.sides.tolist() if output_format.relative else [1.0] * 4
+        self.outputs[0] |= dict(box_format=output_format.box_format, scale=scale)
+        test_cfg = dict(head.test_cfg)
+        self.metadata = dict(nms='matrix', test_cfg=test_cfg, proposals=self.proposals)
+
+    def _build_rpn(self, rpn: Any, raw: Sequence[Tensor]) -> None:
+        config = rpn.test_cfg
+        self.rpn_coder, self.rpn_iou = rpn.bbox_coder, config.nms.iou_threshold
+        self.rpn_classes, self.rpn_sigmoid = rpn.cls_out_channels, rpn.use_sigmoid_cls
+        sizes = [x.shape[2:] for x in raw[-self.levels :]]
+        self.candidates: list[int] = []  # of each level
+        for level, priors in enumerate(rpn.prior_generator.grid_priors(sizes, device='cpu')):
+            self.register_buffer(f'priors{level}', priors / self.sides)
+            most = config.get('nms_pre', -1)  # not positive: all of them
+            self.candidates.append(min(most, len(priors)) if most > 0 else len(priors))
+        self.least = config.get('min_bbox_size', -1)
+
+    def forward(self, raw: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Propose boxes, classify and refine them, keep the best, and compute their masks."""
+        maps = raw[: len(raw) - 2 * self.levels]
+        proposals, valid, _ = self.propose(raw)
+        boxes, scores, labels, _ = self.detect(maps, proposals, valid)
+        results = [self.write(boxes)[None], scores[None], labels[None].to(self.format.labels)]
+        if self.format.labels == torch.float32:
+            results.append((scores > 0).float().sum()[None])
+        if self.mask_head is not None:
+            results.append(self.segment(maps, boxes, labels)[None])
+        return tuple(results)
+
+    def find_candidates(self, raw: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Return the RPN's best boxes (N, 4) of each level, as shares, and their scores (N,)."""
+        candidates = []
+        for level, number in enumerate(self.candidates):
+            logits, deltas = (
+                raw[level - part * self.levels].permute(0, 2, 3, 1) for part in (2, 1)
+            )
+            logits, deltas = logits.reshape(-1, self.rpn_classes), deltas.reshape(-1, 4)
+            # Of two classes, the second is the background. Logits order boxes as scores do, which
+            # float16 rounds to equal ones.
+            logits = logits[:, 0] if self.rpn_sigmoid else logits[:, 0] - logits[:, 1]
+            logits, best = logits.topk(number)
+            priors = getattr(self, f'priors{level}').index_select(0, best)
+            boxes = self.rpn_coder.decode(priors, deltas.index_select(0, best))
+            boxes = boxes.clamp(0, 1) if self.rpn_coder.clip_border else boxes
+            candidates.append((boxes, logits.sigmoid()))
+        return candidates
+
+    def propose(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return proposals (P, 4), as shares, 1 for those in use and 0 for others, and scores."""
+        candidates = self.find_candidates(raw)
+        kept = []
+        for boxes, _ in candidates:
+            valid = None
+            if self.least >= 0:
+                sides = (boxes[:, 2:] - boxes[:, :2]) - self.least / self.sides[:2]
+                valid = (sides.amin(1) > 0).to(boxes.dtype)
+            kept.append(nms_mask(boxes, self.rpn_iou, valid=valid))
+        boxes, scores = (torch.cat(values) for values in zip(*candidates, strict=True))
+        valid = torch.cat(kept)
+        scores, best = (scores * valid).topk(self.proposals)
+        return boxes.index_select(0, best), valid.index_select(0, best), scores
+
+    def classify(self, maps: Sequence[Tensor], proposals: Tensor) -> tuple[Tensor, Tensor]:
+        """Return scores (P, K) of proposals, and deltas (P * K, 4), or (P, 4) for all classes."""
+        logits, deltas = self.box_head(self.box_rois(maps, proposals))
+        return logits.softmax(1)[:, : self.classes], deltas.reshape(-1, 4)
+
+    def detect(
+        self, maps: Sequence[Tensor], proposals: Tensor, valid: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return boxes (N, 4), scores (N,), labels (N,) and indices (N,) of proposal and class."""
+        scores, deltas = self.classify(maps, proposals)
+        scores, pairs = (scores * valid[:, None]).flatten().topk(self.pairs)
+        boxes = self._repeat(proposals).index_select(0, pairs)
+        boxes = self.refine(boxes, self._repeat(deltas).index_select(0, pairs))
+        labels = self.pair_labels.index_select(0, pairs)
+        kept = nms_mask(boxes, self.iou, labels if self.classes > 1 else None)
+        scores, best = (scores * kept).topk(self.number)
+        boxes, labels, pairs = (x.index_select(0, best) for x in (boxes, labels, pairs))
+        return boxes, scores, labels, pairs
+
+    def _repeat(self, boxes: Tensor) -> Tensor:
+        """Repeat boxes (N, 4), if they are not of each class already, to (N * K, 4)."""
+        if boxes.shape[0] == len(self.pair_labels):
+            return boxes
+        return boxes[:, None].expand(-1, self.classes, -1).reshape(-1, 4)
+
+    def refine(self, proposals: Tensor, deltas: Tensor) -> Tensor:
+        """Return the boxes (N, 4) of proposals (N, 4) and deltas (N, 4)."""
+        coder = self.box_head.bbox_coder
+        boxes = coder.decode(proposals, deltas)
+        return boxes.clamp(0, 1) if coder.clip_border else boxes
+
+    def segment(self, maps: Sequence[Tensor], boxes: Tensor, labels: Tensor) -> Tensor:
+        """Return the masks (N, h, w) of boxes (N, 4)."""
+        masks = self.mask_head(self.mask_rois(maps, boxes))
+        if masks.shape[1] > 1:
+            masks = masks.flatten(0, 1).index_select(0, self.first_masks + labels)
+        return masks.reshape(len(boxes), *masks.shape[-2:]).sigmoid()
+
+    def write(self, boxes: Tensor) -> Tensor:
+        """Write boxes (N, 4) as the format says."""
+        if self.format.box_format == 'cxcywh':
+            low, high = boxes.chunk(2, 1)
+            boxes = torch.cat([(low + high) / 2, high - low], 1)
+        return boxes if self.format.relative else boxes * self.sides
+
+    def max_error(self, raw: Sequence[Tensor], results: Sequence[Any]) -> float:
+        """Compare a file's results with what the network's outputs admit.
+
+        Roundings change which proposals are kept, where they overlap as much as the threshold or
+        have equal scores, and everything after them. Each result is compared with what the heads
+        make of any proposal, and may be missing if its proposal could be.
+
+        Returns:
+            The largest of: the distance of a box with its score from the nearest that a proposal
+            gives its class; of its mask from that of the box; what :meth:`find_missing` returns;
+            1 for a box too many.
+        """
+        from torchvision.ops import box_iou
+
+        maps = raw[: len(raw) - 2 * self.levels]
+        by_kind: dict[str, Tensor] = {}
+        for output, values in zip(self.outputs, results, strict=True):
+            by_kind[output['kind']] = torch.as_tensor(values)[0]
+        boxes, scores, labels = self.read(by_kind['boxes']), by_kind['scores'], by_kind['labels']
+        labels = labels.long()
+        strange = self._find_strange(maps, raw, boxes, scores, labels)
+        errors = [strange[scores > 0]]
+        if self.mask_head is not None:
+            masks = self.segment(maps, boxes, labels)
+            errors.append((masks - by_kind['masks']).abs().amax((1, 2))[scores > 0])
+        least, used = scores.min(), scores > 0
+        boxes, scores, labels = boxes[used], scores[used], labels[used]
+        errors.append(self._find_missing(raw, boxes, scores, labels, least))
+        same = labels[:, None] == labels
+        twice = (box_iou(boxes, boxes) > 1.1 * self.iou) & same
+        errors.append(twice.triu(1).any().float()[None])
+        return torch.cat(errors).max().item()
+
+    def read(self, boxes: Tensor) -> Tensor:
+        """Read boxes (N, 4) of a file as x1, y1, x2, y2 in shares of the image."""
+        boxes = boxes if self.format.relative else boxes / self.sides
+        if self.format.box_format == 'cxcywh':
+            center, size = boxes.chunk(2, 1)
+            boxes = torch.cat([center - size / 2, center + size / 2], 1)
+        return boxes
+
+    def _find_strange(
+        self,
+        maps: Sequence[Tensor],
+        raw: Sequence[Tensor],
+        boxes: Tensor,
+        scores: Tensor,
+        labels: Tensor,
+    ) -> Tensor:
+        """Return how far boxes and scores are from the nearest of all that candidates give (N,)."""
+        nearest = torch.full_like(scores, torch.inf)
+        candidates = torch.cat([boxes for boxes, _ in self.find_candidates(raw)])
+        for part in candidates.split(256):  # all at once would take gigabytes
+            part_scores, deltas = self.classify(maps, part)
+            count = 1 if self.box_head.reg_class_agnostic else self.classes
+            refined = self.refine(part.repeat_interleave(count, 0), deltas)
+            refined = refined.reshape(len(part), count, 4).expand(-1, self.classes, -1)
+            distances = (refined[:, labels] - boxes).abs().amax(2)
+            differences = (part_scores[:, labels] - scores).abs()
+            nearest = nearest.minimum(distances.maximum(differences).amin(0))
+        return nearest
+
+    def _find_missing(
+        self, raw: Sequence[Tensor], boxes: Tensor, scores: Tensor, labels: Tensor, least: Tensor
+    ) -> Tensor:
+        """Return, of each box that should be there, how much must change for it to be missing (N,).
+
+        That is the least of: its score above those of its neighbours; above the file's last one;
+        its proposal's score above those that overlap it; above the last proposal's.
+        """
+        from torchvision.ops import box_iou
+
+        maps = raw[: len(raw) - 2 * self.levels]
+        proposals, valid, objectness = self.propose(raw)
+        wanted, wanted_scores, wanted_labels, pairs = self.detect(maps, proposals, valid)
+        near = ~(box_iou(wanted, boxes) <= 0.9 * self.iou) & (wanted_labels[:, None] == labels)
+        lower = (wanted_scores[:, None] - scores).masked_fill(~near, torch.inf)
+        last, rows = objectness.min(), pairs // self.classes
+        proposals, objectness = proposals[rows], objectness[rows]
+        rivals = torch.zeros_like(objectness)
+        for candidates, their_scores in self.find_candidates(raw):
+            overlaps = box_iou(proposals, candidates)
+            itself = overlaps > 1 - 1e-6
+            others = (overlaps > 0.9 * self.rpn_iou) & ~itself & itself.any(1, True)
+            rivals = rivals.maximum((their_scores * others.float()).amax(1))
+        causes = [wanted_scores - least, objectness - rivals, objectness - last]
+        return torch.cat([lower, torch.stack(causes, 1)], 1).clamp(min=0).amin(1)

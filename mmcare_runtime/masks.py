@@ -1,0 +1,46 @@
+"""Masks within boxes, as files of two-stage detectors give them, to masks of a picture."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import numpy as np
+
+
+def paste_masks(
+    masks: np.ndarray, boxes: np.ndarray, shape: Sequence[int], threshold: float = 0.5
+) -> np.ndarray:
+    """Paste masks into a picture as mmdet does.
+
+    A pixel's value is interpolated bilinearly between the points of the mask, which are 0 outside
+    of it. That is separable: a matrix for rows, the mask, a matrix for columns.
+
+    Args:
+        masks: Probabilities (N, h, w) at points within each box.
+        boxes: (N, 4), x1, y1, x2, y2 in pixels of the picture, as the file gives them: where they
+            are clipped to the picture later, masks still cover the whole ones.
+        shape: Height and width of the picture.
+        threshold: A pixel belongs to the object from this value on; mmdet's ``mask_thr_binary``.
+
+    Returns:
+        Whether pixels belong to each object, (N, height, width) of bool: a byte for each pixel of
+        each object, 1.2 GB for 100 objects in a picture of 12 megapixels.
+    """
+    masks, boxes = np.asarray(masks, np.float32), np.asarray(boxes, np.float32)
+    pasted = np.zeros((len(masks), *shape), bool)
+    for mask, (x1, y1, x2, y2), canvas in zip(masks, boxes, pasted):
+        if x2 > x1 and y2 > y1:
+            rows, row_weights = _interpolate(y1, y2, mask.shape[0], shape[0])
+            columns, column_weights = _interpolate(x1, x2, mask.shape[1], shape[1])
+            canvas[rows, columns] = row_weights @ mask @ column_weights.T >= threshold
+    return pasted
+
+
+def _interpolate(low: float, high: float, points: int, side: int) -> tuple[slice, np.ndarray]:
+    """Return a slice of pixels, those in a box and one more, and their weights (pixels, points)."""
+    first = int(np.clip(np.floor(low) - 1, 0, side))
+    last = int(np.clip(np.ceil(high) + 1, first, side))
+    pixels = np.arange(first, last, dtype=np.float32) + 0.5
+    positions = (pixels - low) * (points / (high - low)) - 0.5
+    distances = np.abs(positions[:, None] - np.arange(points, dtype=np.float32))
+    return slice(first, last), np.maximum(1 - distances, 0).astype(np.float32)
