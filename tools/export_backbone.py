@@ -165,10 +165,11 @@ def to_flags(message: str) -> str:
 
     def to_flag(match: re.Match[str]) -> str:
         name = FLAGS.get(match[1], match[1])
-        return f'--{name.replace("_", "-")} {match[2]}'.replace("'", '').rstrip()
+        return f'--{name.replace("_", "-")} {match[2]}'.replace("'", '').strip()
 
     names = '|'.join([*vars_of_request(), *OPTIONS])
-    return re.sub(rf"\b({names})=((?:'[^']*'(?:, )?)*|\d+)", to_flag, ' '.join(message.split()))
+    values = r"(?:'[^']*'(?:, '[^']*')*|\d+)?"
+    return re.sub(rf'\b({names})=({values})', to_flag, ' '.join(message.split()))
 
 
 def vars_of_request() -> Iterable[str]:

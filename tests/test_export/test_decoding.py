@@ -83,12 +83,15 @@ def test_detectors_that_are_refused(tmp_path):
     with pytest.raises(ValueError, match='OwnHead are not known by name'):
         task.name_outputs(outputs)
     care = dict(type='mmcare.CARE', arch=THIN, _delete_=True)
-    for name in ('mask_rcnn/mask-rcnn_r50_fpn_1x_coco', 'detr/detr_r50_8xb2-150e_coco'):
+    for name, words in (
+        ('cascade_rcnn/cascade-mask-rcnn_r50_fpn_1x_coco', r"CascadeRoIHead.*: use part='neck'"),
+        ('detr/detr_r50_8xb2-150e_coco', r"two-stage detectors .*part='neck'"),
+    ):
         text = f"_base_ = 'mmdet::{name}.py'\nmodel = dict(backbone={care})"
         config = Config.fromstring(text, '.py')
         with DefaultScope.overwrite_default_scope('mmdet'), torch.device('meta'):
             model = MODELS.build(config.model)
-        with pytest.raises(ValueError, match=r"one-stage detectors .*part='neck'"):
+        with pytest.raises(ValueError, match=words):
             make_task(model, 'model')
 
 
