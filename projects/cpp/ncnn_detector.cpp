@@ -1,6 +1,6 @@
 // Find objects in a picture with a decoded detector and ncnn, in float32:
 // ncnn_detector FOLDER.ncnn PICTURE [SCORE]
-#include <ncnn/net.h>
+#include <net.h>
 
 #include <fstream>
 #include <iostream>
