@@ -86,8 +86,9 @@ def test_wheel_and_sdist_hold_what_they_should(project, distributions, tmp_path)
     expected = files(project)
     resources = {f'mmcare/.mim/{n}': d for n, d in expected.items() if n.startswith(RESOURCES)}
     assert {n: d for n, d in packed.items() if n.startswith('mmcare/.mim/')} == resources
-    package = {n for n in expected if re.match(r'mmcare/(?!\.mim/)', n) and '__pycache__' not in n}
-    assert package == {n for n in packed if re.match(r'mmcare/(?!\.mim/)', n)}
+    pattern = r'mmcare(_runtime)?/(?!\.mim/)'
+    package = {n for n in expected if re.match(pattern, n) and '__pycache__' not in n}
+    assert package == {n for n in packed if re.match(pattern, n)}
     assert packed['mmcare/py.typed'] == b''
     with tarfile.open(distributions['sdist']) as archive:
         names = {name.partition('/')[2] for name in archive.getnames()}
