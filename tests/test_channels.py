@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 from helpers import newer, published_state, thin_backbone
-from mmcv.transforms import BaseTransform
-from mmengine.registry import TRANSFORMS
 from mmengine.runner import Runner
 from PIL import Image
+from test_configs import FILES_ON_PAGES
 from toy_training import StopAt
 
 from mmcare.models.loading import FIRST
@@ -17,14 +16,7 @@ toy_configs = pytest.importorskip('toy_configs')
 SIZE = toy_configs.SIZE
 
 
-@TRANSFORMS.register_module()
-class LoadBands(BaseTransform):
-    """As docs/use_in_your_project.md has it."""
-
-    def transform(self, results):
-        results['img'] = np.load(results['img_path'])
-        results['img_shape'] = results['ori_shape'] = results['img'].shape[:2]
-        return results
+exec(FILES_ON_PAGES['load_bands'], {})  # the page skips it: it registers once
 
 
 def change_pictures(config, bands):

@@ -240,7 +240,9 @@ FILES_ON_PAGES = {
 @pytest.mark.parametrize('name', [n for n, text in FILES_ON_PAGES.items() if '_base_' in text])
 def test_configs_on_pages(name, tmp_path, monkeypatch):
     """They build; those for other projects also load the published file, and map images."""
-    toolbox = re.search(r'(\w+)::|$', FILES_ON_PAGES[name])[1]
+    text = FILES_ON_PAGES[name]
+    base = re.search(r"_base_ = './(\w+).py'|$", text)[1]
+    toolbox = re.search(r'(\w+)::|$', FILES_ON_PAGES.get(base, text))[1]
     if toolbox:
         pytest.importorskip(toolbox)
     if FORKS and toolbox == 'mmseg':
@@ -264,13 +266,16 @@ def test_configs_on_pages(name, tmp_path, monkeypatch):
     torch.save(dict(state_dict=state, args=Namespace(model='CARE')), 'CARETrans_S0.pth.tar')
     model.init_weights()
     found = to_published(model.backbone.state_dict())
+    channels = found['stem.0.weight'].shape[1]
+    if channels != 3:
+        del found['stem.0.weight']
     assert_equal(found, {key: state[key] for key in found})
     samples = None
     if toolbox == 'mmdet':
         from mmdet.testing import demo_mm_inputs
 
         samples = demo_mm_inputs(2, (3, 64, 96))['data_samples']
-    model.eval()(torch.rand(2, 3, 64, 96), samples, mode='tensor')
+    model.eval()(torch.rand(2, channels, 64, 96), samples, mode='tensor')
 
 
 def test_your_own_mixer():
