@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import newer, published_state, thin_backbone
+from mmengine.config import Config
 from mmengine.runner import Runner
 from PIL import Image
 from test_configs import FILES_ON_PAGES
@@ -34,9 +35,11 @@ def change_pictures(config, bands):
 
 
 @newer
+@pytest.mark.parametrize(
+    'ending', [pytest.param('tflite', marks=pytest.mark.slow), 'onnx']
+)  # a conversion to LiteRT takes half a minute
 @pytest.mark.parametrize('bands', [1, 5])
-def test_gray_and_five_bands(bands, tmp_path):
-    pytest.importorskip('litert_torch')
+def test_gray_and_five_bands(bands, ending, tmp_path):
     from mmcare.export import export_model, load_source
 
     toy_configs.make_data('segmentation', tmp_path / 'data')
@@ -51,6 +54,8 @@ def test_gray_and_five_bands(bands, tmp_path):
     init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'CARE.pth.tar'))
     config.model.backbone.init_cfg = init_cfg
     config.dump(tmp_path / 'config.py')
+    config.train_cfg.val_interval = 9
+    config = Config(config.to_dict(), format_python_code=False)  # which takes long
     seen = []
     runner = Runner.from_cfg(config)
     hook = StopAt(2)
