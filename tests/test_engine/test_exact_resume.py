@@ -235,7 +235,7 @@ class Augmented:
 
 @pytest.mark.parametrize('workers', [0, 2])
 def test_generators_of_other_libraries(tmp_path, workers):
-    """They are seeded, so that equally seeded runs are equal, and resumed ones, too."""
+    """They are seeded, so that equally seeded runs are equal, and so are resumed ones."""
 
     def loader():
         return dict(dataset=Mixed(Augmented(), Augmented()), num_workers=workers)
