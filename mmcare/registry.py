@@ -5,6 +5,9 @@ Only ``CARE`` and ``CAREAblation`` are also in MMEngine's root registry, without
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from mmengine import registry as root
 
 MODELS = root.Registry('model', parent=root.MODELS, scope='mmcare', locations=['mmcare.models'])
@@ -15,5 +18,14 @@ TRANSFORMS = root.Registry(
 
 
 def type_name(type_: str | type) -> str:
-    """Return the name of a config's type: a class, or a name, perhaps dotted or scoped."""
-    return getattr(type_, '__name__', type_).rpartition('.')[2]
+    """Return the name of a config's type: a class, a name, or one with a scope or a module."""
+    return str(getattr(type_, '__name__', type_)).rpartition('.')[2]
+
+
+def built_type(registry: root.Registry, config: Mapping[str, Any]) -> Any:
+    """Return what MMEngine would call to build a config, under whatever name its type comes."""
+    type_ = config.get('type')
+    if isinstance(type_, str):
+        with registry.switch_scope_and_registry(config.get('_scope_')) as scoped:
+            return scoped.get(type_)
+    return type_

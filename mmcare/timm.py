@@ -24,6 +24,7 @@ from mmcare.weights.names import is_published, to_classifier_keys
 
 timm: Any = require('timm', 'mmcare.timm', 'timm')
 feature_take_indices = timm.models._features.feature_take_indices
+FeatureGetterNet: Any = timm.models._features.FeatureGetterNet
 timm.models.register_notrace_module(CARE)  # torch.fx cannot follow padding, or ask for dimensions
 timm.models.register_notrace_function(pool)
 
@@ -109,7 +110,9 @@ class CAREClassifier(nn.Module):
         x = self.drop(pool(x)) if self.global_pool else x
         if pre_logits or not self.num_classes:
             return x
-        return self.head(x, separate=self.distilled_training and self.training)
+        if self.distilled_training and self.training:
+            return self.head(x, separate=True)
+        return self.head(x)  # which may be another module, such as a Linear
 
     def forward(self, x: Tensor) -> Any:
         """Map images (B, in_chans, H, W) of any size to logits (B, K)."""
@@ -149,6 +152,26 @@ class CAREClassifier(nn.Module):
         return super().load_state_dict(state_dict, *args, **kwargs)
 
 
+class Features(FeatureGetterNet):
+    """timm's feature extractor, which returns a list of maps; with activation checkpointing."""
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute blocks again in the backward pass, to save memory."""
+        self.model.set_grad_checkpointing(enable)
+
+
+class FeatureDict(Features):
+    """The same, with a dict of maps by the index of their stage."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Map images (B, in_chans, H, W) to maps (B, C, H / stride, W / stride), rounded up."""
+        return dict(zip(map(str, self.feature_info.out_indices), super().forward(x)))
+
+
+# timm's own classes for lists and dicts call the children of a model one after the other.
+FEATURES = dict(getter=Features, list=Features, dict=FeatureDict)
+
+
 def _first_stages(backbone: CARE, number: int) -> CARE:
     """Return a backbone that shares the first stages of another one, and ends after them."""
     part = copy(backbone)
@@ -159,14 +182,10 @@ def _first_stages(backbone: CARE, number: int) -> CARE:
 
 def _filter_checkpoint(state: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """Convert and check the weights that timm is about to load, which it does not do strictly."""
-    state, stem = to_classifier_keys(state), 'backbone.stem.conv.weight'
-    checked = dict(state)
-    if stem in state:  # as timm does next
-        checked[stem] = timm.models.adapt_input_conv(model.in_chans, state[stem])
-    cfg = model.pretrained_cfg
+    state, cfg = to_classifier_keys(state), model.pretrained_cfg
     name = cfg.get('file') or cfg.get('url') or 'the state dict'
-    check_state_dict(model.backbone, checked, 'backbone.', name)
-    return state
+    check_state_dict(model.backbone, state, 'backbone.', name)
+    return state  # with the first convolution as it is, which timm adapts next
 
 
 def _entrypoint(arch: str) -> Callable[..., nn.Module]:
@@ -181,7 +200,9 @@ def _entrypoint(arch: str) -> Callable[..., nn.Module]:
                 'features_only, other classes or channels: pretrained_cfg_overlay=dict(file=FILE).'
             )
         kwargs.update(arch=arch, pretrained_filter_fn=_filter_checkpoint)
-        kwargs['feature_cfg'] = dict(out_indices=(0, 1, 2, 3), feature_cls='getter')
+        kwargs['feature_cfg'] = dict(out_indices=(0, 1, 2, 3), feature_cls=Features)
+        if kwargs.get('feature_cls') in FEATURES:
+            kwargs['feature_cls'] = FEATURES[kwargs['feature_cls']]
         return timm.models.build_model_with_cfg(CAREClassifier, name, pretrained, **kwargs)
 
     create.__name__ = f'care_{arch}'

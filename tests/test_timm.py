@@ -96,6 +96,15 @@ def test_classifier_can_be_replaced_and_removed():
     assert thin(num_classes=0, global_pool='').eval()(IMAGE).shape == features.shape
 
 
+@pytest.mark.parametrize('head', [torch.nn.Identity(), torch.nn.Linear(128, 7)], ids=str)
+@pytest.mark.parametrize('training', [False, True])
+def test_another_module_as_head(head, training):
+    model = thin().train(training)
+    model.head = head
+    model(IMAGE).sum().backward()
+    assert model(IMAGE).shape == (2, getattr(head, 'out_features', 128))
+
+
 @pytest.mark.parametrize('recompute', [False, True], ids=['plain', 'grad checkpointing'])
 def test_every_parameter_learns(recompute):
     model = thin(drop_path_rate=0.1)
@@ -134,14 +143,26 @@ def test_intermediates_and_pruning():
     assert model(IMAGE).shape == (2, 3) and model.num_features == expected[1].shape[1]
 
 
-@pytest.mark.parametrize('kind', ['getter', 'hook', 'fx'])
+@pytest.mark.parametrize('kind', ['getter', 'list', 'dict', 'hook', 'fx'])
 @torch.no_grad()
 def test_feature_extractors(kind):
     options = dict(features_only=True, out_indices=(1, 3), feature_cls=kind)
     features = timm.create_model('care_s0', layer_scale_init_value=0.1, **options).eval()
     care = next(module for module in features.modules() if isinstance(module, CARE))
-    expected = care(IMAGE)
-    assert_equal(features(IMAGE), [expected[1], expected[3]])
+    expected, found = care(IMAGE), features(IMAGE)
+    if kind == 'dict':
+        assert [*found] == ['1', '3']
+        found = [*found.values()]
+    assert_equal(found, [expected[1], expected[3]])
+
+
+def test_features_are_computed_again():
+    features, runs = timm.create_model('care_s0', features_only=True, out_indices=(0,)), []
+    features.set_grad_checkpointing()
+    care = next(module for module in features.modules() if isinstance(module, CARE))
+    care.stages[0].blocks[0].register_forward_pre_hook(lambda *_: runs.append(1))
+    features(IMAGE)[0].sum().backward()
+    assert len(runs) == 2
 
 
 @torch.no_grad()

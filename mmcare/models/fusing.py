@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 from mmcv.cnn import build_norm_layer
+from mmengine.registry import MODELS
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
+
+from mmcare.registry import built_type
 
 
 class LayerNorm2d(nn.LayerNorm):
@@ -18,8 +21,8 @@ class LayerNorm2d(nn.LayerNorm):
 
 
 def build_norm(norm_cfg: dict, channels: int) -> nn.Module:
-    """Build a norm for (B, C, H, W) maps; ``type='LN'`` becomes :class:`LayerNorm2d`."""
-    if norm_cfg.get('type') == 'LN':
+    """Build a norm for (B, C, H, W) maps; ``'LN'`` becomes :class:`LayerNorm2d`."""
+    if built_type(MODELS, norm_cfg) is nn.LayerNorm:
         norm_cfg = {**norm_cfg, 'type': LayerNorm2d}
     return build_norm_layer(norm_cfg, channels)[1]
 

@@ -6,16 +6,19 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from mmengine.logging import print_log
-from torch import nn
+from mmengine.model.weight_init import PretrainedInit
+from mmengine.registry import WEIGHT_INITIALIZERS
+from torch import Tensor, nn
 
 from mmcare.models.heads import TwoHeads
+from mmcare.registry import built_type
 from mmcare.weights.names import BACKBONE_PARTS, of_backbone
 from mmcare.weights.reading import CheckpointError, load_weights
 
@@ -31,7 +34,13 @@ the downloaded file itself as the checkpoint, or train from scratch:
     --cfg-options model.backbone.init_cfg=None model.backbone.norm_eval=False"""
 BLOCK = r'stages\.([0-3])\.blocks\.([0-9]+)\.'
 SHAPE = 'of another shape'
+FIRST = 'stem.conv.weight'
 COUNTERS = ('num_batches_tracked', '_extra_state')
+
+
+def is_pretrained(init_cfg: Mapping[str, Any]) -> bool:
+    """Whether MMEngine would load a file for an entry of ``init_cfg``."""
+    return built_type(WEIGHT_INITIALIZERS, init_cfg) is PretrainedInit
 
 
 def read_state_dict(
@@ -72,12 +81,14 @@ def strict_loading(
     def check(filled: Any, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         is_filled = getattr(filled, 'is_init', False)
         if not isinstance(module, TwoHeads):  # MMEngine also marks random weights as initialized
-            is_filled &= 'Pretrained' in str(filled.init_cfg)
+            cfgs = filled.init_cfg if is_filled else []
+            is_filled = any(map(is_pretrained, cfgs if isinstance(cfgs, list) else [cfgs]))
         if is_filled and not _select(module, state, prefix):
             text = f'{file} has no weights of {prefix[:-1]}, which keeps those of its init_cfg.'
             print_log(text, logger='current', level=logging.WARNING)
         else:
-            check_state_dict(module, state, prefix, file)
+            checked = check_state_dict(module, state, prefix, file)
+            state.update({prefix + name: value for name, value in checked.items()})
 
     handles = [
         module._register_load_state_dict_pre_hook(partial(check, filled), with_module=True)
@@ -105,7 +116,8 @@ def check_state_dict(
         file: Where the weights come from, for the message.
 
     Returns:
-        The weights by their names in the network, without those of stages that are not built.
+        The weights by their names in the network, without those of stages that are not built. The
+        first convolution's, if they are for RGB, fit the network's ``in_channels``.
 
     Raises:
         CheckpointError: If a weight is missing (except of output norms), unexpected, of another
@@ -115,6 +127,8 @@ def check_state_dict(
     given = _select(network, state, prefix)
     is_backbone = not isinstance(network, TwoHeads)
     wanted = network.state_dict()
+    if is_backbone and FIRST in wanted:
+        _adapt_channels(given, wanted[FIRST], file)
     needed = [name for name in wanted if not name.startswith('out_norms.')]
     faults = {'missing': [n for n in needed if n not in given and not n.endswith(COUNTERS)]}
     for name, value in given.items():
@@ -143,6 +157,26 @@ def _select(network: Any, state: Mapping[str, Any], prefix: str) -> dict[str, An
     return {name: given[name] for name in kept}
 
 
+def _adapt_channels(state: dict[str, Any], wanted: Tensor, file: Any) -> None:
+    """Change the RGB weights of the first convolution to those of other channels, as timm does.
+
+    For one channel they are summed. For more they are repeated, and scaled so that sums over
+    channels stay as large.
+    """
+    weight: Any = state.get(FIRST)
+    width, channels, *kernel = wanted.shape
+    if _find_fault(weight, wanted) != SHAPE or weight.shape != (width, 3, *kernel):
+        return
+    rgb = weight.cpu().double()
+    if channels == 1:
+        adapted, change = rgb.sum(1, keepdim=True), 'summed'
+    else:
+        adapted, change = rgb[:, torch.arange(channels) % 3] * (3 / channels), 'repeated, scaled'
+    state[FIRST] = adapted.to(weight)
+    text = f'{file}: the RGB weights of {FIRST} are {change} for in_channels={channels}'
+    print_log(text, logger='current')
+
+
 def _find_fault(value: Any, wanted: torch.Tensor | None) -> str:
     """Name the fault of a weight; empty if there is none."""
     if wanted is None:
@@ -158,7 +192,8 @@ def _find_fault(value: Any, wanted: torch.Tensor | None) -> str:
 
 def _advise(backbone: Any, given: Mapping[str, Any], prefix: str) -> list[str]:
     """Say, in lines, what weights that do not fit look like, and what to do."""
-    lines = []
+    lines: list[str] = []
+    wanted = backbone.state_dict()
     if not given:
         lines.append(
             f'It has no weights of a CARE under {prefix!r}. Load weights of a backbone alone by '
@@ -173,8 +208,22 @@ def _advise(backbone: Any, given: Mapping[str, Any], prefix: str) -> list[str]:
             else 'The weights are fused (tools/reparameterize_model.py), the model is not: build '
             'it with deploy=True to evaluate, or load the weights from before fusing to train.'
         )
+    elif _has_batch_norms(given) != _has_batch_norms(wanted):
+        lines.append(
+            f'The model has norm_cfg={backbone.norm_cfg}, and the weights are of '
+            f'{"batch norms" if _has_batch_norms(given) else "other norms"}: '
+            'they fit only a model with the norm_cfg that they were trained with.'
+        )
+    channels = [list(getattr(s.get(FIRST), 'shape', ()))[1:2] for s in (given, wanted)]
+    if all(channels) and channels[0] != channels[1]:
+        text = f'They are for {channels[0][0]} channels, the model has in_channels={channels[1][0]}'
+        lines.append(f'{text}: only weights for 3 channels fit others.')
     arch = name_arch(given, backbone.arch_zoo)
     return [*lines, f'They have the blocks and channels of arch={arch!r}.'] if arch else lines
+
+
+def _has_batch_norms(state: Iterable[str]) -> bool:
+    return any(re.match(r'(?!out_norms\.).*\.running_mean', name) for name in state)
 
 
 def name_arch(state: Mapping[str, Any], archs: Mapping[str, Mapping[str, Any]]) -> str | None:

@@ -1,11 +1,14 @@
 """A resumed run ends with the weights of an uninterrupted one, or says why it cannot."""
 
+import random
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from mmengine.hooks import Hook
-from toy_training import EPOCHS, StopAt, build, saved, train
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from toy_training import EPOCHS, ITERATIONS, Model, Numbers, StopAt, build, saved, train
 
 from mmcare.weights.reading import CheckpointError
 
@@ -124,3 +127,188 @@ def test_a_config_of_a_resumed_run_evaluates(tmp_path, evaluate):
     runner = build(tmp_path, resume=True, load_from=str(best))
     getattr(runner, evaluate)()
     assert runner._has_loaded
+
+
+def assert_resumes(tmp_path, iteration, kind=Model, hooks=(), loader=dict, **options):
+    """Compare a run with one that is interrupted before an iteration, and resumed."""
+    for folder, more in dict(
+        whole=dict(hooks=hooks),
+        parts=dict(hooks=[*hooks, StopAt(iteration)]),
+        resumed=dict(hooks=hooks, resume=True),
+    ).items():
+        torch.manual_seed(0)  # of the weights
+        options.update(model=kind(), loader=loader(), **more)
+        train(tmp_path / folder.replace('resumed', 'parts'), **options)
+        if folder == 'parts':
+            assert saved(tmp_path / folder)['last'] == iteration // ITERATIONS * ITERATIONS
+    assert saved(tmp_path / 'parts') == saved(tmp_path / 'whole')
+    return saved(tmp_path / 'whole')['last']
+
+
+def test_a_scheduler_that_waits_for_metrics(tmp_path):
+    """Checkpoints precede its step, so the validation is repeated."""
+    plateau = dict(type='ReduceOnPlateauLR', monitor='acc', rule='greater', patience=0)
+    options = dict(checkpoint=dict(save_best=None), param_scheduler=plateau)
+    assert_resumes(tmp_path, 3 * ITERATIONS + 1, **options)
+
+
+def test_early_stopping_keeps_its_count(tmp_path):
+    """It waits for two epochs, one of them before the interruption."""
+    stopping = dict(type='EarlyStoppingHook', monitor='acc', min_delta=9, patience=2)
+    options = dict(hooks=[stopping], checkpoint=dict(save_best=None))
+    last = assert_resumes(tmp_path, 2 * ITERATIONS + 1, **options)
+    assert last == 3 * ITERATIONS < EPOCHS * ITERATIONS
+
+
+class Sized(Model):
+    """As mmdet's BatchSyncRandomResize: a size that is drawn anew from time to time."""
+
+    def __init__(self):
+        super().__init__()
+        self._input_size = None
+        self.count = 0
+
+    def forward(self, inputs, mode='tensor'):
+        loss = super().forward(inputs * (self._input_size or (1.0,))[0], mode)
+        self.count += 1
+        if self.count % 6 == 0:
+            self._input_size = (random.uniform(0.5, 2), 1)
+        return loss
+
+
+def test_numbers_of_modules_resume(tmp_path):
+    """Also those that do not change again after the first resume."""
+    assert_resumes(tmp_path, 2 * ITERATIONS + 1, Sized)
+    for _ in range(2):
+        train(tmp_path / 'again', hooks=[StopAt(9)], resume=True, model=Sized())
+    state = torch.load(tmp_path / 'again' / 'epoch_2.pth', weights_only=True)['training_state']
+    assert state['', 'count'] == 2 * ITERATIONS and ('', 'training') not in state
+
+
+class Mixed(Numbers):
+    """A dataset whose pipeline mixes each sample with earlier ones, or draws by itself."""
+
+    def __init__(self, *steps):
+        super().__init__()
+        self.pipeline = list(steps)
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        for step in self.pipeline:
+            sample = step(sample)
+        return sample
+
+
+class Cached:
+    """As mmdet's CachedMosaic."""
+
+    def __init__(self):
+        self.results_cache, self.factor = [], 1
+
+    def __call__(self, sample):
+        self.results_cache.append(sample)
+        return sample + self.results_cache[len(self.results_cache) // 2]
+
+
+class OwnGenerators:
+    """As Albumentations' Compose from 1.4.21 on, which ignores the seeds of the run."""
+
+    def __init__(self):
+        self.set_random_state(np.random.default_rng(), random.Random())
+
+    def set_random_state(self, generator, python):
+        self.generator, self.python = generator, python
+
+    def __call__(self, sample):
+        return sample + self.generator.random() + self.python.random()
+
+
+class Augmented:
+    """As mmdet's Albu: a transform around another library's."""
+
+    def __init__(self):
+        self.aug = OwnGenerators()
+
+    def __call__(self, sample):
+        return self.aug(sample).float()
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_generators_of_other_libraries(tmp_path, workers):
+    """They are seeded, so that equally seeded runs are equal, and so are resumed ones."""
+
+    def loader():
+        return dict(dataset=Mixed(Augmented(), Augmented()), num_workers=workers)
+
+    assert_resumes(tmp_path, 2 * ITERATIONS + 1, loader=loader)
+
+
+class Counter(Hook):
+    def __init__(self):
+        self.count = 0
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.count += 1
+
+
+class Careful(Counter):
+    def before_save_checkpoint(self, runner, checkpoint):
+        checkpoint['count'] = self.count
+
+
+@pytest.mark.parametrize('resumes', [False, True])
+def test_lost_state_is_named_when_a_run_starts(tmp_path, monkeypatch, resumes):
+    """In its second iteration, once; workers start anew in each epoch, with empty caches."""
+    options = dict(hooks=[Counter(), Careful(), StopAt(2)])
+    if resumes:
+        train(tmp_path, hooks=[StopAt(5)])
+        options = dict(resume=True, hooks=[Counter(), Careful(), StopAt(7)])
+    warned = []
+    monkeypatch.setattr(f'{HOOK}.print_log', lambda text, **_: warned.append(text))
+    for workers, names in ((0, 'Cached.results_cache, Counter.count'), (1, 'Counter.count')):
+        warned.clear()
+        dataset = Mixed(Cached())
+        train(tmp_path, loader=dict(dataset=dataset, num_workers=workers), **options)
+        run = 'This resumed run does' if resumes else 'A resume of this run will'
+        assert len(warned) == 1 and warned[0].startswith(f'{run} not reproduce'), warned
+        assert f'changes {names}, which no checkpoint holds' in warned[0]
+        options['hooks'][0] = Counter()
+
+
+def test_a_scheduler_that_waits_for_metrics_needs_our_checkpoints(tmp_path, monkeypatch):
+    """MMEngine's hook does not repeat the validation."""
+    warned = []
+    monkeypatch.setattr(f'{HOOK}.print_log', lambda text, **_: warned.append(text))
+    plateau = dict(type='ReduceOnPlateauLR', monitor='loss')
+    options = dict(checkpoint=dict(type='CheckpointHook'), param_scheduler=plateau)
+    train(tmp_path, hooks=[StopAt(0)], **options)
+    assert len(warned) == 1 and 'checkpoint.type=mmcare.AtomicCheckpointHook' in warned[0]
+
+
+class TwoParts(Model):
+    """Two optimizers, of which one has no gradients, as of a frozen backbone."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = torch.nn.Linear(4, 4).requires_grad_(False)
+
+    def train_step(self, data, optim_wrapper):
+        loss = self(**self.data_preprocessor(data, True), mode='loss')['loss']
+        optim_wrapper['layer'].update_params(loss)
+        return dict(loss=loss)
+
+    def optimizers(self):
+        parts = {name: getattr(self, name).parameters() for name in ('layer', 'frozen')}
+        return OptimWrapperDict(**{k: OptimWrapper(torch.optim.AdamW(v)) for k, v in parts.items()})
+
+
+@pytest.mark.parametrize('trains', [False, True])
+def test_an_optimizer_without_gradients(tmp_path, trains):
+    """Its state is empty, which is right; that of an optimizer with gradients is not."""
+    for resume in (False, True):
+        model = TwoParts()
+        options = dict(model=model, optim_wrapper=model.optimizers(), param_scheduler=None)
+        model.frozen.requires_grad_(trains and resume)
+        refused = pytest.raises(CheckpointError, match='state of the optimizer is missing')
+        with refused if trains and resume else nullcontext():
+            train(tmp_path, hooks=[StopAt(5 + resume)], resume=resume, **options)

@@ -17,6 +17,7 @@ from helpers import (
     random_backbone,
     thin_backbone,
 )
+from mmengine.model import PretrainedInit
 from mmengine.runner import Runner
 
 from mmcare.engine import SafeLoadingHook
@@ -90,6 +91,50 @@ def test_every_kind_of_file(files, source, name):
     assert_equal(model.backbone.state_dict(), source.state_dict())
 
 
+@pytest.mark.parametrize(
+    'kind',
+    [
+        *(PretrainedInit, 'mmengine.model.PretrainedInit'),  # as dumped pure-Python configs have it
+        *('mmengine.model.weight_init.PretrainedInit', 'mmengine.Pretrained'),
+    ],
+)
+def test_every_name_of_init_cfg(files, source, kind, tmp_path):
+    """MMEngine would load these with ``strict=False``, and published names not at all."""
+    init_cfg = dict(type=kind, checkpoint=str(files / 'published.pth.tar'))
+    for cfg in (init_cfg, [dict(type='Constant', layer='Conv2d', val=1.0), init_cfg]):
+        backbone = CARE(THIN, init_cfg=cfg)
+        backbone.init_weights()
+        assert_equal(backbone.state_dict(), source.state_dict())
+    torch.save({'stem.conv.bias': torch.ones(16)}, tmp_path / 'part.pth')
+    with pytest.raises(CheckpointError, match='missing'):
+        CARE(THIN, init_cfg=dict(init_cfg, checkpoint=str(tmp_path / 'part.pth'))).init_weights()
+
+
+@pytest.mark.parametrize('channels', [1, 2, 4, 5, 6])
+def test_rgb_weights_for_other_channels(files, source, channels, monkeypatch, tmp_path):
+    """Summed for gray images; else repeated, and scaled so that sums over channels stay."""
+    logged = []
+    monkeypatch.setattr('mmcare.models.loading.print_log', lambda text, **_: logged.append(text))
+    rgb = source.stem.conv.weight
+    expected = sum(rgb[:, i] for i in range(3))[:, None]
+    if channels > 1:
+        expected = torch.stack([rgb[:, i % 3] * 3 / channels for i in range(channels)], 1)
+    file = files / 'published.pth.tar'
+    init_cfg = dict(type='Pretrained', checkpoint=str(file))
+    by_init_cfg = Images(in_channels=channels, init_cfg=init_cfg)
+    by_init_cfg.init_weights()
+    by_load_from = Images(in_channels=channels)
+    load_in_a_run(by_load_from, file)
+    for model in (by_init_cfg, by_load_from):
+        state = model.backbone.state_dict()
+        torch.testing.assert_close(state.pop('stem.conv.weight'), expected)
+        assert_equal(state, {k: v for k, v in source.state_dict().items() if k in state})
+    assert len(logged) == 2 and all(f'in_channels={channels}' in text for text in logged)
+    torch.save(by_init_cfg.state_dict(), tmp_path / 'other.pth')
+    words = rf'of another shape: .*stem.conv.weight[\s\S]*for {channels} channels.*in_channels=3'
+    assert_refused(tmp_path / 'other.pth', words, arch=THIN)
+
+
 def test_prefix_selects_a_part(source, tmp_path):
     both = dict(student=random_backbone().state_dict(), teacher=source.state_dict())
     state = {f'{name}.{key}': v for name, part in both.items() for key, v in part.items()}
@@ -137,6 +182,7 @@ def assert_refused(file, words, **arguments):
         (dict(expand_last=False), dict(), r'not in the model: .*stages\.3\.blocks\.0\.gamma'),
         (dict(out_indices=(0, 1)), dict(), r'missing: .*stages\.2\.'),
         (dict(kind=CAREAblation, memory=False), dict(), 'of another shape: .*stem'),
+        (dict(), dict(norm_cfg=dict(type='GN', num_groups=4)), 'norm_cfg=.*GN.* of batch norms'),
     ],
     ids=str,
 )

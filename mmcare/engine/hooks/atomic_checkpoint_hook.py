@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
-from mmengine.hooks import CheckpointHook
+from mmengine.hooks import CheckpointHook, EarlyStoppingHook
 from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
@@ -32,7 +32,8 @@ class AtomicCheckpointHook(CheckpointHook):
     With ``resume=True`` and without ``load_from``, the run resumes from the checkpoint that
     MMEngine's file ``last_checkpoint`` names. If it is damaged or missing, a warning is logged and
     the newest undamaged checkpoint is used. A run without checkpoints starts from its beginning.
-    With ``save_best``, a resumed run repeats the validation that a kill may have interrupted.
+    A resumed run repeats the validation that follows its checkpoint if something depends on the
+    metrics: ``save_best``, early stopping, or a scheduler such as ``ReduceOnPlateauLR``.
 
     Checkpoints contain tensors and plain values only, so ``torch.load(file, weights_only=True)``
     reads them. Smoothed values of the log start again after a resume.
@@ -90,7 +91,8 @@ class AtomicCheckpointHook(CheckpointHook):
         self.last_ckpt = info.get('last_ckpt')  # MMEngine forgets it
         if self.last_ckpt and is_main_process():  # a kill may have left this file empty
             Path(runner.work_dir, 'last_checkpoint').write_text(self.last_ckpt)
-        if self.save_best and runner.val_loop and self._validates_now(runner.train_loop):
+        repeats = self.save_best or repeats_validation(runner)
+        if repeats and runner.val_loop and self._validates_now(runner.train_loop):
             runner.val_loop.run()
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
@@ -140,6 +142,16 @@ class AtomicCheckpointHook(CheckpointHook):
         loop._decide_current_val_interval()
         step, end = (loop.epoch, loop.max_epochs) if self.by_epoch else (loop.iter, loop.max_iters)
         return step >= loop.val_begin and (step % loop.val_interval == 0 or step == end)
+
+
+def repeats_validation(runner: Any) -> bool:
+    """Whether training depends on metrics of the validation, which comes after a checkpoint."""
+    schedulers = runner.param_schedulers or []
+    parts = schedulers.values() if isinstance(schedulers, dict) else [schedulers]
+    return any(
+        [getattr(scheduler, 'need_val_args', False) for part in parts for scheduler in part]
+        + [isinstance(hook, EarlyStoppingHook) for hook in runner.hooks]
+    )
 
 
 class _AtomicBackend(LocalBackend):

@@ -11,13 +11,18 @@ from mmengine.dataset import worker_init_fn
 from mmengine.dist import get_rank, get_world_size
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
+from mmengine.optim import OptimWrapperDict
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, find_latest_checkpoint, set_random_seed
 
 from mmcare.compatibility import skips_batches
+from mmcare.engine import training_state
 from mmcare.engine.hooks import SwitchableHook
+from mmcare.engine.hooks.atomic_checkpoint_hook import AtomicCheckpointHook, repeats_validation
 from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
 from mmcare.weights.reading import CheckpointError
+
+STATE = 'training_state'  # in checkpoints
 
 
 @HOOKS.register_module()
@@ -30,12 +35,23 @@ class ExactResumeHook(SwitchableHook):
     cannot be resumed exactly. On GPUs also set ``randomness.deterministic=True``, but not for
     segmentors: PyTorch raises, see docs/resume.md.
 
+    Numbers that modules of the model change as attributes, such as the image size of mmdet's
+    ``BatchSyncRandomResize``, and those of ``EarlyStoppingHook`` are added to checkpoints. A
+    warning names hooks and transforms that change, and whose state is in no checkpoint.
+
     Raises:
         CheckpointError: If a run resumes from a file that lacks weights or the optimizer's state,
             or has another number of schedulers. MMEngine would silently reinitialize them.
     """
 
     priority = 'VERY_HIGH'
+
+    def __init__(self, enabled: bool = True) -> None:
+        super().__init__(enabled)
+        self._numbers: training_state.Numbers | None = None  # before the run, or before its resume
+        self._contents: dict[tuple[Any, str], Any] = {}
+        self._objects: dict[int, Any] = {}
+        self._first_iter = 0
 
     def before_run(self, runner: Any) -> None:
         """Warn if a resume cannot be exact."""
@@ -47,11 +63,11 @@ class ExactResumeHook(SwitchableHook):
             'randomness.seed': runner._randomness_cfg.get('seed') is None,
             'train_dataloader.num_workers': not (by_epoch or loader.num_workers),
             'train_dataloader.persistent_workers=False': by_epoch and loader.persistent_workers,
+            'default_hooks.checkpoint.type=mmcare.AtomicCheckpointHook': repeats_validation(runner)
+            and not any(isinstance(hook, AtomicCheckpointHook) for hook in runner.hooks),
         }
         if missing := ', '.join(setting for setting, needed in advice.items() if needed):
-            run = 'This resumed run does' if runner._resume else 'A resume of this run will'
-            text = f'{run} not reproduce an uninterrupted run. Set {missing}.'
-            print_log(text, logger='current', level=logging.WARNING)
+            _warn(runner, f'Set {missing}.')
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Check the checkpoint that training resumes from."""
@@ -66,7 +82,7 @@ class ExactResumeHook(SwitchableHook):
         if unfit:
             fault = f'{len(unfit)} weights of the model are not in it or have another shape: '
             fault += ', '.join(unfit[:10])
-        elif not _holds_state(checkpoint.get('optimizer', {})):
+        elif not _holds_state(checkpoint.get('optimizer', {}), runner.optim_wrapper):
             fault = 'the state of the optimizer is missing'
         elif needed is not None and len(held) != len(needed):
             fault = f'it has {len(held)} schedulers, the run has {len(needed)}'
@@ -77,6 +93,10 @@ class ExactResumeHook(SwitchableHook):
                 text = f'The schedules of the checkpoint, which end at {kept}, are kept; those of '
                 text += f'the config end at {ignored}. To train longer, start anew or by load_from.'
                 print_log(text, logger='current', level=logging.WARNING)
+            objects = training_state.restorable(runner)
+            self._numbers = training_state.read_numbers(objects)
+            if isinstance(checkpoint.get(STATE), dict):
+                training_state.write_numbers(objects, checkpoint[STATE])
             return
         raise CheckpointError(
             f'{runner._load_from or find_latest_checkpoint(runner.work_dir)} cannot be resumed '
@@ -88,14 +108,20 @@ class ExactResumeHook(SwitchableHook):
         iterator: Any = getattr(runner.train_loop, 'dataloader_iterator', None)
         if hasattr(iterator, 'skip_iter'):  # onedl-mmengine, which would skip them
             iterator.skip_iter = lambda number: deque(islice(iterator, number), maxlen=0)
+        if self._numbers is None:
+            self._numbers = training_state.read_numbers(training_state.restorable(runner))
+        self._objects = training_state.not_restorable(runner)
+        self._contents = training_state.read_contents(self._objects)
+        self._first_iter = runner.iter
 
     def before_train_epoch(self, runner: Any) -> None:
         """Seed the workers for the epoch."""
         self.before_train_iter(runner, 0)  # the loader may draw
         loader = runner.train_dataloader
-        if getattr(loader.worker_init_fn, 'func', None) is worker_init_fn:
+        function, seeding = loader.worker_init_fn, training_state.seed_worker
+        if getattr(function, 'func', None) in (worker_init_fn, seeding):
             seed = runner.seed + runner.epoch * loader.num_workers * get_world_size()
-            loader.worker_init_fn = partial(loader.worker_init_fn, seed=seed)
+            loader.worker_init_fn = partial(seeding, **{**function.keywords, 'seed': seed})
         iterator = getattr(runner.train_loop, 'dataloader_iterator', None)
         if iterator is not None and not skips_batches():
             deque(islice(iterator, runner.iter), maxlen=0)
@@ -104,12 +130,59 @@ class ExactResumeHook(SwitchableHook):
         """Seed the generators for the iteration."""
         # Mixed, or iterations of runs with neighboring seeds would draw the same numbers.
         mixed = np.random.SeedSequence([runner.seed, runner.iter, get_rank()])
-        set_random_seed(int(mixed.generate_state(1)[0]))
+        seed = int(mixed.generate_state(1)[0])
+        set_random_seed(seed)
+        loader = runner.train_dataloader
+        if not loader.num_workers:
+            training_state.seed_generators(loader.dataset, seed)
+        if runner.iter == self._first_iter + 1:  # all hooks and transforms have run once
+            self._warn_of_lost_state(runner)
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        """Add the numbers that have changed."""
+        if self._numbers is None:  # not in training
+            return
+        numbers = training_state.read_numbers(training_state.restorable(runner))
+        checkpoint[STATE] = {
+            key: value
+            for key, value in numbers.items()
+            if key not in self._numbers or self._numbers[key] != value
+        }
+        self._warn_of_lost_state(runner)
+
+    def _warn_of_lost_state(self, runner: Any) -> None:
+        contents = training_state.read_contents(self._objects)
+        changed = {key for key in contents if contents[key] != self._contents.get(key)}
+        names = {f'{type(self._objects[index]).__name__}.{name}' for index, name in changed}
+        if not names:
+            return
+        _warn(
+            runner,
+            f'Training changes {", ".join(sorted(names))}, which no checkpoint holds. For '
+            'transforms, set train_dataloader.num_workers; a hook can write its state in '
+            'before_save_checkpoint, and read it in after_load_checkpoint.',
+        )
+        for index, _ in changed:  # named once
+            self._objects.pop(index, None)
 
 
-def _holds_state(optimizer: dict[str, Any]) -> bool:
-    """Whether the state dict of an optimizer, or of each of several, has the state it needs."""
-    if 'param_groups' not in optimizer:
-        return bool(optimizer) and all(map(_holds_state, optimizer.values()))
-    needed = any('betas' in group or group.get('momentum') for group in optimizer['param_groups'])
-    return bool(optimizer.get('state')) or not needed
+def _warn(runner: Any, advice: str) -> None:
+    run = 'This resumed run does' if runner._resume else 'A resume of this run will'
+    text = f'{run} not reproduce an uninterrupted run. {advice}'
+    print_log(text, logger='current', level=logging.WARNING)
+
+
+def _holds_state(optimizer: dict[str, Any], wrapper: Any) -> bool:
+    """Whether a state dict has the state that an optimizer, or each of several, needs.
+
+    Those without momentum need none, nor do those of frozen parameters.
+    """
+    if isinstance(wrapper, OptimWrapperDict):
+        return all(_holds_state(optimizer.get(name, {}), part) for name, part in wrapper.items())
+    groups = [
+        group
+        for group in wrapper.optimizer.param_groups
+        if any(parameter.requires_grad for parameter in group['params'])
+    ]
+    needed = any('betas' in group or group.get('momentum') for group in groups)
+    return 'param_groups' in optimizer and (bool(optimizer.get('state')) or not needed)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_activation_layer
 from mmengine.model import BaseModule
-from mmengine.model.weight_init import PretrainedInit, update_init_info
+from mmengine.model.weight_init import update_init_info
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from mmcare.compatibility import autocast_off
 from mmcare.models.arguments import NUM_STAGES, check, resolve_arch
 from mmcare.models.fusing import build_norm, check_fusible, fuse, is_fixed
-from mmcare.models.loading import read_state_dict
+from mmcare.models.loading import is_pretrained, read_state_dict
 from mmcare.models.recompute import recompute
 from mmcare.registry import MODELS
 
@@ -324,7 +324,8 @@ class CARE(BaseModule):
             its latent channels (1024, or 1536 for S2). False: a last block like the others.
         deploy: Build the network as :meth:`switch_to_deploy` leaves it, for fused weights.
         init_cfg: By default truncated normal, std 0.02, biases 0. ``dict(type='Pretrained',
-            checkpoint=...)`` takes published files, converted ones and checkpoints of MM toolboxes.
+            checkpoint=...)`` takes published files, converted ones and checkpoints of MM toolboxes;
+            weights for RGB are adapted to other ``in_channels``.
 
     Raises:
         ValueError: If the value of an argument is not allowed.
@@ -575,7 +576,7 @@ class CARE(BaseModule):
         """
         given: Any = self.init_cfg
         cfgs = given if isinstance(given, list) else [given]
-        files = [cfg for cfg in cfgs if cfg['type'] in ('Pretrained', PretrainedInit)]
+        files = [cfg for cfg in cfgs if is_pretrained(cfg)]
         for cfg in files:
             check('init_cfg', cfg, 'a Pretrained with checkpoint=FILE', bool(cfg.get('checkpoint')))
         states = [] if self.is_init else [read_state_dict(self, **cfg) for cfg in files]
