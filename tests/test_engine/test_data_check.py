@@ -35,7 +35,7 @@ def make_coco(folder):
         for index in range(2):
             Image.new('RGB', SIZE).save(folder / split / f'{index}.jpg')
         # Numbers with gaps, an image without objects, and a category without objects.
-        annotation = dict(image_id=0, bbox=[1, 1, 4, 4], area=16)
+        annotation = dict(image_id=0, iscrowd=0, bbox=[1, 1, 4, 4], area=16)
         content = dict(
             images=[dict(id=i, file_name=f'{i}.jpg', width=8, height=6) for i in range(2)],
             categories=[dict(id=number, name=name) for number, name in zip(IDS, CLASSES)],
