@@ -53,8 +53,8 @@ def mine(request, tmp_path, monkeypatch):
         shutil.move('drawn/annotations/training', 'data/mine/masks')
         for file in Path('data/mine/masks').iterdir():
             labels = cv2.imread(str(file), cv2.IMREAD_GRAYSCALE)
-            cv2.imwrite(str(file), (labels > 0).astype('uint8') * 255)
-        for words in ('> 127', 'train.txt', "Path('look')"):
+            cv2.imwrite(str(file), (labels[::2, ::2] > 0).astype('uint8') * 255)
+        for words in ('INTER_NEAREST', 'INTER_NEAREST', 'train.txt', "Path('look')"):
             run_block(words)
     else:
         shutil.move('drawn/train2017', 'data/mine/images')

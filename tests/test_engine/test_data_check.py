@@ -490,6 +490,7 @@ HEALTHY = dict(
     boxes_alone=('coco', both(every(segmentation=[])), {}),
     no_segmentation=('coco', both(every(segmentation=None)), {}),
     attributes_of_cvat=('coco', both(every(attributes=dict(occluded=True, rotation=0.0))), {}),
+    keys_of_label_studio=('coco', both(every(ignore=0, segmentation=[])), {}),
     ids_as_strings=('coco', both(strings), {}),
     categories_as_strings=('coco', both(ids_of('a', 'b', 'c')), {}),
     ids_from_0=('coco', both(ids_of(0, 1, 2)), {}),
@@ -848,6 +849,12 @@ MASK_CASES = dict(
     masks_of_255=(
         'ade20k',
         label(0, values=(255, 0, 255)),
+        TWO,
+        r'stop: as \[0, 255\], and \{255\} are',
+    ),
+    a_mask_missing_and_others_of_255=(
+        'ade20k',
+        together(label(0, values=(255, 0, 255)), remove('labels/train/0.png')),
         TWO,
         r'stop: as \[0, 255\], and \{255\} are',
     ),

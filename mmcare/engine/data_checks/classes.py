@@ -191,12 +191,12 @@ def check_objects(run: Run) -> Iterator[Stop | Warn]:
     elif wanted - found and None not in found:
         yield Warn(fault)
     val = [split for split in run.of_mode('val') if _has_objects(split) and split.pictures]
-    if val and not any(p.labels for split in val for p in split.pictures):
-        if not any(map(_holds_objects, val)):
-            yield Stop(
-                f'no object in the validation data {val[0].name} is one of the classes '
-                f'{val[0].classes}: AP would be -1'
-            )
+    labelled = any(picture.labels for split in val for picture in split.pictures)
+    if val and not labelled and not any(map(_holds_objects, val)):
+        yield Stop(
+            f'no object in the validation data {val[0].name} is one of the classes '
+            f'{val[0].classes}: AP would be -1'
+        )
     for split in run.splits:
         number = sum(len(picture.labels) for picture in split.pictures)
         if number and split.coco is None and number == sum(p.ignored for p in split.pictures):

@@ -67,8 +67,6 @@ def check_mask_values(run: Run) -> Iterator[Stop]:
     for split in splits:
         for picture in split.pictures:
             path, labels = picture.mask, _read_labels(split, picture)
-            if labels is None:
-                return
             values.update(labels)
             if len(split.classes) == 1 and values - ignored - {0}:
                 yield Stop(
@@ -205,7 +203,7 @@ def _read_palette(path: str | None) -> dict[int, tuple[int, ...]]:
         return {}
 
 
-def _read_labels(split: Split, picture: Picture) -> set[int] | None:
+def _read_labels(split: Split, picture: Picture) -> set[int]:
     info = dict(
         seg_map_path=picture.mask,
         reduce_zero_label=split.dataset.metainfo['reduce_zero_label'],
@@ -215,4 +213,4 @@ def _read_labels(split: Split, picture: Picture) -> set[int] | None:
     try:
         return set(np.unique(split.steps['LoadAnnotations'](info)['gt_seg_map']).tolist())
     except Exception:  # remote, or another check says so
-        return None
+        return set()
