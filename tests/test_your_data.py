@@ -46,7 +46,7 @@ def mine(request, tmp_path, monkeypatch):
         for folder in Path('data/mine/all').iterdir():  # skipped silently without a config's word
             shutil.move(min(folder.iterdir()), folder / 'a.webp')
         for _ in range(2):  # it can be run again
-            run_block('data/mine/all')
+            run_block("Path('data/mine/all')")
         assert {len([*Path('data/mine/val').glob(f'{name}/*')]) for name in IMAGENET_CLASSES} == {2}
     elif task == 'segmentor':
         shutil.move('drawn/images/training', 'data/mine/images')

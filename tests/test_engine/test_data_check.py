@@ -24,6 +24,7 @@ from mmcare.engine.data_checks.masks import check_class_weights, unwrap
 from mmcare.engine.hooks.data_check_hook import DataCheckHook
 
 pytest.importorskip('mmdet')
+from mmdet.datasets import CocoDataset
 from mmseg.models.losses import CrossEntropyLoss
 from pycocotools import mask as run_lengths
 
@@ -198,6 +199,14 @@ LAYOUTS = dict(
     panoptic=(make_panoptic, panoptic, 3),
     voc=(make_voc, voc, 3),
 )
+
+
+@DATASETS.register_module()
+class Picky(CocoDataset):
+    def parse_data_info(self, raw_data_info):
+        info = super().parse_data_info(raw_data_info)
+        info['instances'] = info['instances'][:2]
+        return info
 
 
 @pytest.fixture
@@ -624,6 +633,12 @@ COCO_CASES = dict(
         together(add('train/3.jpg', size=(10, 8)), edit(picture(1, width=10, height=8))),
         dict(filter_cfg=dict(min_size=12)),
         r"warn: 1 of 3 pictures .*min_size=12, such as '3\.jpg'",
+    ),
+    left_out_by_a_subclass=(
+        'coco',
+        str,
+        dict(type='Picky'),
+        'warn: 1 of 5 objects .* left out by Picky, for a reason of its own',
     ),
     corners=('coco', both(corners), {}, r'stop: far beyond .* not the right and lower sides'),
     shares=('coco', both(shares), {}, r'stop: are shares of width and height'),
@@ -1099,8 +1114,6 @@ def test_checked_once(data, monkeypatch):
 
 def test_classes_as_types(data):
     """In place of names, configs can have classes, and dotted names."""
-    from mmdet.datasets import CocoDataset
-
     make_coco(data)
     lack('annotations', 'area')(data)
     for kind in (CocoDataset, 'mmdet.datasets.CocoDataset'):

@@ -58,11 +58,11 @@ def check_required_keys(file: str, read: Callable[[str], CocoFile]) -> Iterator[
 
 def check_iscrowd(run: Run) -> Iterator[Stop]:
     """Find objects without ``iscrowd``: the first evaluation would fail, after hours."""
-    for split in run.of_mode('val', 'test'):
-        if _items(split) and _evaluates_coco(split):
-            file, names = split.dataset.ann_file, _names(split)
-            rows = dict(iscrowd=lambda value: isinstance(value, (int, float)))
-            yield from _find_missing(file, 'objects', _items(split), rows, names)
+    for split, coco in _with_objects(run):
+        if split.mode != 'train' and _evaluates_coco(split):
+            rows = dict(iscrowd=_is_number)
+            file = split.dataset.ann_file
+            yield from _find_missing(file, 'objects', coco.annotations, rows, _names(coco))
 
 
 def check_duplicates(run: Run) -> Iterator[Stop | Warn]:
@@ -120,28 +120,33 @@ def check_category_order(run: Run) -> Iterator[Stop]:
 
 def check_lost_objects(run: Run) -> Iterator[Stop | Warn]:
     """Compare the objects that the file holds with those that the dataset keeps."""
-    for split in run.splits:
-        if not _items(split):
-            continue
-        found = _count(split)
-        lost = sorted(found.lost.items(), key=lambda entry: -entry[1][0])
-        total = f'{found.number}{_sampled(split)} objects in {split.name}'
-        if lost and not found.kept and found.number:
+    for split, coco in _with_objects(run):
+        objects = _count(split, coco)
+        kept = sum(objects.kept.values())
+        lost = sorted(objects.lost.items(), key=lambda entry: -entry[1][0])
+        total = f'{objects.number}{_sampled(coco)} objects in {split.name}'
+        if lost and not kept:
             reasons = ', '.join(f'{n} have {reason}' for reason, (n, _) in lost)
             yield Stop(f'no object is left of {total}: {reasons}, such as {lost[0][1][1]}')
             continue
         for reason, (number, example) in lost:
-            if reason not in SHAPES or number > TOLERATED * found.number:
+            if reason not in SHAPES or number > TOLERATED * objects.number:
                 yield Warn(f'{number} of {total} are left out, with {reason}, such as {example}')
-        listed = len({image['id'] for image in split.coco.images or ()})  # type: ignore[union-attr]
-        small = (split.dataset.filter_cfg or {}).get('min_size', 0)
-        if small and not split.dataset.test_mode and split.dataset._indices is None:
-            below = [i for i in split.coco.images or () if min(i['width'], i['height']) < small]  # type: ignore[union-attr]
-            if below:
-                yield Warn(
-                    f'{len(below)} of {listed} pictures in {split.name} are left out, with sides '
-                    f'below filter_cfg.min_size={small}, such as {below[0]["file_name"]!r}'
-                )
+        if split.dataset._indices is not None or coco.sampled:
+            continue
+        images, least = coco.images or (), (split.dataset.filter_cfg or {}).get('min_size', 0)
+        small = [image for image in images if min(image['width'], image['height']) < least]
+        loaded = sum(len(picture.labels) for picture in split.pictures)
+        if small and not split.dataset.test_mode:
+            yield Warn(
+                f'{len(small)} of {len(images)} pictures in {split.name} are left out, with sides '
+                f'below filter_cfg.min_size={least}, such as {small[0]["file_name"]!r}'
+            )
+        elif kept - loaded > TOLERATED * objects.number:
+            yield Warn(
+                f'{kept - loaded} of {total} are left out by {type(split.dataset).__name__}, for '
+                'a reason of its own'
+            )
 
 
 def check_crowds(run: Run) -> Iterator[Stop | Warn]:
@@ -150,17 +155,15 @@ def check_crowds(run: Run) -> Iterator[Stop | Warn]:
         'Training and evaluation ignore crowds. CVAT exports masks that were drawn with a brush '
         'so: set iscrowd to 0 where an annotation is a single object'
     )
-    for split in run.splits:
-        if not _items(split):
-            continue
-        found = _count(split)
-        number = sum(found.kept.values())
-        if number and found.kept == found.crowds:
+    for split, coco in _with_objects(run):
+        objects = _count(split, coco)
+        number = sum(objects.kept.values())
+        if number and objects.kept == objects.crowds:
             yield Stop(f'all {number} objects in {split.name} have iscrowd=1. {advice}')
             continue
-        least = 10 if split.coco.sampled else 1  # type: ignore[union-attr]
-        names = {entry['id']: entry['name'] for entry in split.coco.categories or ()}  # type: ignore[union-attr]
-        ignored = [k for k, n in found.kept.items() if n == found.crowds[k] and n >= least]
+        least = 10 if coco.sampled else 1
+        names = {entry['id']: entry['name'] for entry in coco.categories or ()}
+        ignored = [k for k, n in objects.kept.items() if n == objects.crowds[k] and n >= least]
         if ignored:
             classes = examples(names[k] for k in ignored)
             yield Warn(f'all objects of {classes} in {split.name} have iscrowd=1. {advice}')
@@ -168,9 +171,9 @@ def check_crowds(run: Run) -> Iterator[Stop | Warn]:
 
 def check_box_form(run: Run) -> Iterator[Stop]:
     """Find corners in place of width and height, and coordinates that are shares of the picture."""
-    for split in run.splits:
-        images = {image['id']: image for image in (split.coco and split.coco.images) or ()}
-        boxes = [(item, images.get(item['image_id'])) for item in _items(split)]
+    for split, coco in _with_objects(run):
+        images = {image['id']: image for image in coco.images or ()}
+        boxes = [(item, images.get(item['image_id'])) for item in coco.annotations or ()]
         rows = [(*item['bbox'], i['width'], i['height']) for item, i in boxes if i]
         if not rows:
             continue
@@ -189,7 +192,7 @@ def check_box_form(run: Run) -> Iterator[Stop]:
             example = f'such as {rows[beyond.argmax()][:4]} in a picture of '
             example += 'x'.join(map(str, rows[beyond.argmax()][4:]))
             yield Stop(
-                f'{beyond.sum()} of {len(rows)}{_sampled(split)} boxes in {split.name} reach far '
+                f'{beyond.sum()} of {len(rows)}{_sampled(coco)} boxes in {split.name} reach far '
                 f'beyond their pictures, {example}: COCO writes x, y, width, height, not the right '
                 'and lower sides; or the boxes are those of larger pictures'
             )
@@ -197,13 +200,13 @@ def check_box_form(run: Run) -> Iterator[Stop]:
 
 def check_segmentations(run: Run) -> Iterator[Stop]:
     """Find masks that hang or crash pycocotools, where masks are trained on or evaluated."""
-    for split in run.splits:
+    for split, coco in _with_objects(run):
         loads = getattr(split.steps.get('LoadAnnotations'), 'with_mask', False)
         if not (loads if split.mode == 'train' else _evaluates_coco(split, 'segm')):
             continue
-        images = {image['id']: image for image in (split.coco and split.coco.images) or ()}
+        images = {image['id']: image for image in coco.images or ()}
         faults: dict[str, list[Any]] = {}
-        items = [item for item in _items(split) if item['image_id'] in images]
+        items = [item for item in coco.annotations or () if item['image_id'] in images]
         for item in items:
             fault = _find_fault(item.get('segmentation'), images[item['image_id']])
             if fault:
@@ -217,8 +220,8 @@ def check_segmentations(run: Run) -> Iterator[Stop]:
             continue
         for fault, broken in faults.items():
             yield Stop(
-                f'{len(broken)} of {len(items)}{_sampled(split)} objects in {split.name} have '
-                f'{fault}, such as {_name(broken[0], _names(split))}'
+                f'{len(broken)} of {len(items)}{_sampled(coco)} objects in {split.name} have '
+                f'{fault}, such as {_name(broken[0], _names(coco))}'
             )
 
 
@@ -262,19 +265,20 @@ def _name(item: Any, names: dict[Any, Any]) -> str:
     return f'object {_value(item, "id")!r} of {names.get(_value(item, "image_id"))!r}'
 
 
-def _names(split: Split) -> dict[Any, Any]:
-    images = (split.coco and split.coco.images) or ()
-    return {image['id']: _value(image, 'file_name', 'coco_url') for image in images}
+def _names(coco: CocoFile) -> dict[Any, Any]:
+    return {image['id']: _value(image, 'file_name', 'coco_url') for image in coco.images or ()}
 
 
-def _items(split: Split) -> list[Any]:
-    """The annotations, or a sample of them, of a file with an object in each."""
-    coco = split.coco
-    return [] if coco is None or coco.is_panoptic else coco.annotations or []
+def _with_objects(run: Run) -> Iterator[tuple[Split, CocoFile]]:
+    """Yield the splits of COCO files with an object in each annotation."""
+    for split in run.splits:
+        coco = split.coco
+        if coco is not None and coco.annotations and not coco.is_panoptic:
+            yield split, coco
 
 
-def _sampled(split: Split) -> str:
-    return ' sampled' if split.coco and split.coco.sampled else ''
+def _sampled(coco: CocoFile) -> str:
+    return ' sampled' if coco.sampled else ''
 
 
 def _evaluates_coco(split: Split, kind: str = '') -> bool:
@@ -287,10 +291,8 @@ def _repeated(values: Any) -> list[Any]:
     return [value for value, number in Counter(values).items() if number > 1]
 
 
-def _count(split: Split) -> Objects:
-    coco, selected = split.coco, {*split.dataset.cat_ids}
-    assert coco is not None
-    names = _names(split)
+def _count(split: Split, coco: CocoFile) -> Objects:
+    selected, names = {*split.dataset.cat_ids}, _names(coco)
     listed = {entry['id'] for entry in coco.categories or ()}
     sizes = {image['id']: (image['width'], image['height']) for image in coco.images or ()}
     kept: Counter[Any] = Counter()
