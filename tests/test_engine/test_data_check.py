@@ -1086,7 +1086,7 @@ def test_named_before_training_and_switched_off(data, case, name, error):
     runner = build('coco', data)
     with pytest.raises(ValueError, match=rf'(?s){words[6:]}.* \[{name}\]$'):
         runner.train()
-    for hook in (dict(enabled=False), dict(skip=[name])):
+    for hook in (dict(enabled=False), dict(skip=[name]), dict(skip=name)):
         runner = build('coco', data, hook)
         if error is None:
             runner.train()

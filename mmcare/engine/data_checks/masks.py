@@ -137,10 +137,9 @@ def check_class_weights(model: nn.Module, dataset: Any, samples: list[Any]) -> I
             if pads or bool((labels >= len(weights)).any()):
                 yield Stop(
                     f'model.{name}.class_weight fails in mmseg where pixels are ignored, as in '
-                    f'{item.get("seg_map_path")!r}{" once it is padded" if pads else ""}. For rare '
-                    "classes, add a loss instead: loss_decode=[dict(type='CrossEntropyLoss', "
-                    "loss_name='loss_ce', avg_non_ignore=True), dict(type='DiceLoss', "
-                    "loss_name='loss_dice')]"
+                    f'{item.get("seg_map_path")!r}{" once it is padded" if pads else ""}: leave '
+                    'class_weight out, or take a loss that leaves out ignored pixels, such as '
+                    "dict(type='LovaszLoss', reduction='none')"
                 )
                 return
 

@@ -36,15 +36,16 @@ class DataCheckHook(SwitchableHook):
 
     Args:
         enabled: False leaves out all checks.
-        skip: Names of checks to leave out. Messages end with the name of their check.
+        skip: Names of checks to leave out, or one name. Messages end with the name of their check.
 
     Raises:
         ValueError: If something is wrong, or ``skip`` has an unknown name. The message names the
             files and what to do.
     """
 
-    def __init__(self, enabled: bool = True, skip: Sequence[str] = ()) -> None:
+    def __init__(self, enabled: bool = True, skip: str | Sequence[str] = ()) -> None:
         super().__init__(enabled)
+        skip = [skip] if isinstance(skip, str) else skip
         unknown = sorted({*skip} - {*CHECKS, *LATER})
         if unknown:
             raise ValueError(f'there are no checks {unknown} to skip, but {[*CHECKS, *LATER]}')
