@@ -59,7 +59,7 @@ def mine(request, tmp_path, monkeypatch):
     else:
         shutil.move('drawn/train2017', 'data/mine/images')
         shutil.move('drawn/annotations/instances_train2017.json', 'data/mine/all.json')
-        run_block('all.json')
+        run_block('data/mine/all.json')
     lines = (ROOT / f'configs/your_data/{task}.py').read_text().splitlines()
     first = lines.index("data_root = 'data/mine'")
     lines[first + 1 : first + 4] = f'classes = {classes}', 'size = (64, 64)', 'epochs = 1'
