@@ -75,7 +75,7 @@ def check_class_folders(run: Run) -> Iterator[Stop]:
     """Find other class folders, which shift labels (sorted folders), and another order of them."""
     for split in run.splits:
         dataset, first = split.dataset, (run.first or split).dataset
-        folders, wanted = (getattr(each, 'folder_to_idx', {}) for each in (dataset, first))
+        folders, wanted = (getattr(part, 'folder_to_idx', {}) for part in (dataset, first))
         if folders and wanted and folders != wanted:
             names = examples(sorted(folders.keys() ^ wanted.keys()))
             text = f'labels differ: only one of {first.img_prefix!r}, {dataset.img_prefix!r}'
@@ -171,7 +171,7 @@ def check_objects(run: Run) -> Iterator[Stop | Warn]:
     """Find data without objects; warn of single classes without, which may be meant."""
     train = run.of_mode('train')
     wanted: set[str] = set()
-    found: set[str | None] = set()
+    seen: set[str | None] = set()
     written: list[str] = []
     for split in train:
         names = split.dataset.metainfo.get('thing_classes') or split.classes
@@ -179,16 +179,16 @@ def check_objects(run: Run) -> Iterator[Stop | Warn]:
             continue
         wanted.update(names)
         labels = {label for picture in split.pictures for label in picture.labels}
-        found.update(names[i] if i in range(len(names)) else None for i in labels)
-        if not found:  # mmdet leaves out objects of other names
+        seen.update(names[i] if i in range(len(names)) else None for i in labels)
+        if not seen:  # mmdet leaves out objects of other names
             files = [picture.xml for picture in split.pictures if picture.xml]
             trees = [ET.parse(file) for file in files]
             written = sorted({str(n.text) for t in trees for n in t.iterfind('object/name')})
-    fault = f'no object in the training data is one of the classes {sorted(wanted - found)}'
-    if wanted and not found and any(split.pictures for split in train):
+    fault = f'no object in the training data is one of the classes {sorted(wanted - seen)}'
+    if wanted and not seen and any(split.pictures for split in train):
         if not any(map(_holds_objects, train)):  # or another check says why they are left out
             yield Stop(f"{fault}, which Pascal VOC's files call {written}" if written else fault)
-    elif wanted - found and None not in found:
+    elif wanted - seen and None not in seen:
         yield Warn(fault)
     val = [split for split in run.of_mode('val') if _has_objects(split) and split.pictures]
     labelled = any(picture.labels for split in val for picture in split.pictures)

@@ -22,11 +22,11 @@ EXACT = ('L', 'P', 'P;1', 'P;2', 'P;4')  # Pillow's names of forms that are read
 def check_mask_files(run: Run) -> Iterator[Stop | Warn]:
     """Find masks that are damaged, of another size, or misread: one finding for each kind."""
     for split in run.splits:
-        found: dict[str, list[str]] = defaultdict(list)
+        faults: dict[str, list[str]] = defaultdict(list)
         pictures = [picture for picture in sample(split.pictures, NUMBER) if picture.mask]
         for picture in pictures:
             for kind, text in _look_at(picture, split):
-                found[kind].append(text)
+                faults[kind].append(text)
         advice = dict(
             damaged='Get them again',
             form='Store one channel of 8 bits a pixel, with the numbers of classes',
@@ -34,7 +34,7 @@ def check_mask_files(run: Run) -> Iterator[Stop | Warn]:
             turned=TURN,
             lossy='JPEG changes values at borders: write PNG',
         )
-        for kind, texts in found.items():
+        for kind, texts in faults.items():
             finding = Warn if kind == 'lossy' else Stop
             number = f'{len(texts)} of {len(pictures)} masks of the {split.mode} dataset'
             yield finding(f'{number}: {texts[0]}. {advice[kind]}')
