@@ -25,7 +25,13 @@ test_pipeline = [
     dict(type='CenterCrop', crop_size=size),
     dict(type='PackInputs'),
 ]
-dataset = dict(type='CustomDataset', data_root=data_root, metainfo=dict(classes=classes))
+extensions = ['.jpg', '.jpeg', '.jfif', '.png', '.bmp', '.webp', '.tif', '.tiff', '.ppm', '.pgm']
+dataset = dict(
+    type='CustomDataset',
+    data_root=data_root,
+    metainfo=dict(classes=classes),
+    extensions=extensions,  # mmpretrain skips other files silently
+)
 train_dataloader = dict(
     batch_size=batch_size,
     num_workers=2,

@@ -1,25 +1,40 @@
-"""Data that would spoil a run are named before training, in the layouts of three toolboxes."""
+"""Crafted data in the layouts of three toolboxes: they stop, are warned of, or pass silently."""
 
+import io
 import json
+import re
 import shutil
 
 import numpy as np
 import pytest
 import torch
 from mmengine.model import BaseModel
+from mmengine.registry import DATASETS, METRICS
 from mmengine.runner import Runner
+from mmengine.structures import PixelData
 from PIL import ExifTags, Image
 from torch import nn
 
+from mmcare.engine.data_checks import CHECKS, coco_file
+from mmcare.engine.data_checks.classes import check_folder_names
+from mmcare.engine.data_checks.coco import check_required_keys
+from mmcare.engine.data_checks.coco_file import read_coco
+from mmcare.engine.data_checks.findings import Run, Split, Stop
+from mmcare.engine.data_checks.masks import check_class_weights, unwrap
+from mmcare.engine.hooks.data_check_hook import DataCheckHook
+
 pytest.importorskip('mmdet')
+from mmdet.datasets import CocoDataset
+from mmseg.models.losses import CrossEntropyLoss
+from pycocotools import mask as run_lengths
 
 CLASSES = ('ant', 'bee', 'cat')
 IDS = (5, 9, 1203)
-SIZE = (8, 6)
+SIZE = (20, 16)
 
 
 class Tiny(BaseModel):
-    def __init__(self, num_classes, ignore_index):
+    def __init__(self, num_classes, ignore_index=255):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
         self.head = nn.Module()
@@ -29,76 +44,87 @@ class Tiny(BaseModel):
         return dict(loss=self.weight * 0) if mode == 'loss' else data_samples
 
 
+def save(path, size=SIZE, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new('RGB', size).save(path, **options)
+
+
+def save_labels(path, labels, dtype=np.uint8, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.asarray(labels).astype(dtype)).save(path, **options)
+
+
+def content():
+    """A COCO file with gaps in ids, a crowd, a picture without objects, and polygons."""
+    polygon = [3, 2, 11, 2, 11, 7, 3, 7]
+    counts = [17, 3, SIZE[0] * SIZE[1] - 20]
+    item = dict(image_id=0, bbox=[3, 2, 8, 5], area=40, iscrowd=0, segmentation=[polygon])
+    crowd = dict(item, iscrowd=1, segmentation=dict(counts=counts, size=list(SIZE[::-1])))
+    items = [dict(item, category_id=number) for number in IDS]
+    items += [dict(crowd, category_id=IDS[0], image_id=7), dict(items[0], image_id=7)]
+    return dict(
+        info=dict(categories=[dict(of='another kind')]),
+        images=[dict(id=i, file_name=f'{i}.jpg', width=20, height=16) for i in (0, 3, 7)],
+        annotations=[dict(item, id=2 * i) for i, item in enumerate(items)],
+        categories=[dict(id=number, name=name) for number, name in zip(IDS, CLASSES)],
+    )
+
+
 def make_coco(folder):
     for split in ('train', 'val'):
-        (folder / split).mkdir(parents=True)
-        for index in range(2):
-            Image.new('RGB', SIZE).save(folder / split / f'{index}.jpg')
-        # Numbers with gaps, an image without objects, and a category without objects.
-        annotation = dict(image_id=0, bbox=[1, 1, 4, 4], area=16)
-        content = dict(
-            images=[dict(id=i, file_name=f'{i}.jpg', width=8, height=6) for i in range(2)],
-            categories=[dict(id=number, name=name) for number, name in zip(IDS, CLASSES)],
-            annotations=[dict(annotation, id=i, category_id=IDS[i]) for i in (0, 2)],
-        )
-        (folder / f'{split}.json').write_text(json.dumps(content))
+        for index in (0, 3, 7):
+            save(folder / split / f'{index}.jpg')
+        (folder / f'{split}.json').write_text(json.dumps(content()))
     shutil.copy(folder / 'val.json', folder / 'other.json')
-    (folder / 'unlabelled.json').write_text(json.dumps(dict(content, annotations=[])))
+    (folder / 'unlabelled.json').write_text(json.dumps(dict(content(), annotations=[])))
 
 
 def make_panoptic(folder):
-    """Add a map to each image, with a thing (the first class) above stuff (the last)."""
+    """Add a map to each picture, with a thing (the first class) above stuff (the last)."""
     make_coco(folder)
     for split in ('train', 'val'):
-        content = json.loads((folder / f'{split}.json').read_text())
-        for category in content['categories']:
+        panoptic = content()
+        for category in panoptic['categories']:
             category['isthing'] = int(category['name'] != CLASSES[-1])
-        boxes = dict(enumerate(([0, 0, 8, 3], [0, 3, 8, 3]), 1))
+        boxes = ([0, 0, 20, 8], [0, 8, 20, 8])
         segments = [
-            dict(id=i, category_id=IDS[2 * i - 2], bbox=box, area=24, iscrowd=0)
-            for i, box in boxes.items()
+            dict(id=i + 1, category_id=IDS[2 * i], bbox=box, area=160, iscrowd=0)
+            for i, box in enumerate(boxes)
         ]
-        content['annotations'] = [
-            dict(image_id=i, file_name=f'{i}.png', segments_info=segments) for i in range(2)
+        panoptic['annotations'] = [
+            dict(image_id=i, file_name=f'{i}.png', segments_info=segments) for i in (0, 3, 7)
         ]
-        (folder / f'{split}.json').write_text(json.dumps(content))
-        for index in range(2):
-            labels = np.array([1, 0, 0]) * np.arange(1, 3).repeat(24).reshape(6, 8, 1)
+        (folder / f'{split}.json').write_text(json.dumps(panoptic))
+        for index in (0, 3, 7):
+            labels = np.array([1, 0, 0]) * np.arange(1, 3).repeat(160).reshape(16, 20, 1)
             save_labels(folder / split / f'{index}.png', labels)
 
 
 def make_voc(folder):
-    for kind in ('JPEGImages', 'Annotations'):
-        (folder / kind).mkdir(parents=True)
+    box = '<xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax>'
+    item = '<object><name>{}</name><difficult>{}</difficult><bndbox>' + box + '</bndbox></object>'
+    (folder / 'Annotations').mkdir(parents=True)
     for split in ('train', 'val'):
         (folder / f'{split}.txt').write_text(split)
-        Image.new('RGB', SIZE).save(folder / f'JPEGImages/{split}.jpg')
-        box = '<xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax>'
+        save(folder / f'JPEGImages/{split}.jpg')
+        items = ''.join(item.format(name, 0) for name in CLASSES)
         (folder / f'Annotations/{split}.xml').write_text(
-            '<annotation><size><width>8</width><height>6</height></size>'
-            f'<object><name>ant</name><bndbox>{box}</bndbox></object></annotation>'
+            f'<annotation><size><width>20</width><height>16</height></size>{items}</annotation>'
         )
 
 
 def make_ade20k(folder):
     for split in ('train', 'val'):
-        for kind in ('images', 'labels'):
-            (folder / kind / split).mkdir(parents=True)
         for index in range(2):
-            Image.new('RGB', SIZE).save(folder / 'images' / split / f'{index}.jpg')
+            save(folder / 'images' / split / f'{index}.jpg')
             labels = np.random.default_rng(index).integers(0, 151, SIZE[::-1])
             save_labels(folder / 'labels' / split / f'{index}.png', labels)
-
-
-def save_labels(path, labels, dtype=np.uint8, **options):
-    Image.fromarray(np.asarray(labels).astype(dtype)).save(path, **options)
 
 
 def make_imagenet(folder):
     for split in ('train', 'val'):
         for name in CLASSES:
-            (folder / split / name).mkdir(parents=True)
-            Image.new('RGB', SIZE).save(folder / split / name / '0.jpg')
+            save(folder / split / name / '0.jpg')
         lines = [f'{name}/0.jpg {label}\n' for label, name in enumerate(CLASSES)]
         (folder / f'{split}.txt').write_text(''.join(lines))
 
@@ -118,12 +144,17 @@ def coco(folder, split):
     )
 
 
+def instances(folder, split):
+    load = dict(type='mmdet.LoadAnnotations', with_bbox=True, with_mask=True)
+    return dict(coco(folder, split), pipeline=[dict(type='LoadImageFromFile'), load])
+
+
 def panoptic(folder, split):
     return dict(
         coco(folder, split),
         type='mmdet.CocoPanopticDataset',
         data_prefix=dict(img=split, seg=split),
-        metainfo=dict(classes=CLASSES, thing_classes=CLASSES[:2], stuff_classes=CLASSES[2:]),
+        metainfo=dict(classes=CLASSES, thing_classes=CLASSES[:1], stuff_classes=CLASSES[2:]),
         pipeline=steps('mmdet.PackDetInputs'),  # panopticapi is not installed
     )
 
@@ -161,6 +192,7 @@ def listed(folder, split):
 
 LAYOUTS = dict(
     coco=(make_coco, coco, 3),
+    instances=(make_coco, instances, 3),
     ade20k=(make_ade20k, ade20k, 150),
     imagenet=(make_imagenet, imagenet, 3),
     listed=(make_imagenet, listed, 3),
@@ -169,75 +201,192 @@ LAYOUTS = dict(
 )
 
 
+@DATASETS.register_module()
+class Picky(CocoDataset):
+    def parse_data_info(self, raw_data_info):
+        info = super().parse_data_info(raw_data_info)
+        info['instances'] = info['instances'][:2]
+        return info
+
+
 @pytest.fixture
 def data(tmp_path, monkeypatch):
     monkeypatch.setattr(Runner, '_log_env', lambda *_: None)  # it looks for compilers, for a second
     return tmp_path / 'data'
 
 
-def build(
-    layout, data, classes=None, ignores=255, wrap=dict, enabled=True, evaluated='val', **changes
-):
-    """A runner for one iteration; `wrap` goes around the datasets, `changes` into them."""
-    make, dataset, number = LAYOUTS[layout]
-    if not data.exists():
-        make(data)
-    changes['serialize_data'] = False  # or mmengine collects garbage, for a second
-    train, val = (
-        dict(
-            dataset=wrap(dict(dataset(data, split), **changes)),
-            batch_size=2,
-            sampler=dict(type='DefaultSampler', shuffle=False),
-            collate_fn=dict(type='pseudo_collate'),
-        )
-        for split in ('train', 'val')
-    )
-    evaluator = dict(type='mmdet.CocoMetric', ann_file=f'{data}/{evaluated}.json')
-    if layout != 'coco':
-        evaluator = dict(type='DumpResults', out_file_path=str(data / 'results.pkl'))
-    return Runner(
-        model=Tiny(classes or number, ignores),
-        work_dir=str(data / 'work'),
-        experiment_name=f'{data}{enabled}',
-        train_dataloader=train,
-        val_dataloader=val,
-        test_dataloader=val,
-        train_cfg=dict(by_epoch=False, max_iters=1, val_interval=9, val_begin=9),
-        val_cfg=dict(),
-        test_cfg=dict(),
-        val_evaluator=[evaluator],
-        test_evaluator=evaluator,
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
-        default_hooks=dict(
-            checkpoint=dict(type='CheckpointHook', interval=9, save_last=False),
-            data_check=dict(type='mmcare.DataCheckHook', enabled=enabled),
-        ),
-        log_level='WARNING',
-    )
+def find(layout, data, classes=None, ignores=255, wrap=dict, evaluated='val', pads=None, **changes):
+    """What all checks that run before a run find."""
+    _, dataset, number = LAYOUTS[layout]
+    splits = []
+    for mode in ('train', 'val'):
+        config = wrap(dict(dataset(data, mode), serialize_data=False, **changes))
+        metrics, configs = [], []
+        if layout in ('coco', 'instances'):
+            kinds = ['bbox', 'segm'] if layout == 'instances' else 'bbox'
+            configs = [
+                dict(type='mmdet.CocoMetric', ann_file=f'{data}/{evaluated}.json', metric=kinds)
+            ]
+            findings = [*check_required_keys(str(data / f'{mode}.json'), read_coco)]
+            if findings:  # the dataset cannot be built
+                return [('required_keys', finding) for finding in findings]
+        elif layout == 'ade20k':
+            configs = [dict(type='mmseg.IoUMetric')]
+        if mode == 'val':
+            metrics = [METRICS.build(dict(config)) for config in configs]
+        else:
+            configs = []
+        for part in unwrap(DATASETS.build(config)):
+            splits.append(Split(mode, part, metrics, configs))
+    model = Tiny(classes or number, ignores)
+    if pads is not None:
+        model.data_preprocessor.seg_pad_val = pads
+    run = Run(model, splits, splits[0])
+    return [(name, finding) for name, check in CHECKS.items() for finding in check(run)]
 
 
 def remove(path):
     return lambda data: (data / path).unlink()
 
 
-def edit(path, method, *arguments):
+def write(path, content=b''):
+    return lambda data: (data / path).write_bytes(content)
+
+
+def cut(path, size, kind='JPEG'):
+    """Write the first bytes of a picture of noise."""
+
     def change(data):
-        content = json.loads((data / path).read_text())
-        getattr(content['categories'], method)(*arguments)
-        content['info'] = dict(categories=[dict(of='another kind')])
-        (data / path).write_text(json.dumps(content))
+        file = io.BytesIO()
+        noise = np.random.default_rng(0).integers(0, 256, (*SIZE[::-1], 3), np.uint8)
+        Image.fromarray(noise).save(file, kind)
+        (data / path).write_bytes(file.getvalue()[:size])
 
     return change
 
 
+def edit(*changes, path='train.json'):
+    """Change COCO files by functions of their contents."""
+
+    def change(data):
+        held = json.loads((data / path).read_text())
+        for function in changes:
+            function(held)
+        (data / path).write_text(json.dumps(held))
+
+    return change
+
+
+def both(*changes):
+    return together(edit(*changes), edit(*changes, path='val.json'))
+
+
+def together(*plants):
+    return lambda data: [plant(data) for plant in plants]
+
+
+def every(**values):
+    """Set keys of all objects; None removes a key."""
+
+    def change(held):
+        for item in held['annotations']:
+            item.update(values)
+            for key in [key for key, value in values.items() if value is None]:
+                del item[key]
+
+    return change
+
+
+def item(index=0, **values):
+    return lambda held: held['annotations'][index].update(values)
+
+
+def picture(index=0, **values):
+    return lambda held: held['images'][index].update(values)
+
+
+def category(index=0, **values):
+    return lambda held: held['categories'][index].update(values)
+
+
+def lack(part, key, index=0):
+    return edit(lambda held: held[part][index].pop(key))
+
+
+def ids_of(*ids):
+    """Give the categories other ids, and their objects with them."""
+
+    def change(held):
+        new = dict(zip(IDS, ids))
+        for entry in held['categories']:
+            entry['id'] = new[entry['id']]
+        for entry in held['annotations']:
+            entry['category_id'] = new[entry['category_id']]
+
+    return change
+
+
+def corners(held):
+    for index, entry in enumerate(held['annotations']):
+        x, y = 4 + index, 6
+        entry['bbox'] = [x, y, x + 9, y + 8]
+
+
+def shares(held):
+    for entry in held['annotations']:
+        entry['bbox'] = [0.2, 0.1, 0.4, 0.3]
+
+
+def many(number, **values):
+    """Add healthy objects, and one of them with these values."""
+
+    def change(held):
+        first = held['annotations'][0]
+        held['annotations'] += [dict(first, id=100 + i) for i in range(number)]
+        held['annotations'][-1].update(values)
+
+    return change
+
+
+def supercategory(held):
+    """Put a category without objects first, as Roboflow does."""
+    held['categories'].insert(0, dict(id=0, name='insects', supercategory='none'))
+
+
+def strings(held):
+    for entry in held['images']:
+        entry['id'] = str(entry['id'])
+    for entry in held['annotations']:
+        entry['image_id'] = str(entry['image_id'])
+
+
+def compress(held):
+    for entry in held['annotations']:
+        mask = np.zeros(SIZE[::-1], np.uint8)
+        mask[2:7, 3:11] = 1
+        runs = run_lengths.encode(np.asfortranarray(mask))
+        entry['segmentation'] = dict(runs, counts=runs['counts'].decode())
+
+
+def brush(held):
+    """Make all objects what CVAT exports for masks drawn with a brush."""
+    runs = dict(counts=[17, 3, 300], size=[16, 20])
+    every(segmentation=runs, iscrowd=1, attributes=dict(occluded=False))(held)
+
+
 def flip(data):
-    content = bytearray((data / 'labels/train/1.png').read_bytes())
-    content[-30] ^= 4
-    (data / 'labels/train/1.png').write_bytes(content)
+    file = data / 'labels/train/1.png'
+    broken = bytearray(file.read_bytes())
+    broken[-30] ^= 4
+    file.write_bytes(broken)
 
 
-def forget(data):
-    shutil.copy(data / 'unlabelled.json', data / 'train.json')
+def forget(*names):
+    def change(data):
+        for name in names:
+            shutil.copy(data / 'unlabelled.json', data / f'{name}.json')
+
+    return change
 
 
 def named(*names):
@@ -249,31 +398,64 @@ def rename(data):
 
 
 def label(
-    value=1, dtype=np.uint8, mode=None, size=SIZE, turned=False, values=(1, 2, 255), **options
+    value=1,
+    dtype=np.uint8,
+    mode=None,
+    size=SIZE,
+    turned=False,
+    values=(1, 2, 255),
+    suffix='.png',
+    **options,
 ):
-    """Replace the label maps of training, and turn their images by EXIF."""
+    """Replace the label maps of training, and turn their pictures by EXIF."""
 
     def change(data):
         labels = np.full(size[::-1], value, dtype)
         labels[0, :3] = values
         labels = Image.fromarray(labels)
         for name in ('0', '1'):
-            labels.convert(mode or labels.mode).save(data / f'labels/train/{name}.png', **options)
-        turn('images/train', turned)(data)
+            (data / f'labels/train/{name}.png').unlink()
+            for split in ('train', 'val') if suffix != '.png' else ('train',):
+                file = data / f'labels/{split}/{name}{suffix}'
+                labels.convert(mode or labels.mode).save(file, **options)
+        turn('images/train', 6 if turned else 1, ('0', '1'))(data)
 
     return change
 
 
-def turn(folder, turned=True):
-    """Replace images, and turn them by EXIF."""
+def turn(folder, orientation=6, names=('0', '3'), size=SIZE):
+    """Replace pictures, and turn them by EXIF."""
 
     def change(data):
         exif = Image.Exif()
-        exif[ExifTags.Base.Orientation] = 6 if turned else 1
-        for name in ('0', '1'):
-            Image.new('RGB', SIZE).save(data / f'{folder}/{name}.jpg', exif=exif)
+        exif[ExifTags.Base.Orientation] = orientation
+        for name in names:
+            save(data / f'{folder}/{name}.jpg', size, exif=exif)
 
     return change
+
+
+def deep(path):
+    def change(data):
+        values = np.full(SIZE[::-1], 3136, np.uint16)
+        Image.fromarray(values).save(data / path, 'PNG')
+
+    return change
+
+
+def colours(first, second):
+    def change(data):
+        for name, palette in (('0', first), ('1', second)):
+            labels = Image.fromarray(np.indices(SIZE[::-1])[1].astype(np.uint8) % 2, 'L')
+            labels = labels.convert('P')
+            labels.putpalette(palette)
+            labels.save(data / f'labels/train/{name}.png')
+
+    return change
+
+
+def add(path, size=SIZE):
+    return lambda data: save(data / path, size)
 
 
 def wrap(kind, **options):
@@ -286,85 +468,666 @@ def concatenate(dataset):
     return dict(type='ConcatDataset', datasets=[unlabelled, repeated])
 
 
+def difficult(data):
+    file = data / 'Annotations/train.xml'
+    file.write_text(file.read_text().replace('<difficult>0', '<difficult>1'))
+
+
 YES_NO = dict(classes=('no', 'yes'), palette=[0, 1])
 TWO = dict(type='mmseg.BaseSegDataset', classes=2, metainfo=YES_NO)
+ONE = dict(TWO, classes=1, metainfo=dict(classes=('yes',)))
 STEPS = [dict(type='mmdet.LoadAnnotations'), dict(type='mmdet.PackDetInputs')]
 FILTERED = dict(filter_cfg=dict(filter_empty_gt=True))
 FROM_0 = dict(TWO, reduce_zero_label=True)
 AS_DRAWN = dict(type='LoadImageFromFile', color_type='color_ignore_orientation')
-NOT_AS_STORED = r'labels/train/1\.png.* one channel of 8 bits'
-# Layout, what is done to the data, arguments of build, and what the message says: None passes.
-CASES = {f'good_{layout}': (layout, str, {}, None) for layout in LAYOUTS}
-CASES.update(
+AS_STORED = dict(type='LoadImageFromFile', color_type='unchanged')
+NOT_AS_STORED = r'stop: labels/train/0\.\w+.* one channel of 8 bits'
+BROKEN = 'stop: 1 pictures of the train dataset cannot be read'
+WEB = b'<!DOCTYPE html><html><title>404</title></html>'
+HEIC = b'\0\0\0\x18ftypheic\0\0\0\0mif1heic' + bytes(64)
+TIFF = dict(seg_map_suffix='.tif')
+BMP = dict(seg_map_suffix='.bmp')
+RED, BLUE = (0, 0, 0, 255, 0, 0), (0, 0, 0, 0, 0, 255)
+# Layout, what is done to the data, arguments of find, and what is found: None passes silently.
+HEALTHY = dict(
     # Datasets in a wrapper may be evaluated with one file for all.
-    good_in_wrappers=('coco', str, dict(wrap=concatenate, evaluated='other'), None),
-    good_and_balanced=('coco', str, wrap('ClassBalancedDataset', oversample_thr=0.1), None),
-    good_and_mixed=('coco', str, wrap('mmdet.MultiImageMixDataset', pipeline=[]), None),
-    masks=('ade20k', label(0, values=(1, 0, 1)), TWO, None),
-    masks_with_ignored=('ade20k', label(0, values=(1, 0, 255)), TWO, None),
-    masks_of_255=('ade20k', label(0, values=(255, 0, 255)), TWO, r'as \[0, 255\], and \{255\} are'),
-    masks_of_1=('ade20k', label(1, values=(1, 1, 1)), TWO, r'one class \(values are read as \[1\]'),
-    masks_from_0=('ade20k', label(0, values=(1, 0, 1)), FROM_0, r'read as \[0, 255\]'),
-    misspelt=('coco', str, named('ant', 'dog'), r"\['dog'\] are not among .*to some of \('ant', '"),
-    misspelt_voc=('voc', str, named('Ant', 'dog'), r"\['Ant', 'dog'\], .* files call \['ant'\]"),
-    no_objects=('coco', forget, {}, r"classes \['ant', 'bee', 'cat'\]$"),
-    no_objects_left=('coco', forget, FILTERED, 'training data are empty'),
-    turned=('coco', turn('train'), {}, r"train/0\.jpg' are for \(8, 6\) .* loaded as \(6, 8\)"),
-    turned_as_drawn=('coco', turn('train'), dict(pipeline=[AS_DRAWN, *STEPS]), None),
-    folders_in_order=('imagenet', str, named(*CLASSES), None),
-    folders_of_other_names=('imagenet', str, named('a', 'b', 'c'), None),
-    folders_reversed=('imagenet', str, named('cat', 'bee', 'ant'), 'not in the ord'),
-    evaluator=('coco', str, dict(evaluated='other'), r"val_evaluator\.ann_file='.*other\.json' is"),
-    image=('coco', remove('train/1.jpg'), {}, r"1 files of the train .*train/1\.jpg'"),
-    image_in_wrappers=('coco', remove('train/1.jpg'), dict(wrap=concatenate), r'train/1\.jpg'),
-    image_in_list=('listed', remove('val/bee/0.jpg'), {}, r'bee/0\.jpg'),
-    order=('coco', edit('train.json', 'reverse'), {}, r"train\.json.* to \('cat', 'bee', 'ant'\)"),
-    order_of_val=('coco', edit('val.json', 'reverse'), {}, r'val\.json.* set val_'),
-    order_of_subset=('coco', str, named('cat', 'ant'), r"classes to \('ant', 'cat'\)"),
-    subset=('coco', str, named('ant', 'cat'), None),
-    category=('coco', edit('train.json', 'pop', 0), {}, r"classes to some of \('bee', 'cat'\)"),
-    last_category=('coco', edit('train.json', 'pop'), {}, None),
-    classes=('coco', str, dict(classes=2), r'3 classes, but model\.head\.num_classes=2'),
-    classes_of_labels=('ade20k', str, dict(classes=19), '150 classes, .*num_classes=19'),
-    folders=('imagenet', rename, {}, r"only one of .*train', .*val' has ant, dog"),
-    label_map=('ade20k', remove('labels/val/0.png'), {}, r'1 files of the val .*val/0\.png'),
-    label_bit=('ade20k', flip, {}, r'labels/train/1\.png.* is damaged .* get it again'),
-    label_16_bits=('ade20k', label(300, np.uint16), {}, NOT_AS_STORED),
-    label_16_bits_of_8=('ade20k', label(150, np.uint16), {}, None),
-    label_1_bit=('ade20k', label(mode='1'), {}, NOT_AS_STORED),
-    label_1_bit_of_2_classes=('ade20k', label(mode='1'), TWO, None),
-    label_palette=('ade20k', label(mode='P', bits=2), {}, None),
-    label_size=('ade20k', label(size=(8, 5)), {}, r'png.* for \(8, 5\).* loaded as \(8, 6\)'),
-    label_turned=('ade20k', label(turned=True), {}, r'for \(8, 6\).* loaded as \(6, 8\)'),
-    label_as_turned=('ade20k', label(size=SIZE[::-1], turned=True), {}, None),
-    ignored_by_dataset=('ade20k', label(201), dict(ignore_index=200), None),
-    ignored_by_head=('ade20k', label(201), dict(ignores=200), None),
-    no_classes=('ade20k', label(201), dict(type='mmseg.BaseSegDataset'), None),
+    in_wrappers=('coco', str, dict(wrap=concatenate)),
+    balanced=('coco', str, wrap('ClassBalancedDataset', oversample_thr=0.1)),
+    mixed=('coco', str, wrap('mmdet.MultiImageMixDataset', pipeline=[])),
+    filtered=('coco', str, FILTERED),
+    supercategory_of_roboflow=('coco', both(supercategory), {}),
+    boxes_alone=('coco', both(every(segmentation=[])), {}),
+    no_segmentation=('coco', both(every(segmentation=None)), {}),
+    attributes_of_cvat=('coco', both(every(attributes=dict(occluded=True, rotation=0.0))), {}),
+    keys_of_label_studio=('coco', both(every(ignore=0, segmentation=[])), {}),
+    ids_as_strings=('coco', both(strings), {}),
+    categories_as_strings=('coco', both(ids_of('a', 'b', 'c')), {}),
+    ids_from_0=('coco', both(ids_of(0, 1, 2)), {}),
+    subset=('coco', str, named('ant', 'cat')),
+    no_iscrowd_in_training=('coco', edit(every(iscrowd=None)), {}),
+    over_the_border=('coco', both(item(bbox=[-2, 9, 8, 8])), {}),
+    whole_pictures=('coco', both(every(bbox=[0, 0, 20, 16])), {}),
+    few_flat=('coco', edit(many(2000, bbox=[3, 3, 0.5, 8])), {}),
+    sub_folders=(
+        'coco',
+        together(edit(picture(file_name='a/b/0.jpg')), add('train/a/b/0.jpg')),
+        {},
+    ),
+    integers_as_floats=('coco', both(every(area=40.0, bbox=[3.0, 2.0, 8.0, 5.0])), {}),
+    compressed=('instances', both(compress), {}),
+    run_lengths=('instances', both(brush, every(iscrowd=0)), {}),
+    several_polygons=(
+        'instances',
+        both(item(segmentation=[[1, 1, 4, 1, 4, 4], [5, 5, 9, 5, 9, 9]])),
+        {},
+    ),
+    rectangles_of_labelme=('instances', both(every(segmentation=[[3, 2, 11, 2, 11, 7, 3, 7]])), {}),
+    turned_as_drawn=('coco', turn('train'), dict(pipeline=[AS_DRAWN, *STEPS])),
+    orientation_1=('coco', turn('train', 1), {}),
+    turned_and_annotated_so=(
+        'coco',
+        together(turn('train', 6, ('0',)), edit(picture(width=16, height=20))),
+        {},
+    ),
+    bytes_behind_the_end=('coco', lambda d: (d / 'train/0.jpg').open('ab').write(bytes(90)), {}),
+    png_as_jpg=('coco', cut('train/0.jpg', None, 'PNG'), {}),
+    webp_as_jpg=('coco', cut('train/0.jpg', None, 'WEBP'), {}),
+    bmp_as_jpg=('coco', cut('train/0.jpg', None, 'BMP'), {}),
+    gray=('coco', lambda d: Image.new('L', SIZE).save(d / 'train/0.jpg'), {}),
+    inks=('coco', lambda d: Image.new('CMYK', SIZE).save(d / 'train/0.jpg'), {}),
+    bits_that_are_kept=('coco', deep('train/0.jpg'), dict(pipeline=[AS_STORED, *STEPS])),
+    turned_and_classified=('imagenet', turn('train/ant', 3, ('0',)), {}),
+    masks=('ade20k', label(0, values=(1, 0, 1)), TWO),
+    masks_with_ignored=('ade20k', label(0, values=(1, 0, 255)), TWO),
+    masks_in_tiff=('ade20k', label(suffix='.tif'), TIFF),
+    masks_in_bmp=('ade20k', label(suffix='.bmp'), BMP),
+    label_16_bits_of_8=('ade20k', label(150, np.uint16), {}),
+    label_1_bit_of_2_classes=('ade20k', label(mode='1'), TWO),
+    label_palette=('ade20k', label(mode='P', bits=2), {}),
+    label_as_turned=('ade20k', label(size=SIZE[::-1], turned=True), {}),
+    same_palettes=('ade20k', colours(RED, RED), TWO),
+    longer_palettes=('ade20k', colours(RED, RED + BLUE), TWO),
+    ignored_by_dataset=('ade20k', label(201), dict(ignore_index=200)),
+    no_classes=('ade20k', label(201), dict(type='mmseg.BaseSegDataset')),
+    padded_with_ignored=('ade20k', str, dict(pads=255)),
+    folders_in_order=('imagenet', str, named(*CLASSES)),
+    folders_of_other_names=('imagenet', str, named('a', 'b', 'c')),
+    more_extensions=('imagenet', add('train/ant/1.webp'), dict(extensions=('.jpg', '.webp'))),
+    other_files=('imagenet', lambda d: (d / 'train/ant/notes.txt').write_text('x'), {}),
 )
+HEALTHY.update({f'good_{layout}': (layout, str, {}) for layout in LAYOUTS})
+COCO_CASES = dict(
+    crowds=('instances', edit(brush), {}, r'stop: all 5 objects in .*train\.json.* iscrowd.* CVAT'),
+    crowds_of_val=('coco', edit(brush, path='val.json'), {}, r'stop: all 5 objects in .*val\.json'),
+    crowds_of_a_class=(
+        'coco',
+        edit(item(1, iscrowd=1)),
+        {},
+        "warn: all objects of 'bee' in .* CVAT",
+    ),
+    descending=(
+        'coco',
+        both(ids_of(9, 5, 1203)),
+        {},
+        r"stop: do not ascend: 9, 5, 1203.*as 5, 9, 1203.* to \('bee', 'ant', 'cat'\)",
+    ),
+    descending_strings=('coco', both(ids_of('9', '10', '11')), {}, "stop: ascend: '9', '10', '11'"),
+    picture_id_twice=(
+        'coco',
+        edit(picture(1, id=0)),
+        {},
+        r"stop: such as 0 for '0\.jpg', '3\.jpg'",
+    ),
+    picture_twice=('coco', edit(picture(1, file_name='0.jpg')), {}, r"warn: once .*'0\.jpg'"),
+    name_twice=(
+        'coco',
+        both(category(1, name='ant')),
+        named('ant', 'cat'),
+        'stop: labels of the f',
+    ),
+    other_name_twice=(
+        'coco',
+        both(supercategory, supercategory),
+        {},
+        "warn: 'insects' is the name",
+    ),
+    area_0=(
+        'coco',
+        edit(item(area=0)),
+        {},
+        r"warn: 1 of 5 objects .* area of 0.*object 0 of '0\.j",
+    ),
+    width_0=('coco', edit(item(bbox=[3, 3, 0, 4])), {}, 'warn: 1 of 5 .* width or height of 0'),
+    height_below_0=('coco', edit(item(bbox=[3, 3, 4, -4])), {}, 'warn: 1 of 5 .* of 0 or less'),
+    thin=('coco', edit(item(bbox=[3, 3, 0.4, 4])), {}, 'warn: 1 of 5 .* width or height below 1'),
+    box_of_nan=('coco', edit(item(bbox=[float('nan'), 3, 4, 4])), {}, 'warn: 1 of 5 .* NaN'),
+    outside=('coco', edit(item(bbox=[40, 3, 4, 4])), {}, 'warn: 1 of 5 .* outside the picture'),
+    ignored=('coco', edit(item(ignore=1)), {}, 'warn: 1 of 5 .* ignore set'),
+    category_unlisted=(
+        'coco',
+        edit(item(category_id=77)),
+        {},
+        'warn: 1 of 5 .* category_id that is',
+    ),
+    category_as_string=(
+        'coco',
+        edit(item(category_id='5')),
+        {},
+        r"warn: listed \('5', where 5 is\)",
+    ),
+    picture_unlisted=(
+        'coco',
+        edit(item(image_id=77)),
+        {},
+        'warn: 1 of 5 .* image_id that is not li',
+    ),
+    all_unlisted=(
+        'coco',
+        edit(every(category_id='5')),
+        {},
+        r'stop: no object is left of 5 .*where 5',
+    ),
+    all_of_area_0=('coco', edit(every(area=0)), {}, 'stop: no object is left of 5 .* area of 0'),
+    too_small=(
+        'coco',
+        together(add('train/3.jpg', size=(10, 8)), edit(picture(1, width=10, height=8))),
+        dict(filter_cfg=dict(min_size=12)),
+        r"warn: 1 of 3 pictures .*min_size=12, such as '3\.jpg'",
+    ),
+    left_out_by_a_subclass=(
+        'coco',
+        str,
+        dict(type='Picky'),
+        'warn: 1 of 5 objects .* left out by Picky, for a reason of its own',
+    ),
+    corners=('coco', both(corners), {}, r'stop: far beyond .* not the right and lower sides'),
+    shares=('coco', both(shares), {}, r'stop: are shares of width and height'),
+    val_unlabelled=(
+        'coco',
+        forget('val'),
+        {},
+        r'stop: no object in the validation data .*val\.json',
+    ),
+    val_empty=(
+        'coco',
+        edit(lambda c: c.update(images=[], annotations=[]), path='val.json'),
+        {},
+        'stop: validation data in .* are empty',
+    ),
+    same_pictures=(
+        'coco',
+        str,
+        dict(data_prefix=dict(img='train')),
+        'warn: 3 of 3 pictures of val',
+    ),
+    no_iscrowd=(
+        'coco',
+        edit(every(iscrowd=None), path='val.json'),
+        {},
+        "stop: 5 of 5 .*'iscrowd'.*ct 0",
+    ),
+    no_area=(
+        'coco',
+        lack('annotations', 'area'),
+        {},
+        r"stop: 1 of 5 objects .* lack 'area'.*0\.jpg",
+    ),
+    no_box=('coco', lack('annotations', 'bbox', 2), {}, "stop: lack 'bbox', such as object 4 of"),
+    no_id=('coco', lack('annotations', 'id', 1), {}, "stop: lack 'id', such as object None of"),
+    no_image_id=('coco', lack('annotations', 'image_id', 1), {}, "stop: lack 'image_id'"),
+    no_category_id=('coco', lack('annotations', 'category_id', 1), {}, "stop: lack 'category_id'"),
+    no_height=('coco', lack('images', 'height', 1), {}, "stop: 1 of 3 pictures .* lack 'height'"),
+    no_file_name=(
+        'coco',
+        lack('images', 'file_name', 1),
+        {},
+        "stop: 1 pictures .* lack 'file_name'",
+    ),
+    no_picture_id=('coco', lack('images', 'id', 1), {}, r"stop: lack 'id', such as .*3\.jpg"),
+    no_name=('coco', lack('categories', 'name'), {}, "stop: 1 of 3 categories .* lack 'name'"),
+    no_categories=('coco', edit(lambda c: c.pop('categories')), {}, "stop: no list 'categories'"),
+    no_images=('coco', edit(lambda c: c.pop('images')), {}, "stop: no list 'images'"),
+    area_null=('coco', edit(item(area=None)), {}, 'stop: have area=None'),
+    box_null=('coco', edit(item(bbox=None)), {}, 'stop: have bbox=None'),
+    box_of_strings=('coco', edit(item(bbox=['3', '3', '4', '4'])), {}, r"stop: have bbox=\['3'"),
+    no_json=('coco', write('train.json', b'{"images": ['), {}, r"stop: train\.json' is not JSON"),
+    a_list=('coco', write('train.json', b'[]'), {}, r'stop: is no COCO file: it holds a list'),
+    short_runs=(
+        'instances',
+        edit(item(segmentation=dict(counts=[5, 9], size=[16, 20]))),
+        {},
+        r"stop: that do not fill the picture, such as object 0 of '0\.jpg'",
+    ),
+    short_string=(
+        'instances',
+        edit(compress, lambda c: c['annotations'][1]['segmentation'].update(counts='52')),
+        {},
+        'stop: 1 of 5 .* that do not fill the picture',
+    ),
+    runs_of_val=(
+        'instances',
+        edit(item(segmentation=dict(counts=[5, 9], size=[16, 20])), path='val.json'),
+        {},
+        r'stop: val\.json.* do not fill',
+    ),
+    runs_turned=(
+        'instances',
+        edit(item(segmentation=dict(counts=[320], size=[20, 16]))),
+        {},
+        'stop: another size',
+    ),
+    polygon_of_nan=(
+        'instances',
+        edit(item(segmentation=[[1, 1, 4, 1, float('nan'), 4]])),
+        {},
+        'stop: NaN',
+    ),
+    two_points=('instances', edit(item(segmentation=[[1, 1, 4, 4]])), {}, 'stop: fewer than three'),
+    pairs=('instances', edit(item(segmentation=[[[1, 1], [4, 1], [4, 4]]])), {}, 'stop: of pairs'),
+    flat_polygon=(
+        'instances',
+        edit(item(segmentation=[1, 1, 4, 1, 4, 4])),
+        {},
+        'stop: in a list of p',
+    ),
+    points_in_dicts=(
+        'instances',
+        edit(item(segmentation=dict(x=1, y=2))),
+        {},
+        'stop: without counts',
+    ),
+    no_masks=('instances', both(every(segmentation=[])), {}, r'stop: none of 5 .*detector\.py'),
+    one_mask_missing=(
+        'instances',
+        edit(item(segmentation=[])),
+        {},
+        'stop: 1 of 5 .* no segmentation',
+    ),
+    misspelt=(
+        'coco',
+        str,
+        named('ant', 'dog'),
+        r"stop: \['dog'\] are not among .*to some of \('ant',",
+    ),
+    evaluator=(
+        'coco',
+        str,
+        dict(evaluated='other'),
+        r"stop: val_evaluator\.ann_file='.*other\.json'",
+    ),
+    order=(
+        'coco',
+        both(lambda c: c['categories'].reverse()),
+        {},
+        r"stop: train\.json.* to \('cat', 'b",
+    ),
+    order_of_val=(
+        'coco',
+        edit(lambda c: c['categories'].reverse(), path='val.json'),
+        {},
+        r'stop: set val_',
+    ),
+    order_of_subset=('coco', str, named('cat', 'ant'), r"stop: classes to \('ant', 'cat'\)"),
+    category=(
+        'coco',
+        edit(lambda c: c['categories'].pop(0)),
+        {},
+        r"stop: to some of \('bee', 'cat'\)",
+    ),
+    no_objects=('coco', forget('train'), {}, r"stop: classes \['ant', 'bee', 'cat'\]$"),
+    no_objects_left=('coco', forget('train'), FILTERED, 'stop: training data are empty'),
+    no_object_of_a_class=('coco', edit(lambda c: c['annotations'].pop(1)), {}, r"warn: \['bee'\]"),
+    last_category=(
+        'coco',
+        edit(lambda c: c['categories'].pop(), lambda c: c['annotations'].pop(2)),
+        {},
+        r"warn: \['cat'\]",
+    ),
+    classes=('coco', str, dict(classes=2), r'stop: 3 classes, but model\.head\.num_classes=2'),
+    more_classes=('coco', str, dict(classes=4), r'warn: 3 classes, but model\.head\.num_classes=4'),
+    misspelt_voc=('voc', str, named('Ant', 'dog'), r"stop: files call \['ant', 'bee', 'cat'\]"),
+    difficult=('voc', difficult, {}, 'stop: all 3 objects in .* are ignored'),
+)
+PICTURE_CASES = dict(
+    image=('coco', remove('train/3.jpg'), {}, r"stop: 1 files of the train .*train/3\.jpg'"),
+    image_in_wrappers=(
+        'coco',
+        remove('train/3.jpg'),
+        dict(wrap=concatenate),
+        r'stop: train/3\.jpg',
+    ),
+    image_in_list=('listed', remove('val/bee/0.jpg'), {}, r'stop: bee/0\.jpg'),
+    empty=('coco', write('train/0.jpg'), {}, BROKEN + r' \(it is empty\).*0\.jpg'),
+    web_page=('coco', write('train/0.jpg', WEB), {}, BROKEN + '.* starts .*DOCTYPE'),
+    heic=('coco', write('train/0.jpg', HEIC), {}, BROKEN + '.* starts .*ftypheic'),
+    cut_jpeg=('coco', cut('train/0.jpg', -150), {}, BROKEN + '.* truncated'),
+    cut_png=('coco', cut('train/0.jpg', -150, 'PNG'), {}, BROKEN),
+    cut_of_class=('imagenet', cut('train/ant/0.jpg', -150), {}, BROKEN),
+    cut_below_mask=('ade20k', cut('images/train/0.jpg', -150), {}, BROKEN),
+    two_of_val=(
+        'coco',
+        together(write('val/0.jpg'), write('val/3.jpg', WEB)),
+        {},
+        r"stop: 2 pictures of the val .*0\.jpg', .*3\.jpg'\.",
+    ),
+    turned=(
+        'coco',
+        turn('train'),
+        {},
+        r"stop: 2 of 3 sizes .*0\.jpg' are for \(20, 16\) .* as \(16, 20\).*color_ignore_or",
+    ),
+    other_size=(
+        'coco',
+        lambda d: save(d / 'train/0.jpg', (40, 32)),
+        {},
+        r'stop: 1 of 3 sizes .* Correct the sizes',
+    ),
+    mirrored=('coco', turn('train', 2), {}, r'warn: mirror or turn 2 of 3 pictures .*train/0\.jpg'),
+    upside_down=('coco', turn('train', 3), {}, 'warn: mirror or turn 2 of 3'),
+    upside_down_mask=('ade20k', turn('images/train', 4, ('0', '1')), {}, 'warn: turn 2 of 2'),
+    turned_square=(
+        'coco',
+        together(turn('train', 6, ('0',), (20, 20)), edit(picture(height=20))),
+        {},
+        'warn: mirror or turn 1 of 3',
+    ),
+    bits=(
+        'coco',
+        deep('train/0.jpg'),
+        {},
+        r'warn: 1 pictures .* uint16.* 3136 to 3136.* 8 bits, 12 to 12',
+    ),
+    bits_of_masks=('ade20k', deep('images/train/0.jpg'), {}, 'warn: 1 pictures .* uint16'),
+    folders=('imagenet', rename, {}, r"stop: only one of .*train', .*val' has 'ant', 'dog'"),
+    folders_reversed=('imagenet', str, named('cat', 'bee', 'ant'), 'stop: not in the ord'),
+    skipped=(
+        'imagenet',
+        together(add('train/ant/1.webp'), add('train/bee/1.tiff'), add('train/bee/2.gif')),
+        {},
+        r'warn: 3 pictures .* \(1 \.\w+, 1 \.\w+, 1 \.\w+\)',
+    ),
+    one_class=(
+        'imagenet',
+        lambda d: [shutil.rmtree(d / s / n) for s in ('train', 'val') for n in CLASSES[1:]],
+        dict(classes=1),
+        'stop: all 1 pictures .* of one class',
+    ),
+    empty_class=(
+        'imagenet',
+        remove('val/bee/0.jpg'),
+        {},
+        "warn: no picture in .*val' is of the classes 'bee'",
+    ),
+    empty_class_in_training=('imagenet', remove('train/bee/0.jpg'), {}, "warn: train' .* 'bee'"),
+)
+MASK_CASES = dict(
+    masks_of_255=(
+        'ade20k',
+        label(0, values=(255, 0, 255)),
+        TWO,
+        r'stop: as \[0, 255\], and \{255\} are',
+    ),
+    a_mask_missing_and_others_of_255=(
+        'ade20k',
+        together(label(0, values=(255, 0, 255)), remove('labels/train/0.png')),
+        TWO,
+        r'stop: as \[0, 255\], and \{255\} are',
+    ),
+    masks_of_1=(
+        'ade20k',
+        label(1, values=(1, 1, 1)),
+        TWO,
+        r'stop: one class \(values are read as \[1\]',
+    ),
+    masks_from_0=('ade20k', label(0, values=(1, 0, 1)), FROM_0, r'stop: read as \[0, 255\]'),
+    one_class_of_two=(
+        'ade20k',
+        label(0, values=(1, 0, 1)),
+        ONE,
+        r"stop: \['background', 'yes'\].*out_channels=1",
+    ),
+    label_map=('ade20k', remove('labels/val/0.png'), {}, r'stop: 1 files of the val .*val/0\.png'),
+    label_bit=('ade20k', flip, {}, r'stop: labels/train/1\.png.* is damaged .* Get them again'),
+    label_16_bits=('ade20k', label(300, np.uint16), {}, NOT_AS_STORED),
+    label_1_bit=('ade20k', label(mode='1'), {}, NOT_AS_STORED),
+    label_of_colours=('ade20k', label(mode='RGB'), {}, NOT_AS_STORED),
+    tiff_of_colours=('ade20k', label(mode='RGB', suffix='.tif'), TIFF, NOT_AS_STORED),
+    bmp_of_colours=('ade20k', label(mode='RGB', suffix='.bmp'), BMP, NOT_AS_STORED),
+    label_with_alpha=('ade20k', label(mode='RGBA'), {}, NOT_AS_STORED),
+    label_in_jpeg=(
+        'ade20k',
+        label(0, values=(255, 90, 1), suffix='.jpg'),
+        dict(TWO, seg_map_suffix='.jpg'),
+        'warn: values for 2 classes.* JPEG changes',
+    ),
+    label_size=(
+        'ade20k',
+        label(size=(20, 15)),
+        {},
+        r'stop: 2 of 2 masks .* for \(20, 15\) .* as \(20, 16\)\. .* nearest',
+    ),
+    label_turned=(
+        'ade20k',
+        label(turned=True),
+        {},
+        r'stop: for \(20, 16\).* loaded as \(16, 20\)\. EXIF',
+    ),
+    palettes=(
+        'ade20k',
+        colours(RED, BLUE),
+        TWO,
+        r'warn: palettes .* 1 is \(255, 0, 0\) and \(0, 0, 255\)',
+    ),
+    ignored_by_head=(
+        'ade20k',
+        str,
+        dict(ignores=200),
+        r'stop: model\.head\.ignore_index=200, val_evaluator\.ignore_index=255',
+    ),
+    padded_with_a_class=(
+        'ade20k',
+        str,
+        dict(pads=0),
+        r'stop: model\.data_preprocessor\.seg_pad_val=0',
+    ),
+)
+CASES = {**COCO_CASES, **PICTURE_CASES, **MASK_CASES}
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_named_before_training_or_passed(data, case):
-    layout, plant, arguments, words = CASES[case]
+def test_fault(data, case):
+    layout, plant, arguments, expected = CASES[case]
+    kind, _, words = expected.partition(': ')
     LAYOUTS[layout][0](data)
     plant(data)
-    runner = build(layout, data, **arguments)
-    if words is None:
+    findings = find(layout, data, **arguments)
+    stops = [finding for _, finding in findings if isinstance(finding, Stop)]
+    assert bool(stops) == (kind == 'stop'), findings
+    assert any(re.search(words, text, re.DOTALL) for text in stops or dict(findings).values()), (
+        findings
+    )
+    assert len(findings) <= 4  # a fault hides no other
+
+
+@pytest.mark.parametrize('case', HEALTHY)
+def test_healthy_data_pass_silently(data, case):
+    layout, plant, arguments = HEALTHY[case]
+    LAYOUTS[layout][0](data)
+    plant(data)
+    assert find(layout, data, **arguments) == []
+
+
+@pytest.mark.parametrize(
+    'case', ['good_coco', 'ids_as_strings', 'over_the_border', 'crowds', 'no_area']
+)
+def test_large_files_are_sampled(data, case, monkeypatch):
+    monkeypatch.setattr(coco_file, 'WHOLE', 0)
+    monkeypatch.setattr(coco_file, 'BLOCKS', 3)
+    (test_fault if case in CASES else test_healthy_data_pass_silently)(data, case)
+
+
+def test_a_sample_is_spread(tmp_path, monkeypatch):
+    """In any order of lists, with text beyond ASCII, and lists of these names in other places."""
+    whole = content()
+    many(999)(whole)
+    whole['images'][1]['file_name'] = '猫.jpg'
+    for index, entry in enumerate(whole['annotations']):
+        entry.update(id=index, attributes=dict(text='é', images=[dict(of='others')]))
+    file = tmp_path / 'x.json'
+    for order in (list(whole), list(whole)[::-1]):
+        file.write_text(json.dumps({key: whole[key] for key in order}, ensure_ascii=False), 'utf-8')
+        monkeypatch.setattr(coco_file, 'WHOLE', 0)
+        monkeypatch.setattr(coco_file, 'BLOCKS', 20)
+        monkeypatch.setattr(coco_file, 'BLOCK', 5)
+        read = read_coco(str(file))
+        assert (read.images, read.categories) == (whole['images'], whole['categories'])
+        ids = [entry['id'] for entry in read.annotations]
+        assert len(ids) == len({*ids}) >= 90 and ids[0] == 0 and ids[-1] > 900
+        assert all(entry == whole['annotations'][entry['id']] for entry in read.annotations)
+
+
+@pytest.mark.parametrize(
+    ('folders', 'classes', 'words'),
+    [
+        (['ant', 'bee'], ['ant', 'bee'], None),
+        (['ant', 'bee'], ['a', 'b'], None),
+        (['ant', 'bee'], [], None),
+        (['.ipynb_checkpoints', 'ant', 'bee'], [], "folders '.ipynb_checkpoints'"),
+        (['__MACOSX', 'ant', 'bee'], ['ant', 'bee'], "folders '__MACOSX'"),
+        (['ant'], ['ant', 'bee'], "no folder for the classes 'bee'"),
+        (['ant', 'bee', 'cat'], ['ant', 'bee'], "not among the classes: 'cat'"),
+    ],
+)
+def test_folders_of_classes(folders, classes, words):
+    findings = [*check_folder_names(folders, classes, 'data')]
+    assert len(findings) == (words is not None)
+    assert words is None or words in findings[0]
+
+
+@pytest.mark.parametrize(
+    ('weights', 'value', 'size', 'fails'),
+    [
+        ([1.0, 5.0], 255, None, True),
+        ([1.0, 5.0], 1, (32, 32), True),  # is padded
+        ([1.0, 5.0], 1, (16, 20), False),
+        (None, 255, None, False),
+    ],
+)
+def test_class_weights_and_ignored_labels(weights, value, size, fails):
+    model = Tiny(2)
+    model.head.loss_decode = CrossEntropyLoss(class_weight=weights, avg_non_ignore=True)
+    model.data_preprocessor.size = size
+    sample = Sample(torch.full((1, 16, 20), value))
+    assert len([*check_class_weights(model, None, [sample])]) == fails
+    if weights and value == 255:
+        with pytest.raises(IndexError):
+            model.head.loss_decode(
+                torch.rand(1, 2, 16, 20), sample.gt_sem_seg.data, ignore_index=255
+            )
+
+
+class Sample(dict):
+    def __init__(self, labels):
+        super().__init__(gt_sem_seg=PixelData(data=labels))
+        self.gt_sem_seg = self['gt_sem_seg']
+
+
+def build(layout, data, hook=(), evaluated='val', **changes):
+    """A runner for one iteration; `changes` go into the datasets."""
+    _, dataset, number = LAYOUTS[layout]
+    train, val = (
+        dict(
+            dataset=dict(dataset(data, split), serialize_data=False, **changes),
+            batch_size=2,
+            sampler=dict(type='DefaultSampler', shuffle=False),
+            collate_fn=dict(type='pseudo_collate'),
+        )
+        for split in ('train', 'val')
+    )
+    evaluator = dict(type='DumpResults', out_file_path=str(data / 'results.pkl'))
+    return Runner(
+        model=Tiny(number),
+        work_dir=str(data / 'work'),
+        experiment_name=f'{data}{hook}',
+        train_dataloader=train,
+        val_dataloader=val,
+        test_dataloader=val,
+        train_cfg=dict(by_epoch=False, max_iters=1, val_interval=9, val_begin=9),
+        val_cfg=dict(),
+        test_cfg=dict(),
+        val_evaluator=[evaluator],
+        test_evaluator=evaluator,
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
+        default_hooks=dict(
+            checkpoint=dict(type='CheckpointHook', interval=9, save_last=False),
+            data_check=dict(type='mmcare.DataCheckHook', **dict(hook)),
+        ),
+        log_level='WARNING',
+    )
+
+
+@pytest.mark.parametrize('layout', ['coco', 'ade20k', 'imagenet'])
+def test_healthy_data_are_trained_on(data, layout):
+    LAYOUTS[layout][0](data)
+    runner = build(layout, data)
+    runner.train()
+    assert runner.iter == 1
+
+
+@pytest.mark.parametrize(
+    ('case', 'name', 'error'),
+    [('no_area', 'required_keys', KeyError), ('crowds_of_val', 'crowds', None)],
+)
+def test_named_before_training_and_switched_off(data, case, name, error):
+    """Files are checked before datasets are built from them, where mmdet raises KeyErrors."""
+    _, plant, _, words = CASES[case]
+    make_coco(data)
+    plant(data)
+    runner = build('coco', data)
+    with pytest.raises(ValueError, match=rf'(?s){words[6:]}.* \[{name}\]$'):
         runner.train()
-        assert runner.iter == 1
-        return
-    with pytest.raises(ValueError, match=words):
-        runner.train()
-    assert runner.iter == 0
-    unchecked = build(layout, data, enabled=False, **arguments)
-    assert unchecked.train_loop and unchecked.val_loop
-    unchecked.call_hook('before_run')
+    for hook in (dict(enabled=False), dict(skip=[name]), dict(skip=name)):
+        runner = build('coco', data, hook)
+        if error is None:
+            runner.train()
+            assert runner.iter == 1
+        else:
+            with pytest.raises(error):
+                runner.train()
+
+
+def test_unknown_names_of_checks():
+    with pytest.raises(ValueError, match=r"no checks \['crowd'\] to skip"):
+        DataCheckHook(skip=['crowd', 'sizes'])
+
+
+def test_checked_once(data, monkeypatch):
+    make_imagenet(data)
+    runs = []
+    monkeypatch.setitem(CHECKS, 'files', lambda run: runs.append(len(run.splits)) or [])
+    runner = build('imagenet', data)
+    runner.train()
+    runner.call_hook('before_run')
+    runner.test()
+    assert runs == [2, 1]
+
+
+def test_classes_as_types(data):
+    """In place of names, configs can have classes, and dotted names."""
+    make_coco(data)
+    lack('annotations', 'area')(data)
+    for kind in (CocoDataset, 'mmdet.datasets.CocoDataset'):
+        with pytest.raises(ValueError, match="lack 'area'"):
+            build('coco', data, type=kind).train()
 
 
 def test_what_may_be_meant_is_a_warning(data, capfd):
     """Words of a prompt, as mmdet's MM-Grounding-DINO has them, 256 for the 1203 of LVIS."""
-    runner = build('coco', data, classes=2)
+    make_coco(data)
+    edit(lambda held: held['annotations'].pop(1))(data)
+    runner = build('coco', data)
     runner.model.language_model = nn.Identity()
+    runner.model.head.num_classes = 2
     runner.model.other = nn.Identity()
     runner.model.other.num_classes = 80
     gone = dict(runner._test_dataloader['dataset'], ann_file='gone.json')
@@ -386,19 +1149,21 @@ def test_what_may_be_meant_is_a_warning(data, capfd):
 )
 def test_remote_data_pass(data, layout, changes):
     LAYOUTS[layout][0](data)
-    for file in [data / 'train/1.jpg', data / 'val/0.jpg', data / 'labels/train/1.png']:
+    for file in [data / 'train/3.jpg', data / 'val/0.jpg', data / 'labels/train/1.png']:
         file.unlink(missing_ok=True)
+    if 'backend_args' in changes:
+        forget('val')(data)
     runner = build(layout, data, **changes)
     assert runner.train_loop
     runner.call_hook('before_run')
 
 
-@pytest.mark.parametrize('mode', ['train', 'val', 'test'])
-@pytest.mark.parametrize('reduced', [True, False])
+@pytest.mark.parametrize(('mode', 'reduced'), [('train', True), ('val', False), ('test', True)])
 def test_label_beyond_the_classes(data, mode, reduced):
     make_ade20k(data)
     labels = np.full(SIZE[::-1], 255)
     labels[2, 3] = 150 + reduced
+    labels[3, 3:9] = range(6)
     path = data / 'labels' / ('train' if mode == 'train' else 'val') / '0.png'
     save_labels(path, labels)
     runner = build('ade20k', data, reduce_zero_label=reduced)
@@ -406,4 +1171,5 @@ def test_label_beyond_the_classes(data, mode, reduced):
     with pytest.raises(ValueError, match=words):
         getattr(runner, mode)()
     assert runner.iter == 0
-    getattr(build('ade20k', data, reduce_zero_label=reduced, enabled=False), mode)()
+    off = dict(skip=['label_values'])
+    getattr(build('ade20k', data, off, reduce_zero_label=reduced), mode)()

@@ -1,0 +1,37 @@
+"""Checks of a run's data, a function for each kind of fault.
+
+A check compares what is given with what is taken. It yields a :class:`~.findings.Stop` for what is
+certainly wrong, a :class:`~.findings.Warn` for what may be meant, one for each kind of fault, and
+nothing for healthy data. ``CHECKS`` run before a run, ``LATER`` are the names of the others.
+"""
+
+from mmcare.engine.data_checks import classes, coco, masks, pictures
+
+_CHECKS = (
+    pictures.check_files,
+    pictures.check_readable,
+    classes.check_pictures,
+    classes.check_num_classes,
+    classes.check_evaluator,
+    classes.check_class_folders,
+    classes.check_class_pictures,
+    classes.check_skipped_files,
+    classes.check_categories,
+    coco.check_duplicates,
+    coco.check_category_order,
+    coco.check_box_form,
+    coco.check_lost_objects,
+    coco.check_crowds,
+    coco.check_iscrowd,
+    coco.check_segmentations,
+    classes.check_objects,
+    pictures.check_sizes,
+    pictures.check_orientation,
+    pictures.check_bits,
+    masks.check_mask_files,
+    masks.check_palettes,
+    masks.check_mask_values,
+    masks.check_ignored_labels,
+)
+CHECKS = {check.__name__[len('check_') :]: check for check in _CHECKS}
+LATER = ('required_keys', 'folder_names', 'test_split', 'label_values', 'class_weights')

@@ -1,0 +1,225 @@
+"""Checks of classes: of the model, of files and folders, and whether each has examples."""
+
+from __future__ import annotations
+
+import os
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn, examples
+
+FOREIGN = ('__MACOSX', 'System Volume Information', '$RECYCLE.BIN')
+
+
+def check_num_classes(run: Run) -> Iterator[Stop | Warn]:
+    """Find heads for fewer classes than the dataset has; warn of more in training."""
+    model = run.model
+    if any(hasattr(module, 'num_stuff_classes') for module in model.modules()):
+        return  # panoptic models count things and stuff apart
+    named = any(hasattr(module, 'language_model') for module in model.modules())
+    for split in run.splits:
+        number = len(split.classes)
+        for name, module in model.named_modules():
+            outputs = getattr(module, 'num_classes', None)
+            # Proposals are class-agnostic, and STDC has a head for borders.
+            other = 'backbone' in name or 'rpn' in name or hasattr(module, 'boundary_threshold')
+            if isinstance(outputs, int) and outputs != number and not other:
+                fault = f'the {split.mode} dataset has {number} classes, but '
+                fault += f'model.{name}.num_classes={outputs}'
+                if outputs < number and not named:  # classes are words of a prompt
+                    yield Stop(fault)
+                elif number and split.mode == 'train':
+                    yield Warn(fault)
+
+
+def check_evaluator(run: Run) -> Iterator[Stop]:
+    """Find a stale file in the evaluator, with the objects of other pictures."""
+    for split in run.splits:
+        alone = len(run.of_mode(split.mode)) == 1
+        for metric in split.configs if alone else ():
+            file = metric.get('ann_file') if isinstance(metric, dict) else None
+            if file and os.path.realpath(file) != os.path.realpath(split.dataset.ann_file):
+                yield Stop(
+                    f"{split.mode}_evaluator.ann_file={file!r} is not the dataset's, "
+                    f'{split.dataset.ann_file!r}'
+                )
+
+
+def check_folder_names(folders: list[str], classes: list[str], root: str) -> Iterator[Stop]:
+    """Find folders that are no class: mmpretrain takes each as one, in alphabetical order."""
+    foreign = [name for name in folders if name.startswith('.') or name in FOREIGN]
+    if foreign:
+        yield Stop(
+            f'{root!r} has the folders {examples(foreign)}, which mmpretrain takes as classes: '
+            'delete them'
+        )
+    elif classes and len(classes) != len(folders):
+        without = [name for name in classes if name not in folders]
+        unknown = [name for name in folders if name not in classes]
+        if without:
+            yield Stop(
+                f'{root!r} has no folder for the classes {examples(without)}: labels are the '
+                'places of folders in alphabetical order, so that others would move up. Make a '
+                'folder for each class, and put pictures into it'
+            )
+        else:
+            yield Stop(f'{root!r} has folders that are not among the classes: {examples(unknown)}')
+
+
+def check_class_folders(run: Run) -> Iterator[Stop]:
+    """Find other class folders, which shift labels (sorted folders), and another order of them."""
+    for split in run.splits:
+        dataset, first = split.dataset, (run.first or split).dataset
+        folders, wanted = (getattr(part, 'folder_to_idx', {}) for part in (dataset, first))
+        if folders and wanted and folders != wanted:
+            names = examples(sorted(folders.keys() ^ wanted.keys()))
+            text = f'labels differ: only one of {first.img_prefix!r}, {dataset.img_prefix!r}'
+            yield Stop(f'{text} has {names}')
+        classes = split.classes
+        if any(folders.get(name, index) != index for index, name in enumerate(classes)):
+            text = f'{classes=} are not in the order of {dataset.img_prefix!r}'
+            yield Stop(f'{text}, which is {[*folders]}')
+
+
+def check_class_pictures(run: Run) -> Iterator[Stop | Warn]:
+    """Find classifiers that have one class, and classes without pictures."""
+    for split in run.of_mode('train', 'val'):
+        labels = Counter(p.label for p in split.pictures if isinstance(p.label, int))
+        if not labels or sum(labels.values()) < len(split.pictures):
+            continue  # without labels, or several for a picture
+        if len(labels) == 1 and split.mode == 'train':
+            yield Stop(
+                f'all {len(split.pictures)} pictures in {split.folder!r} are of one class: the '
+                'loss would be 0 and the accuracy 100. Is data_prefix the folder that holds the '
+                'folders of classes?'
+            )
+            continue
+        empty = [name for index, name in enumerate(split.classes) if index not in labels]
+        if empty:
+            yield Warn(f'no picture in {split.folder!r} is of the classes {examples(empty)}')
+
+
+def check_skipped_files(run: Run) -> Iterator[Warn]:
+    """Find pictures that mmpretrain skips silently for their extensions."""
+    for split in run.splits:
+        extensions = getattr(split.dataset, 'extensions', None)
+        if not extensions or getattr(split.dataset, 'ann_file', None) or '://' in split.folder:
+            continue
+        known = {*Image.registered_extensions(), '.heic', '.heif', '.avif'} - {'.pdf', '.h5'}
+        files = Path(split.folder).rglob('*')
+        skipped = Counter(
+            file.suffix.lower()
+            for file in files
+            if file.suffix.lower() in known and not file.name.lower().endswith(tuple(extensions))
+        )
+        if skipped:
+            kinds = ', '.join(f'{n} {suffix}' for suffix, n in skipped.most_common())
+            yield Warn(
+                f'{sum(skipped.values())} pictures in {split.folder!r} are skipped ({kinds}): add '
+                'these to the extensions of the dataset, or convert them'
+            )
+
+
+def check_categories(run: Run) -> Iterator[Stop]:
+    """Find classes that are not among COCO's categories, or not in their order."""
+    for split in run.splits:
+        if split.coco is None:
+            continue
+        listed = {entry['id']: entry['name'] for entry in split.coco.categories or ()}
+        names, classes = [listed.get(id) for id in split.dataset.cat_ids], split.classes
+        if len({*listed.values()}) < len(listed):
+            continue  # another check says so
+        # Classes that come last may be missing in training; an evaluation of them would raise.
+        if names and names == classes[: len(names) if split.mode == 'train' else None]:
+            continue
+        unknown = [name for name in classes if name not in names]
+        yield Stop(
+            f'{unknown or "the classes"} are not {"among" if unknown else "in the order of"} the '
+            f'categories of {split.dataset.ann_file!r}: set '
+            f'{split.mode}_dataloader.dataset.metainfo.classes to '
+            f'{"some of " if unknown else ""}{tuple(listed.values() if unknown else names)}'
+        )
+
+
+def check_pictures(run: Run) -> Iterator[Stop | Warn]:
+    """Find datasets without a picture, and pictures that are in training and in validation."""
+    train, val = run.of_mode('train'), run.of_mode('val')
+    if train and not any(split.pictures for split in train):
+        yield Stop(
+            'the training data are empty: no picture is found, or filter_cfg leaves out all of them'
+        )
+    if val and not any(split.pictures for split in val):
+        yield Stop(f'the validation data in {val[0].name} are empty')
+    paths = [
+        {os.path.abspath(p.path) for s in part for p in s.pictures if p.path}
+        for part in (train, val)
+    ]
+    same = sorted(paths[0] & paths[1])
+    if same:
+        yield Warn(
+            f'{len(same)} of {len(paths[1])} pictures of validation are also trained on, such as '
+            f'{same[0]!r}: metrics say nothing of other pictures'
+        )
+
+
+def check_objects(run: Run) -> Iterator[Stop | Warn]:
+    """Find data without objects; warn of single classes without, which may be meant."""
+    train = run.of_mode('train')
+    wanted: set[str] = set()
+    seen: set[str | None] = set()
+    written: list[str] = []
+    for split in train:
+        names = split.dataset.metainfo.get('thing_classes') or split.classes
+        if not _has_objects(split):
+            continue
+        wanted.update(names)
+        labels = {label for picture in split.pictures for label in picture.labels}
+        seen.update(names[i] if i in range(len(names)) else None for i in labels)
+        if not seen:  # mmdet leaves out objects of other names
+            files = [picture.xml for picture in split.pictures if picture.xml]
+            trees = [ET.parse(file) for file in files]
+            written = sorted({str(n.text) for t in trees for n in t.iterfind('object/name')})
+    fault = f'no object in the training data is one of the classes {sorted(wanted - seen)}'
+    if wanted and not seen and any(split.pictures for split in train):
+        if not any(map(_holds_objects, train)):  # or another check says why they are left out
+            yield Stop(f"{fault}, which Pascal VOC's files call {written}" if written else fault)
+    elif wanted - seen and None not in seen:
+        yield Warn(fault)
+    val = [split for split in run.of_mode('val') if _has_objects(split) and split.pictures]
+    labelled = any(picture.labels for split in val for picture in split.pictures)
+    if val and not labelled and not any(map(_holds_objects, val)):
+        yield Stop(
+            f'no object in the validation data {val[0].name} is one of the classes '
+            f'{val[0].classes}: AP would be -1'
+        )
+    for split in run.splits:
+        number = sum(len(picture.labels) for picture in split.pictures)
+        if number and split.coco is None and number == sum(p.ignored for p in split.pictures):
+            yield Stop(f'all {number} objects in {split.name} are ignored, as difficult ones are')
+
+
+def _has_objects(split: Split) -> bool:
+    """Whether the dataset is one of boxes, as mmdet's are."""
+    return hasattr(split.dataset, 'cat_ids') or any(picture.xml for picture in split.pictures)
+
+
+def _holds_objects(split: Split) -> bool:
+    """Whether the split's COCO file holds objects of its classes."""
+    if split.coco is None:
+        return False
+    left_out = {entry['id'] for entry in split.coco.categories or ()} - {*split.dataset.cat_ids}
+    return any(item.get('category_id') not in left_out for item in split.coco.annotations or ())
+
+
+def check_test_split(loader: Any) -> Iterator[Warn]:
+    """Warn before training if the file of the test split does not exist."""
+    dataset = loader.get('dataset') if isinstance(loader, dict) else None
+    if isinstance(dataset, dict) and not dataset.get('backend_args'):
+        file = os.path.join(dataset.get('data_root') or '', dataset.get('ann_file') or '')
+        if '://' not in file and not os.path.exists(file or '.'):
+            yield Warn(f'the test split needs {file!r}, which does not exist')

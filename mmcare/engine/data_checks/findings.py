@@ -1,0 +1,161 @@
+"""What the checks of data are given, and what they yield."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, Callable, NamedTuple
+
+from mmengine.dataset import BaseDataset
+from torch import nn
+
+from mmcare.engine.data_checks.coco_file import CocoFile, read_coco
+from mmcare.engine.data_checks.headers import Header, read_headers
+
+NUMBER = 10_000  # of pictures and masks that are read of a dataset, evenly spread
+
+
+class Stop(str):
+    """A fault that stops the run."""
+
+
+class Warn(str):
+    """A finding that may be meant."""
+
+
+class Picture(NamedTuple):
+    """What a dataset says of a picture, as local paths; None where it says nothing."""
+
+    path: str | None
+    mask: str | None
+    size: tuple[Any, Any]  # width, height
+    labels: list[Any]  # of its objects
+    ignored: int  # how many of these are ignored, as crowds and difficult ones are
+    label: Any  # of the whole picture
+    xml: str | None
+
+
+@dataclass(eq=False)
+class Split:
+    """A dataset of a run, without its wrappers.
+
+    Attributes:
+        mode: ``'train'``, ``'val'`` or ``'test'``.
+        dataset: The dataset.
+        metrics: The metrics that evaluate it.
+        configs: Their configs.
+        read: Reads a COCO file, once for all splits that have it.
+    """
+
+    mode: str
+    dataset: BaseDataset
+    metrics: list[Any] = field(default_factory=list)
+    configs: list[Any] = field(default_factory=list)
+    read: Callable[[str], CocoFile] = field(default_factory=lambda: lru_cache(None)(read_coco))
+
+    @property
+    def name(self) -> str:
+        """How messages call it: by its file or folder."""
+        return repr(getattr(self.dataset, 'ann_file', None) or self.folder)
+
+    @property
+    def folder(self) -> str:
+        """The folder of the pictures."""
+        prefix = self.dataset.data_prefix
+        return str(prefix.get('img') or prefix.get('img_path') or prefix.get('sub_data_root') or '')
+
+    @cached_property
+    def classes(self) -> list[str]:
+        """The names of the classes."""
+        return list(self.dataset.metainfo.get('classes') or ())
+
+    @cached_property
+    def steps(self) -> dict[str, Any]:
+        """The steps of the pipeline by their names."""
+        return {type(step).__name__: step for step in self.dataset.pipeline.transforms}
+
+    @property
+    def coco(self) -> CocoFile | None:
+        """The COCO file that mmdet's dataset was made from."""
+        is_coco = hasattr(self.dataset, 'COCOAPI') and os.path.isfile(self.dataset.ann_file)
+        return self.read(self.dataset.ann_file) if is_coco else None
+
+    @cached_property
+    def pictures(self) -> list[Picture]:
+        """All pictures of the dataset; a loop over a large one takes seconds."""
+        return [_describe(self.dataset.get_data_info(i)) for i in range(len(self.dataset))]
+
+    @cached_property
+    def headers(self) -> dict[str, Header | str | None]:
+        """What the headers of pictures say, see :func:`read_headers`."""
+        if 'LoadImageFromFile' not in self.steps:
+            return {}
+        paths = [picture.path for picture in sample(self.pictures, NUMBER)]
+        return read_headers([path for path in paths if path], self.load)
+
+    @cached_property
+    def obeys_exif(self) -> bool:
+        """Whether the loader turns pictures by their EXIF data."""
+        step = self.steps.get('LoadImageFromFile')
+        turns = getattr(step, 'color_type', '') in ('color', 'grayscale')
+        return turns and getattr(step, 'imdecode_backend', '') in ('cv2', 'pillow')
+
+    def loaded_size(self, header: Header) -> tuple[int, int]:
+        """Return the width and height that training gets."""
+        return header.size[::-1] if self.obeys_exif and header.turn > 4 else header.size
+
+    def load(self, path: str) -> Any:
+        """Load a picture (H, W, 3) as the pipeline does; None if that fails."""
+        try:
+            return self.steps['LoadImageFromFile']({'img_path': path})['img']
+        except Exception:  # each decoder has its own
+            return None
+
+    @cached_property
+    def of_pixels(self) -> bool:
+        """Whether it is one of mmseg's, with a class for each pixel."""
+        loads = getattr(self.steps.get('LoadAnnotations'), 'with_seg', False)
+        return loads and 'reduce_zero_label' in self.dataset.metainfo
+
+
+class Run(NamedTuple):
+    """What is checked: a model and the datasets; ``first`` also if it was checked before."""
+
+    model: nn.Module
+    splits: list[Split]
+    first: Split | None = None
+
+    def of_mode(self, *modes: str) -> list[Split]:
+        """Return the splits of these modes."""
+        return [split for split in self.splits if split.mode in modes]
+
+
+def sample(items: list[Any], number: int) -> list[Any]:
+    """Return so many items at most, evenly spread."""
+    return items[:: -(-len(items) // number) or 1]
+
+
+def examples(names: Iterable[Any], number: int = 3) -> str:
+    """Return the first names, and how many there are in all if there are more."""
+    names = list(names)
+    more = f' and {len(names) - number} more' if len(names) > number else ''
+    return ', '.join(map(repr, names[:number])) + more
+
+
+def _describe(info: dict[str, Any]) -> Picture:
+    instances = info.get('instances', ())
+    return Picture(
+        path=_local(info.get('img_path')),
+        mask=_local(info.get('seg_map_path')),
+        size=(info.get('width'), info.get('height')),
+        labels=[instance.get('bbox_label') for instance in instances],
+        ignored=sum(bool(instance.get('ignore_flag')) for instance in instances),
+        label=info.get('gt_label'),
+        xml=info.get('xml_path'),
+    )
+
+
+def _local(path: Any) -> str | None:
+    return path if isinstance(path, str) and '://' not in path else None
