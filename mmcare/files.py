@@ -93,14 +93,9 @@ def lock_directory(directory: Path, seconds: float = 0) -> IO | None:
 
 
 def printable(text: str) -> str:
-    """Escape what terminals may obey: control characters, directional and invisible marks.
-
-    Line breaks stay.
-    """
+    """Escape what terminals may obey: control characters, directional and invisible marks."""
     return ''.join(
-        character
-        if character.isprintable() or character == '\n'
-        else character.encode('unicode_escape').decode()
+        character if character.isprintable() else character.encode('unicode_escape').decode()
         for character in text
     )
 

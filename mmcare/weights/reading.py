@@ -39,11 +39,11 @@ PREFIXES = ('', 'http://', 'https://')  # of names that load_from_mmcare takes
 class CheckpointError(RuntimeError):
     """A checkpoint file that is damaged, refused, or does not fit.
 
-    Its text is printable: names in a file could contain codes that terminals obey.
+    The lines of its text are printable: names in a file could contain codes that terminals obey.
     """
 
     def __init__(self, text: str) -> None:
-        super().__init__(printable(text))
+        super().__init__('\n'.join(map(printable, text.split('\n'))))
 
 
 def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> Any:
