@@ -92,9 +92,9 @@ class AtomicCheckpointHook(CheckpointHook):
         if is_main_process():
             for path in filter(None, map(self._find, info.get(OUTDATED, []))):
                 Path(path).unlink(missing_ok=True)
-            for path in self._folder.glob('.*.tmp') if self._lock else ():
-                if re.fullmatch(rf'\.(best_.+_)?{self._pattern()}\.[^.]+\.tmp', path.name):
-                    shutil.rmtree(path, ignore_errors=True)  # see moved_into_place
+            for left in self._folder.glob('.*.tmp') if self._lock else ():
+                if re.fullmatch(rf'\.(best_.+_)?{self._pattern()}\.[^.]+\.tmp', left.name):
+                    shutil.rmtree(left, ignore_errors=True)  # see moved_into_place
         # The backend's list itself, so that a checkpoint names the files to delete after it.
         runner.message_hub.update_info(OUTDATED, self.backend_args['outdated'])
         if runner.iter == 0:  # not resumed
