@@ -47,7 +47,7 @@ HEADERS = {
 }
 # What a client may take: connections of an address and of all, seconds for its request and for the
 # answer, bytes and values of a recording, and files and bytes of all of them.
-CONNECTIONS_OF_ONE, CONNECTIONS = 32, 256
+CONNECTIONS_OF_ONE, CONNECTIONS = 64, 512
 REQUEST_SECONDS, ANSWER_SECONDS = 20, 300
 MAX_BYTES, MAX_VALUES, MAX_DEPTH = 2**22, 2**18, 8
 MAX_FILES, MAX_BYTES_OF_ALL = 1000, 100 * 10**6
