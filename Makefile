@@ -240,9 +240,9 @@ dist: $(READY) $(RELEASE)/.ready ## build and check the sdist and the wheel, int
 	PYTHONPATH=$(RELEASE) $(BIN)/python -m build --no-isolation
 	PYTHONPATH=$(RELEASE) $(BIN)/python -m twine check --strict dist/*
 
-$(RELEASE)/.ready: $(READY)
+$(RELEASE)/.ready: $(READY) requirements/release.txt
 	rm -rf $(RELEASE)
-	$(PIP) install --target $(RELEASE) build twine
+	$(PIP) install --target $(RELEASE) -r requirements/release.txt
 	@touch $@
 
 $(THIRD_PARTY)/.ready: $(READY) requirements/third-party.txt

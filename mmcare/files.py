@@ -1,4 +1,4 @@
-"""Write files atomically."""
+"""Write files atomically, and print what files say."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import errno
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
+from typing import IO, Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl: Any = None  # type: ignore[no-redef]
 
 
 def check_writable(directory: Path) -> None:
@@ -49,6 +56,49 @@ def moved_into_place(path: Path) -> Iterator[Path]:
         _sync(path.parent)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def lock_directory(directory: Path, seconds: float = 0) -> IO | None:
+    """Lock a directory for this process, by the file ``.lock`` in it.
+
+    The lock is the process's own, unlike those of flock and filelock: the processes that it forks
+    do not keep it when it is killed.
+
+    Args:
+        directory: An existing directory.
+        seconds: How long to wait for another process.
+
+    Returns:
+        The file, to be closed; None if the system or the disk has no locks.
+
+    Raises:
+        BlockingIOError: If another process has the lock.
+    """
+    if fcntl is None:
+        return None
+    file = (directory / '.lock').open('a')
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError as error:
+            is_taken = error.errno in (errno.EACCES, errno.EAGAIN)
+            if is_taken and time.monotonic() < end:
+                time.sleep(0.1)
+                continue
+            file.close()
+            if is_taken:
+                raise BlockingIOError(f'another process has locked {directory}') from error
+            return None
+
+
+def printable(text: str) -> str:
+    """Escape what terminals may obey: control characters, directional and invisible marks."""
+    return ''.join(
+        character if character.isprintable() else character.encode('unicode_escape').decode()
+        for character in text
+    )
 
 
 def size_of(path: Path) -> int:

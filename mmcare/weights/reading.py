@@ -5,24 +5,30 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
+from io import BytesIO
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import torch
 from mmengine.dist import all_gather_object
 from mmengine.logging import print_log
 from mmengine.runner import CheckpointLoader
+from rich.progress import wrap_file
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mmcare.files import moved_into_place
+from mmcare.files import moved_into_place, printable
 from mmcare.weights import unpickling
 from mmcare.weights.names import find_published, to_classifier_keys, without_wrapper
 
@@ -31,14 +37,20 @@ PREFIXES = ('', 'http://', 'https://')  # of names that load_from_mmcare takes
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint file that is damaged, refused, or does not fit."""
+    """A checkpoint file that is damaged, refused, or does not fit.
+
+    The lines of its text are printable: names in a file could contain codes that terminals obey.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__('\n'.join(map(printable, text.split('\n'))))
 
 
 def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> Any:
     """Read a local checkpoint file without running code from it.
 
-    - Checksums of the zip container, which ``torch.load`` ignores, are verified. A warning names a
-      file without checksums.
+    - Checksums of the zip container, which ``torch.load`` ignores, are verified, and PyTorch gets a
+      copy of the verified bytes in memory. A warning names a file without checksums.
     - NumPy arrays, namespaces and log buffers are removed with their keys. NumPy numbers become
       Python's.
     - Other classes are allowed if the program has added them to PyTorch's safe globals, except
@@ -53,15 +65,7 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
     path = Path(filename)
     if not path.is_file():
         raise FileNotFoundError(f'{path} is not a file')
-    read = _read_safetensors if path.suffix == '.safetensors' else _read_archive
-    try:
-        checkpoint, verified = read(path, map_location)
-    except Exception as error:  # damage can raise anything
-        reason = str(error).strip().partition('\n')[0]
-        text = 'it is damaged or contains more than tensors, plain values and training states'
-        raise CheckpointError(
-            f'{path} cannot be read as a checkpoint: {text} ({type(error).__name__}: {reason})'
-        ) from error
+    checkpoint, verified = _read(path, map_location)
     if not verified:
         text = f'{path} has no checksums: damage would go unnoticed. torch.save writes some.'
         print_log(text, logger='current', level=logging.WARNING)
@@ -135,48 +139,134 @@ def write_checkpoint(checkpoint: dict[str, Any], filename: str | os.PathLike) ->
 def _download(address: str) -> Path:
     """Download a file to PyTorch's cache, once on each machine, and return its path.
 
-    All processes of a distributed run must call this. If a download fails, all raise an OSError.
+    A damaged file in the cache is downloaded again. All processes of a distributed run must call
+    this. If a download fails, all raise an OSError.
     """
-    file = Path(torch.hub.get_dir(), 'checkpoints', Path(urlparse(address).path).name)
+    name = urlsplit(address).path.rpartition('/')[2]
+    if name in ('', '.', '..'):
+        raise OSError(f'{address} does not name a file')
+    # Other addresses have files of the same name.
+    digest = hashlib.sha256(address.encode()).hexdigest()[:16]
+    file = Path(torch.hub.get_dir(), 'checkpoints', f'{digest}-{name[-100:]}')
     fault = ''
-    if not file.is_file() and os.environ.get('LOCAL_RANK', '0') == '0':
+    if os.environ.get('LOCAL_RANK', '0') == '0' and not _is_whole(file):
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(address, str(file), progress=sys.stderr.isatty())
+            _fetch(address, file)
         except Exception as error:  # of urllib, http or the disk
-            fault = f'{address} cannot be downloaded: {error}'
+            fault = printable(f'{address} cannot be downloaded: {error}')
     faults = [text for text in all_gather_object(fault) if text]  # other processes wait here
     if faults:
         raise OSError(faults[0])
     return file
 
 
-def _read_archive(path: Path, map_location: Any) -> tuple[Any, bool]:
+def _is_whole(file: Path) -> bool:
+    """Whether a file is in the cache, and can be read."""
+    if not file.is_file():
+        return False
+    try:
+        _read(file, 'cpu')
+    except CheckpointError as error:
+        print_log(f'Downloading again: {error}', logger='current', level=logging.WARNING)
+        return False
+    return True
+
+
+class _Redirects(HTTPRedirectHandler):
+    """Follow redirects to the same scheme or to HTTPS; urllib also follows others to FTP."""
+
+    def redirect_request(self, request: Request, *answer: Any) -> Request | None:
+        redirected = super().redirect_request(request, *answer)
+        if redirected is not None and redirected.type not in (request.type, 'https'):
+            raise URLError(f'it is redirected to {redirected.full_url}')
+        return redirected
+
+
+def _fetch(address: str, file: Path) -> None:
+    """Download a file under another name, compare its size, and move it into place."""
+    request = Request(address, headers={'User-Agent': 'mmcare'})
+    with build_opener(_Redirects).open(request, timeout=60) as answer:
+        size = answer.headers['Content-Length']
+        total = None if size is None else int(size)
+        bar: Any = dict(description=printable(file.name), disable=not sys.stdout.isatty())
+        with moved_into_place(file) as temporary:
+            with wrap_file(answer, total or 0, **bar) as content, temporary.open('wb') as copy:
+                shutil.copyfileobj(content, copy)
+            received = temporary.stat().st_size
+            if total not in (None, received):
+                raise OSError(f'the connection ended after {received} of {total} bytes')
+
+
+def _read(path: Path, map_location: Any) -> tuple[Any, bool]:
+    """Read a file; return its content, and whether checksums were verified."""
+    read = _read_safetensors if path.suffix == '.safetensors' else _read_pickle
+    try:
+        return read(path, map_location)
+    except Exception as error:  # damage can raise anything
+        reason = str(error).strip().partition('\n')[0]
+        text = 'it is damaged or contains more than tensors, plain values and training states'
+        raise CheckpointError(
+            f'{path} cannot be read as a checkpoint: {text} ({type(error).__name__}: {reason})'
+        ) from None  # a traceback would print names of the file as they are
+
+
+def _read_pickle(path: Path, map_location: Any) -> tuple[Any, bool]:
     """Read a file of ``torch.save``; return its object, and whether checksums were verified."""
-    verified, records = False, None
     with path.open('rb') as file:
         is_archive = torch.serialization._is_zipfile(file)  # as torch.load decides
+    source: Any = path
+    verified, sizes = False, None
     if is_archive:
-        with zipfile.ZipFile(path) as archive:
-            # All are 0 after torch.serialization.set_crc32_options(False).
-            verified = any(entry.CRC for entry in archive.infolist())
-            damaged = archive.testzip() if verified else None
-        if damaged:
-            raise CheckpointError(f'the checksum of {damaged} is wrong')
-        records = torch._C.PyTorchFileReader(str(path))
-        if 'constants.pkl' in records.get_all_records():  # torch.load would give it to torch.jit
-            raise CheckpointError('it is a TorchScript archive')
+        source, sizes, verified = _copy_archive(path)
     elif tarfile.is_tarfile(path):  # torch.load would unpack it
         raise CheckpointError('it is a tar archive, of PyTorch 0.1')
     if os.environ.get('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '0').lower() in ('1', 'y', 'yes', 'true'):
         raise CheckpointError('unset TORCH_FORCE_WEIGHTS_ONLY_LOAD: mmcare reads more strictly')
-    reader = unpickling.pickle_module(records)
-    content = torch.load(path, map_location, reader, weights_only=False)
+    reader = unpickling.pickle_module(sizes)
+    # PyTorch 2.1 and later may be configured to map files by default, but not those in memory.
+    options = {'mmap': False} if 'mmap' in signature(torch.load).parameters else {}
+    content = torch.load(source, map_location, reader, weights_only=False, **options)
     allowed = {known for known in unpickling.allowed().values() if isinstance(known, type)}
-    content = _without_foreign(content, {*_PLAIN, *allowed})
+    content = _without_foreign(content, {*_PLAIN, *allowed}, {})
     if content is _REMOVED:
         raise CheckpointError('it contains no usable data')
     return content, verified
+
+
+def _copy_archive(path: Path) -> tuple[BytesIO, dict[str, int], bool]:
+    """Copy the records of a zip archive to one that only Python has read and written.
+
+    PyTorch's reader ignores checksums, and takes damaged archives for others: it reads nothing of a
+    record that is marked as a directory, and leaves memory as it was.
+
+    Returns:
+        The copy, the size of each record in bytes, and whether checksums were verified.
+    """
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        records = {entry.filename.partition('/')[2]: entry for entry in entries}
+        if 'constants.pkl' in records:  # torch.load would give it to torch.jit
+            raise CheckpointError('it is a TorchScript archive')
+        # torch.save neither compresses nor repeats records, which make large ones of a small file.
+        # PyTorch does not tell upper case from lower case.
+        if (
+            len({name.lower() for name in records}) < len(entries)
+            or any(entry.compress_type != zipfile.ZIP_STORED or entry.is_dir() for entry in entries)
+            or sum(entry.file_size for entry in entries) > path.stat().st_size
+        ):
+            raise CheckpointError('it has records as torch.save does not write them')
+        # All are 0 after torch.serialization.set_crc32_options(False).
+        verified = any(entry.CRC for entry in entries)
+        sizes, copy = {}, BytesIO()
+        with zipfile.ZipFile(copy, 'w') as copied:
+            for name, entry in records.items():
+                if not verified:
+                    del entry.CRC  # so that zipfile does not compare it
+                content = archive.read(entry)
+                sizes[name] = len(content)
+                copied.writestr(zipfile.ZipInfo(f'archive/{name}'), content)
+    copy.seek(0)
+    return copy, sizes, verified
 
 
 def _read_safetensors(path: Path, map_location: Any) -> tuple[dict[str, Any], bool]:
@@ -210,21 +300,27 @@ _PLAIN = {
 _REMOVED = object()
 
 
-def _without_foreign(value: Any, allowed: set[type]) -> Any:
+def _without_foreign(value: Any, allowed: set[type], known: dict[int, tuple]) -> Any:
     """Remove the dict entries whose types are not allowed, in place.
 
     A value of another type becomes ``_REMOVED``, and so does a list or tuple that contains one.
-    Tensors lose their hooks.
+    Tensors lose their hooks. ``known`` has containers, and what they became, by their ids: shared
+    ones are visited once.
     """
+    if id(value) in known:
+        return known[id(value)][1]
     if isinstance(value, dict):
+        known[id(value)] = value, value
         for key in [*value]:
-            value[key] = _without_foreign(value[key], allowed)
+            value[key] = _without_foreign(value[key], allowed, known)
             if value[key] is _REMOVED:
                 del value[key]
         return value
     if type(value) in (list, tuple):
-        copies = [_without_foreign(entry, allowed) for entry in value]
-        return _REMOVED if any(copy is _REMOVED for copy in copies) else type(value)(copies)
+        copies = [_without_foreign(entry, allowed, known) for entry in value]
+        is_removed = any(copy is _REMOVED for copy in copies)
+        known[id(value)] = value, _REMOVED if is_removed else type(value)(copies)
+        return known[id(value)][1]
     if isinstance(value, Tensor):
         value._backward_hooks = None
     return value if type(value) in allowed else _REMOVED

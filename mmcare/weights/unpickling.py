@@ -72,15 +72,13 @@ Base: Any = pickle._Unpickler  # the implementation in Python, which can be exte
 class Unpickler(Base):
     """Resolve the names above, and the classes that the program has allowed."""
 
-    records: Any = None  # PyTorch's reader of the archive
+    sizes: dict[str, int] | None = None  # of the archive's records, in bytes
 
     def load_binpersid(self) -> None:
         """Compare the size of a storage with its record, as PyTorch does from 2.10 on."""
-        if self.records is not None:
+        if self.sizes is not None:
             _, kind, key, _, numel = self.stack[-1]
-            if len(self.records.get_record(f'data/{key}')) != numel * _utils._element_size(
-                kind.dtype
-            ):
+            if self.sizes[f'data/{key}'] != numel * _utils._element_size(kind.dtype):
                 raise pickle.UnpicklingError(f'storage {key} has another size than its record')
         super().load_binpersid()
 
@@ -117,13 +115,13 @@ class Unpickler(Base):
     dispatch: ClassVar = {**Base.dispatch, **own}
 
 
-def pickle_module(records: Any) -> Any:
+def pickle_module(sizes: dict[str, int] | None) -> Any:
     """Build the ``pickle_module`` of ``torch.load``.
 
     Args:
-        records: ``torch._C.PyTorchFileReader`` of the file; None for a file of the old format.
+        sizes: Bytes of each record of an archive; None for a file of the old format.
     """
-    kind = type('Unpickler', (Unpickler,), dict(records=records))
+    kind = type('Unpickler', (Unpickler,), dict(sizes=sizes))
     load = lambda file, **options: kind(file, **options).load()  # noqa: E731
     return SimpleNamespace(__name__=__name__, Unpickler=kind, load=load)
 

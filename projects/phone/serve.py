@@ -5,8 +5,11 @@ and written to --out-dir as recordings of benchmarks/latency.py. Ctrl+C ends the
 """
 
 import argparse
+import asyncio
+import hashlib
 import ipaddress
 import json
+import logging
 import re
 import secrets
 import socket
@@ -14,10 +17,8 @@ import ssl
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler
 from mimetypes import MimeTypes
 from pathlib import Path
-from socketserver import ThreadingTCPServer
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote
@@ -28,10 +29,14 @@ from contents import Contents, gather
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from tornado.httpserver import HTTPServer
+from tornado.iostream import IOStream, StreamClosedError
+from tornado.netutil import bind_sockets
+from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
 
 from mmcare.export import load_source
 from mmcare.export.backends import open_exported
-from mmcare.files import check_writable, moved_into_place
+from mmcare.files import check_writable, moved_into_place, printable
 
 HEADERS = {
     'Cross-Origin-Opener-Policy': 'same-origin',
@@ -40,7 +45,12 @@ HEADERS = {
     'Content-Security-Policy': "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:",
     'Cache-Control': 'no-store',
 }
-UNPRINTABLE = re.compile(r'\\u00[0189]|\\[bfnrt]|\x7f')  # as JSON has it; terminals obey it
+# What a client may take: connections of an address and of all, seconds for its request and for the
+# answer, bytes and values of a recording, and files and bytes of all of them.
+CONNECTIONS_OF_ONE, CONNECTIONS = 64, 512
+REQUEST_SECONDS, ANSWER_SECONDS = 20, 300
+MAX_BYTES, MAX_VALUES, MAX_DEPTH = 2**22, 2**18, 8
+MAX_FILES, MAX_BYTES_OF_ALL = 1000, 100 * 10**6
 
 
 def write_static(contents: Contents, folder: Path) -> None:
@@ -50,10 +60,23 @@ def write_static(contents: Contents, folder: Path) -> None:
             temporary.write_bytes(contents[name]())
 
 
+def escape(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """Make all texts of a JSON value printable; raise a ValueError where it is nested deeper."""
+    if not depth:
+        raise ValueError('too many levels')
+    if isinstance(value, dict):
+        return {printable(key): escape(entry, depth - 1) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [escape(entry, depth - 1) for entry in value]
+    return printable(value) if isinstance(value, str) else value
+
+
 def read_results(body: bytes) -> tuple[str, str, pd.DataFrame] | None:
     """Read a posted recording: a name for it, its JSON and its rows; None if it is malformed."""
+    if body.count(b',') > MAX_VALUES:
+        return None
     try:
-        posted = json.loads(body)
+        posted = escape(json.loads(body))
         recording, time = posted['recording'], datetime.strptime(posted['time'], '%Y%m%d-%H%M%S')
         engines, rows = recording['milliseconds'], recording['rows']
         times = [ms for files in engines.values() for ms in files.values()]
@@ -65,74 +88,106 @@ def read_results(body: bytes) -> tuple[str, str, pd.DataFrame] | None:
             and 0 < len(times) <= len(rows) <= 1000
             and len({key for row in rows for key in row}) <= 20
             and all(len(f'{key}{cell}') <= 1000 for row in rows for key, cell in row.items())
-            and not UNPRINTABLE.search(json.dumps(posted, allow_nan=False))
         )
-        name = f'{time:%Y%m%d-%H%M%S}_{re.sub("[^A-Za-z0-9]+", "-", posted["device"])[:60]}'
+        device = re.sub('[^A-Za-z0-9]+', '-', posted['device'])[:60]
+        text = json.dumps(recording, indent=1, allow_nan=False) + '\n'
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return None
-    return (name, json.dumps(recording, indent=1), pd.DataFrame(rows)) if good else None
+    # The same results have the same name, as after a lost answer; others have another one.
+    name = f'{time:%Y%m%d-%H%M%S}_{device}_{hashlib.sha256(text.encode()).hexdigest()[:8]}.json'
+    return (name, text, pd.DataFrame(rows)) if good else None
 
 
-class Handler(BaseHTTPRequestHandler):
+@stream_request_body  # so that the path is looked at before the body is read
+class Handler(RequestHandler):
     """Answer requests whose path begins with the server's token."""
 
-    server: 'PhoneServer'
-    timeout, server_version, sys_version = 60, 'mmcare', ''
+    def initialize(self, server: 'PhoneServer') -> None:
+        self.server, self.body = server, bytearray()
+        self.token, _, self.name = self.request.path.removeprefix('/').partition('/')
 
-    def parse_request(self) -> bool:
-        """Refuse every request without the token, whatever its method."""
-        if not super().parse_request():
-            return False
-        token, _, self.name = self.path.split('?')[0].removeprefix('/').partition('/')
-        if secrets.compare_digest(token.encode(), self.server.token.encode()):
-            return True
-        self.answer(404)
-        return False
+    def set_default_headers(self) -> None:
+        for name, value in (HEADERS | {'Server': 'mmcare'}).items():
+            self.set_header(name, value)
 
-    def answer(self, status: int, data: bytes = b'', kind: str = 'application/json') -> None:
-        """Send bytes."""
-        self.send_response(status)
-        described = {'Content-Type': kind, 'Content-Length': str(len(data))}
-        for name, value in (HEADERS | described).items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
+    def has_token(self) -> bool:
+        return secrets.compare_digest(self.token.encode(), self.server.token.encode())
 
-    def do_GET(self) -> None:
+    def prepare(self) -> None:
+        """Refuse requests without the token or with an unknown name."""
+        if not self.has_token():
+            raise HTTPError(404)
+        client = self.server.clients.get(self.request.connection.stream)
+        if client is not None:  # or it has been closed meanwhile
+            client.has_token = True
+        if self.request.method == 'POST' and self.name != 'results':
+            raise HTTPError(404)
+
+    def data_received(self, chunk: bytes) -> None:
+        self.body += chunk
+
+    async def get(self) -> None:
         """Send the content of a name."""
         content = self.server.contents.get(unquote(self.name))
+        if content is None:
+            raise HTTPError(404)
         kind = MimeTypes().guess_type(self.name or 'index.html')[0] or 'application/octet-stream'
-        self.answer(404) if content is None else self.answer(200, content(), kind)
-
-    def do_POST(self) -> None:
-        """Write the results of a measurement, and print them."""
-        size = self.headers.get('Content-Length', '')
-        body = self.rfile.read(int(size) if re.fullmatch('[0-9]{1,8}', size) else 0)
-        if self.name != 'results':
-            return self.answer(404)
-        if len(body) > 2**22 or not (results := read_results(body)):
-            return self.answer(400, b'{"error": "The computer cannot read these results."}')
-        name, recording, rows = results
-        file = self.server.out_dir / f'{name}.json'
+        self.set_header('Content-Type', kind)
+        connection = self.request.connection
         try:
+            await asyncio.wait_for(self.finish(content()), ANSWER_SECONDS)
+        except TimeoutError:
+            connection.close()
+        except StreamClosedError:  # the browser has left
+            pass
+
+    def post(self) -> None:
+        """Write the results of a measurement, and print them."""
+        # Browsers name the address where a module cannot be imported.
+        body = bytes(self.body).replace(self.server.token.encode(), b'TOKEN')
+        results = read_results(body)
+        if results is None:
+            return self.answer(400, error='The computer cannot read these results.')
+        name, recording, rows = results
+        file = self.server.out_dir / name
+        try:
+            sizes = {path: path.stat().st_size for path in file.parent.glob('*.json')}
+            size = sum(sizes.values()) + len(recording)
+            if file not in sizes and (len(sizes) >= MAX_FILES or size > MAX_BYTES_OF_ALL):
+                raise OSError('there are too many results: move them elsewhere')
             with moved_into_place(file) as temporary:
-                temporary.write_text(recording + '\n')
+                temporary.write_text(recording)
         except OSError as error:
             print(f'error: {file} cannot be written: {error}', file=sys.stderr, flush=True)
-            return self.answer(507, b'{"error": "The computer cannot write the results."}')
+            return self.answer(507, error='The computer cannot write the results.')
         print(f'{rows.to_string(index=False, na_rep="")}\nWritten to {file}', flush=True)
-        self.answer(200, json.dumps({'written': file.name}).encode())
+        self.answer(200, written=name)
 
-    def log_message(self, *_: Any) -> None:
-        """Stay silent: the terminal shows results only."""
+    def answer(self, status: int, **content: str) -> None:
+        """Send JSON."""
+        self.set_status(status)
+        self.finish(content)
+
+    def write_error(self, status_code: int, **_: Any) -> None:
+        """Send a status alone; 404 without the token, also for unknown methods."""
+        self.set_status(status_code if self.has_token() else 404)
+        self.finish()
+
+    def compute_etag(self) -> None:
+        """Compute none: browsers store nothing."""
 
 
-class PhoneServer(ThreadingTCPServer):
+class Client:
+    """An open connection."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.has_token = address, False
+
+
+class PhoneServer(HTTPServer):
     """Serve what :func:`contents.gather` collects, at ``url``, which has a random token."""
 
-    daemon_threads = allow_reuse_address = True
-
-    def __init__(
+    def initialize(
         self, contents: Contents, out_dir: Path, host: str, port: int = 0, secure: bool = True
     ) -> None:
         address = socket.gethostbyname(host)
@@ -140,19 +195,42 @@ class PhoneServer(ThreadingTCPServer):
             with socket.socket(type=socket.SOCK_DGRAM) as probe:
                 probe.connect(('192.0.2.1', 9))  # reserved for documentation; nothing is sent
                 address = probe.getsockname()[0]
-        super().__init__((host or address, port), Handler)
+        super().initialize(
+            Application([('.*', Handler, dict(server=self))], log_function=lambda _: None),
+            ssl_options=certify(address) if secure else None,
+            max_header_size=2**14,
+            max_body_size=MAX_BYTES,
+            idle_connection_timeout=REQUEST_SECONDS,
+            body_timeout=REQUEST_SECONDS,
+        )
+        # The terminal shows results and errors of this program only.
+        logging.getLogger('tornado.general').setLevel(logging.CRITICAL)
         self.contents = contents | {'results': lambda: b'{"taken": true}'}  # so the page knows
         self.out_dir, self.token = out_dir, secrets.token_urlsafe(16)
-        if secure:  # handshakes in the threads, so that no client holds up the others
-            context = certify(address)
-            self.socket = context.wrap_socket(self.socket, True, do_handshake_on_connect=False)
+        self.clients: dict[IOStream, Client] = {}
+        self.bound = bind_sockets(port, host or address, socket.AF_INET)
+        self.server_address = self.bound[0].getsockname()
         scheme = 'https' if secure else 'http'
         self.url = f'{scheme}://{address}:{self.server_address[1]}/{self.token}/'
 
-    def handle_error(self, *client: Any) -> None:
-        """Stay silent if a browser leaves or refuses the certificate."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(*client)
+    def handle_stream(self, stream: IOStream, address: tuple) -> None:
+        """Serve a connection; close another one if there are too many, of its address or of all."""
+        self.clients = {known: of for known, of in self.clients.items() if not known.closed()}
+        self.clients[stream] = Client(address[0])
+        siblings = [known for known, of in self.clients.items() if of.address == address[0]]
+        for streams, most in ((siblings, CONNECTIONS_OF_ONE), ([*self.clients], CONNECTIONS)):
+            if len(streams) > most:  # the oldest of those that have never sent the token
+                min(streams, key=lambda known: self.clients[known].has_token).close()
+        super().handle_stream(stream, address)
+
+    async def serve_forever(self) -> None:
+        """Serve until the task is cancelled."""
+        self.add_sockets(self.bound)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.stop()
+            await self.close_all_connections()
 
 
 def certify(host: str) -> ssl.SSLContext:
@@ -204,7 +282,7 @@ def main() -> None:
         print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
         sys.exit(2)
     print(server.url, flush=True)
-    server.serve_forever()
+    asyncio.run(server.serve_forever())
 
 
 if __name__ == '__main__':

@@ -1,9 +1,12 @@
 """Checkpoints survive a kill at any moment, and a resume finds the newest whole one."""
 
 import json
+import multiprocessing
 import shutil
 import signal
 import sys
+import time
+from threading import Timer
 
 import pytest
 import torch
@@ -11,8 +14,10 @@ import toy_training
 from helpers import run
 from toy_training import EPOCHS, names, saved, train
 
+from mmcare.files import lock_directory
 from mmcare.weights.reading import CheckpointError, read_checkpoint
 
+FORK = multiprocessing.get_context('fork')
 HOOK = 'mmcare.engine.hooks.atomic_checkpoint_hook'
 NEWEST = f'epoch_{EPOCHS}.pth'
 
@@ -110,6 +115,48 @@ def test_no_whole_checkpoint_is_an_error(work_dir):
         train(work_dir, resume=True)
     with pytest.raises(CheckpointError, match=str(work_dir / NEWEST)):
         train(work_dir, resume=True, load_from=str(work_dir / NEWEST))
+
+
+@pytest.fixture
+def living(tmp_path):
+    """Another run's process in the folder, in the midst of a write; and the file of that write."""
+    written = tmp_path / f'run/.{NEWEST}.x7_.tmp/{NEWEST}'
+    written.parent.mkdir(parents=True)
+    written.touch()
+
+    def hold(locked, seconds=60):
+        lock = lock_directory(tmp_path / 'run')  # noqa: F841 (held)
+        locked.set()
+        time.sleep(seconds)
+
+    locked = FORK.Event()
+    process = FORK.Process(target=hold, args=(locked,))
+    process.start()
+    locked.wait()
+    yield process, written
+    process.kill()
+
+
+def test_a_folder_has_one_run_at_a_time(living, tmp_path, monkeypatch):
+    """What a living run writes stays. A test of its weights does not wait."""
+    process, written = living
+    monkeypatch.setattr(f'{HOOK}.WAIT', 0.2)
+    with pytest.raises(RuntimeError, match=r'another run writes to .*run: end it, or choose'):
+        train(tmp_path / 'run')
+    toy_training.build(tmp_path / 'run').call_hook('before_run')
+    assert written.exists() and not names(tmp_path / 'run')[1:]
+    monkeypatch.setattr(f'{HOOK}.WAIT', 60)
+    Timer(1, process.kill).start()
+    train(tmp_path / 'run')  # waits
+    assert not written.exists() and NEWEST in names(tmp_path / 'run')
+    train(tmp_path / 'run')  # the same process may start over
+
+
+@pytest.mark.parametrize('name', ['last_checkpoint', 'epoch_77.pth'])
+def test_folders_in_place_of_files(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(IsADirectoryError, match=f'{name} is a directory, where the run writes'):
+        train(tmp_path)
 
 
 def test_a_file_cannot_name_what_is_deleted(work_dir, tmp_path):

@@ -2,12 +2,17 @@
 
 import pickle
 import tarfile
+import traceback
 import zipfile
+import zlib
 from argparse import Namespace
 from collections import Counter, OrderedDict
 from contextlib import nullcontext
 from fractions import Fraction
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -111,17 +116,121 @@ def test_attributes_are_dropped_everywhere(tmp_path):
     assert not vars(tensors['a']) and not tensors['b']._backward_hooks
 
 
-def test_storages_are_as_large_as_their_records(tmp_path):
-    """PyTorch before 2.10 reads whatever lies behind them in memory."""
-    file = save(dict(a=torch.zeros(1000)), tmp_path)
+def rewrite(file, change):
+    """Write an archive again, with ``change(name, content)`` in place of each record's content."""
     with zipfile.ZipFile(file) as archive:
         records = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(file, 'w') as archive:
         for name, content in records.items():
-            forged = content.replace(b'M\xe8\x03', b'J' + (10**8).to_bytes(4, 'little'))
-            archive.writestr(name, forged if name.endswith('data.pkl') else content)
+            for copy in change(name, content):
+                archive.writestr(*copy)
+
+
+def test_storages_are_as_large_as_their_records(tmp_path):
+    """PyTorch before 2.10 reads whatever lies behind them in memory."""
+    file = save(dict(a=torch.zeros(1000)), tmp_path)
+    size = (10**8).to_bytes(4, 'little')
+    rewrite(file, lambda name, content: [(name, content.replace(b'M\xe8\x03', b'J' + size))])
     with pytest.raises(CheckpointError, match='another size than its record'):
         read_checkpoint(file)
+
+
+@pytest.mark.filterwarnings('ignore:Duplicate name')
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda name, content: [(name, content, zipfile.ZIP_DEFLATED)],
+        lambda name, content: [(name, content), (name, content)],
+        lambda name, content: [(name, content), (name.upper(), content)],
+        lambda name, content: [(name, content), (f'{name}/', b'')],
+    ],
+    ids=['compressed', 'twice', 'upper case', 'directory'],
+)
+def test_records_that_torch_does_not_write(tmp_path, change):
+    file = save(dict(a=torch.zeros(1000)), tmp_path)
+    rewrite(file, change)
+    with pytest.raises(CheckpointError, match=r'records as torch\.save does not write them'):
+        read_checkpoint(file)
+
+
+def test_overlapping_records(tmp_path):
+    """Each contains the next ones, so that reading them takes far more memory than the file."""
+    nested, headers = b'x' * 1000, []
+    for number in range(50):
+        header = zipfile.ZipInfo(f'archive/data/{number}')
+        header.CRC, header.file_size = zlib.crc32(nested), len(nested)
+        header.compress_size = len(nested)
+        nested = header.FileHeader() + nested
+        headers.append((header, len(nested)))
+    with zipfile.ZipFile(tmp_path / 'file.pth', 'w') as archive:
+        archive.fp.write(nested)
+        for header, length in headers:
+            header.header_offset = len(nested) - length
+            archive.filelist.append(header)
+        archive.start_dir, archive._didModify = len(nested), True
+    with pytest.raises(CheckpointError, match=r'records as torch\.save does not write them'):
+        read_checkpoint(tmp_path / 'file.pth')
+
+
+@pytest.mark.parametrize('ending', ['.pth', '.safetensors'])
+def test_every_flipped_bit(tmp_path, ending, monkeypatch):
+    """It is found, or changes nothing: also in the directory of the zip, which has no checksum.
+
+    PyTorch's reader took a record that is marked as a directory for one of no bytes, and gave
+    memory as it was.
+    """
+    load, loaded = torch.load, {}
+
+    def load_once(source, *arguments, **options):  # it gives the same for the same bytes
+        key = source.getvalue() if isinstance(source, BytesIO) else None
+        if key not in loaded or key is None:
+            loaded[key] = load(source, *arguments, **options)
+        return loaded[key]
+
+    monkeypatch.setattr(torch, 'load', load_once)
+    monkeypatch.setattr(reading, 'print_log', lambda *_, **__: None)  # of lost checksums
+    file, weights = tmp_path / f'file{ending}', torch.arange(4.0) + 1
+    write_checkpoint(dict(meta={}, state_dict={'a': weights}), file)
+    content, refused = bytearray(file.read_bytes()), 0
+    for bit in range(8 * len(content)):
+        content[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(content)
+        content[bit // 8] ^= 1 << bit % 8
+        try:
+            state = read_checkpoint(file)['state_dict']
+        except CheckpointError:
+            refused += 1
+        else:
+            assert state.keys() == {'a'} and torch.equal(state['a'], weights), bit
+    assert refused > 2 * len(content)
+
+
+HOSTILE = 'a\x1b[2J\x7f\u202e\u200b\r'
+
+
+def test_what_is_printed_of_a_file(tmp_path, safe_loading):
+    """Terminals obey control characters, and directional marks change what one reads."""
+    shown, state = r'a\x1b[2J\x7f\u202e\u200b\r', CARE(THIN).state_dict()
+    named = save(dict(state_dict={**state, f'stem.{HOSTILE}': torch.ones(1)}), tmp_path / 'named')
+    called = save(Call(eval, ('1',)), tmp_path / 'called')
+    rewrite(called, lambda name, content: [(name, content.replace(b'eval', HOSTILE.encode()))])
+    tensors = tmp_path / f'{HOSTILE}.safetensors'
+    tensors.write_bytes(b'nonsense')
+    for file in (named, called, tensors):
+        with pytest.raises(CheckpointError) as error:
+            CARE(THIN, init_cfg=dict(type='Pretrained', checkpoint=str(file))).init_weights()
+        text = ''.join(traceback.format_exception(None, error.value, None))
+        assert shown in text and not {*HOSTILE[1:]} - {*'[2J'} & {*text}
+
+
+def test_shared_containers_are_visited_once(tmp_path):
+    """They would be visited a billion times; and they stay shared."""
+    nested = dict(tensor=torch.ones(1))
+    for _ in range(30):
+        nested = dict(a=nested, b=[nested, nested])
+    file = save(dict(nested=nested, again=nested), tmp_path)
+    found = read_checkpoint(file)
+    assert found['nested'] is found['again'] and found['nested']['b'][0] is found['nested']['a']
 
 
 def test_other_archives_are_refused(tmp_path, state):
@@ -198,14 +307,21 @@ def test_the_hook_switches_the_loader_while_it_loads(tmp_path, monkeypatch):
     assert not Path('canary').exists()
 
 
-def test_downloads_are_read_as_local_files(tmp_path, monkeypatch, state, safe_loading, served):
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path / 'kept'))
+    return tmp_path / 'kept/checkpoints'
+
+
+def test_downloads_are_read_as_local_files(
+    tmp_path, monkeypatch, state, safe_loading, served, cache
+):
     """MMEngine's own loader for addresses runs what code a file brings."""
     folder, address = served
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path / 'kept'))
     file = save(dict(state_dict=state), folder)
     backbone = CARE(THIN)
-    load_checkpoint(backbone, f'{address}file.pth?download=1')
+    load_checkpoint(backbone, f'{address}file.pth')
     assert torch.equal(backbone.stem.conv.weight, state['stem.conv.weight'])
     file.unlink()  # it is downloaded once
     CARE(THIN, init_cfg=dict(type='Pretrained', checkpoint=f'{address}file.pth')).init_weights()
@@ -215,13 +331,65 @@ def test_downloads_are_read_as_local_files(tmp_path, monkeypatch, state, safe_lo
     assert not Path('canary').exists()
     with pytest.raises(OSError, match='404'):
         CheckpointLoader.load_checkpoint(f'{address}missing.pth')
+    for name in ('', '..', 'a/', 'a/..', '?file.pth'):
+        with pytest.raises(OSError, match='does not name a file'):
+            CheckpointLoader.load_checkpoint(address + name)
     # One process of a machine downloads; the others wait for it, and raise if it has failed.
     monkeypatch.setenv('LOCAL_RANK', '1')
     monkeypatch.setattr(reading, 'all_gather_object', lambda own: ['no route', own])
     torch.save(state, folder / 'other.pth')
     with pytest.raises(OSError, match='no route'):
         CheckpointLoader.load_checkpoint(f'{address}other.pth')
-    assert not (tmp_path / 'kept/checkpoints/other.pth').exists()
+    assert len([*cache.iterdir()]) == 2
+
+
+def test_each_address_has_its_file(safe_loading, served, cache):
+    folder, address = served
+    for value, name in enumerate('ab'):
+        save(dict(a=torch.tensor(value)), folder / name)
+        found = CheckpointLoader.load_checkpoint(f'{address}{name}/file.pth')
+        assert found == dict(a=torch.tensor(value))
+    file, _ = cache.iterdir()
+    file.write_bytes(file.read_bytes()[:-30])  # damaged: downloaded again
+    for value, name in enumerate('ab'):
+        found = CheckpointLoader.load_checkpoint(f'{address}{name}/file.pth')
+        assert found == dict(a=torch.tensor(value))
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Ends the connection too early, or redirects to the scheme that is asked for."""
+
+    def do_GET(self):
+        _, kind, rest = self.path.split('/', 2)
+        if kind == 'cut':
+            self.send_response(200)
+            self.send_header('Content-Length', '1000')
+            self.end_headers()
+            return self.wfile.write(b'x' * 500)
+        self.send_response(302)
+        self.send_header('Location', f'{kind}://127.0.0.1:{self.server.server_port}/{rest}')
+        self.end_headers()
+
+    def log_message(self, *_):
+        """Stay silent."""
+
+
+@pytest.mark.parametrize(
+    ('path', 'words'),
+    [
+        ('cut/file.pth', 'connection ended after 500 of 1000 bytes'),
+        ('ftp/file.pth', 'redirected to ftp://'),
+        ('file/file.pth', "'file://"),
+        ('http/cut/file.pth', 'connection ended'),
+    ],
+)
+def test_failed_downloads_leave_nothing(safe_loading, cache, path, words):
+    with ThreadingHTTPServer(('127.0.0.1', 0), Answers) as server:
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        with pytest.raises(OSError, match=words):
+            CheckpointLoader.load_checkpoint(f'http://127.0.0.1:{server.server_port}/{path}')
+        server.shutdown()
+    assert not [*cache.glob('*')]
 
 
 def test_metadata_cannot_change_loading(tmp_path, state, safe_loading):

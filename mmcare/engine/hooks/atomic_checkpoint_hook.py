@@ -4,20 +4,21 @@ import logging
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook
 from mmengine.logging import print_log
-from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
-from mmcare.files import moved_into_place
+from mmcare.files import lock_directory, moved_into_place, printable
 from mmcare.registry import HOOKS
 from mmcare.weights.reading import CheckpointError, read_checkpoint
 
 ATOMIC = 'mmcare.atomic'  # name of the backend below
+WAIT = 30  # seconds for another run to end; loaders of a killed one take 5
 KEPT, OUTDATED = 'keep_ckpt_ids', 'outdated_ckpts'  # of the message hub; the first is MMEngine's
 
 
@@ -35,16 +36,24 @@ class AtomicCheckpointHook(CheckpointHook):
     A resumed run repeats the validation that follows its checkpoint if something depends on the
     metrics: ``save_best``, early stopping, or a scheduler such as ``ReduceOnPlateauLR``.
 
+    A folder has one run at a time, which holds a lock on its file ``.lock``; two would replace and
+    delete each other's checkpoints. A second one waits for half a minute, as a killed run may still
+    be ending, and is refused then. Windows and some network disks have no such locks.
+
     Checkpoints contain tensors and plain values only, so ``torch.load(file, weights_only=True)``
     reads them. Smoothed values of the log start again after a resume.
 
     Raises:
         CheckpointError: If a run resumes, and all of its checkpoints are damaged.
+        IsADirectoryError: If there is a directory in place of a checkpoint, or of the file
+            ``last_checkpoint``.
+        RuntimeError: If another run writes to the folder.
     """
 
     priority = 'LOWEST'  # after hooks that add to a checkpoint, whose values become plain as well
     backend_args: Any  # CheckpointHook's
     _folder: Path | None = None  # of the checkpoints, if it is on a local disk
+    _lock: IO | None = None  # a file in there, locked while this process trains
 
     def before_run(self, runner: Any) -> None:
         """Choose the backend and, before the runner looks for it, the checkpoint to resume from."""
@@ -58,6 +67,8 @@ class AtomicCheckpointHook(CheckpointHook):
         self._folder = Path(runner.work_dir)
         if self.out_dir not in (None, runner.work_dir):
             self._folder = Path(self.out_dir, self._folder.name)  # as MMEngine does
+        if isinstance(runner._train_loop, BaseLoop) and is_main_process():  # not in a test
+            self._check_folder(runner)
         # Private attributes: MMEngine's runner keeps --resume nowhere else.
         if not runner._resume or runner._load_from is not None or runner._has_loaded:
             return
@@ -81,9 +92,10 @@ class AtomicCheckpointHook(CheckpointHook):
             return
         if is_main_process():
             for path in filter(None, map(self._find, info.get(OUTDATED, []))):
-                Path(path).unlink()
-            for left in self._folder.glob(f'.*{Path(self.filename_tmpl).suffix}.*.tmp'):
-                shutil.rmtree(left, ignore_errors=True)  # see moved_into_place
+                Path(path).unlink(missing_ok=True)
+            for left in self._folder.glob('.*.tmp') if self._lock else ():
+                if re.fullmatch(rf'\.(best_.+_)?{self._pattern()}\.[^.]+\.tmp', left.name):
+                    shutil.rmtree(left, ignore_errors=True)  # see moved_into_place
         # The backend's list itself, so that a checkpoint names the files to delete after it.
         runner.message_hub.update_info(OUTDATED, self.backend_args['outdated'])
         if runner.iter == 0:  # not resumed
@@ -104,7 +116,32 @@ class AtomicCheckpointHook(CheckpointHook):
             if not hasattr(value, '_metadata'):  # state dicts have it, and PyTorch needs it
                 checkpoint[key] = _plain(value)
 
+    def after_run(self, runner: Any) -> None:
+        """Let other runs write to the folder."""
+        if self._lock:
+            self._lock.close()
+
+    def _check_folder(self, runner: Any) -> None:
+        """Lock the folder, and raise an error if checkpoints could not be written there."""
+        assert self._folder is not None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock = lock_directory(self._folder)
+        except BlockingIOError:
+            runner.logger.warning(f'Another run writes to {self._folder}: waiting for its end.')
+            try:
+                self._lock = lock_directory(self._folder, WAIT)
+            except BlockingIOError:
+                advice = 'end it, or choose another work_dir'
+                raise RuntimeError(f'another run writes to {self._folder}: {advice}') from None
+        pointer = Path(runner.work_dir, 'last_checkpoint')
+        for path in (pointer, *self._folder.iterdir()):
+            is_ours = path == pointer or re.fullmatch(self._pattern(), path.name)
+            if is_ours and path.is_dir():
+                raise IsADirectoryError(f'{path} is a directory, where the run writes a file')
+
     def _pattern(self) -> str:
+        """Return the regular expression of this run's checkpoints."""
         return '[0-9]+'.join(map(re.escape, re.split(r'\{[^}]*\}', self.filename_tmpl)))
 
     def _find(self, path: str | None) -> str | None:
@@ -129,7 +166,8 @@ class AtomicCheckpointHook(CheckpointHook):
                 read_checkpoint(path)
                 return str(path)
             except (CheckpointError, OSError) as error:
-                print_log(f'Not resuming from {path}: {error}', 'current', logging.WARNING)
+                text = printable(f'Not resuming from {path}: {error}')
+                print_log(text, 'current', logging.WARNING)
         if saved:
             names = ', '.join(path.name for path in saved)
             raise CheckpointError(f'all of {names} in {folder} are damaged: train without resume')

@@ -51,7 +51,7 @@ export function show({ about, shape: input }, maps, image, small) {
   const [{ values, shape }] = Object.values(maps);
   const name = (label) => classes?.[label] ?? `class ${label}`;
   const own = (label) => [61, 103, 149].map((step) => 30 + ((step * (label + 1)) % 200));
-  const colour = (label) => palette?.[label] ?? own(label);
+  const colour = (label) => palette?.[label]?.map(Number) ?? own(label); // texts would be CSS
   const line = ([label, share]) => [`${name(label)}: ${(100 * share).toFixed(1)} %`, colour(label)];
   if (part !== 'model') return drawMaps(Object.entries(maps), image, small, input);
   if (decode || kind === 'boxes') {

@@ -19,7 +19,10 @@ const COLUMNS = {
 };
 const $ = (id) => document.getElementById(id);
 const text = (id, words) => ($(id).textContent = words);
-const plain = (error) => String(error?.message ?? error).replace(/\s+/g, ' ').slice(0, 300);
+// Browsers name the page's address, which is secret, where a module cannot be imported.
+const folder = new URL('.', location).href;
+const plain = (error) => String(error?.message ?? error).replaceAll(folder, '')
+  .replace(/\s+/g, ' ').slice(0, 300);
 const fixed = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits) : '');
 const say = ([name, ms]) => `${name} ${fixed(ms, 1)} ms`;
 let served; // the computer's list of files

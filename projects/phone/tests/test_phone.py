@@ -1,5 +1,6 @@
 """The page in Chromium, and its server: figures arrive, and it sees what the toolboxes see."""
 
+import asyncio
 import http.server
 import json
 import os
@@ -8,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from threading import Thread
@@ -83,18 +85,28 @@ def photos(tmp_path_factory):
 @pytest.fixture
 def serve(tmp_path):
     """Start servers for files, or for contents; results go to ``out``."""
-    servers = []
+    stops = []
 
     def start(*files, contents=None, source=None, host='127.0.0.1', port=0, secure=False):
         contents = contents or gather(files, source=source)
-        servers.append(PhoneServer(contents, tmp_path / 'out', host, port, secure))
-        Thread(target=servers[-1].serve_forever, args=(0.05,), daemon=True).start()
-        return servers[-1]
+        server = PhoneServer(contents, tmp_path / 'out', host, port, secure)
+        loop = asyncio.new_event_loop()
+        serving = loop.create_task(server.serve_forever())
+        thread = Thread(target=loop.run_until_complete, args=(asyncio.wait([serving]),))
+        thread.start()
+
+        def stop():
+            if thread.is_alive():
+                loop.call_soon_threadsafe(serving.cancel)
+                thread.join()
+
+        server.stop_serving = stop
+        stops.append(stop)
+        return server
 
     yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    for stop in stops:
+        stop()
 
 
 @pytest.fixture
@@ -252,8 +264,7 @@ def test_results_stay_until_confirmed(exported, serve, phone, tmp_path, capfd):
     page.reload()
     until(page, 'cannot write the results. The results stay', '#sent')
     assert f'{out}' in capfd.readouterr().err
-    server.shutdown()
-    server.server_close()
+    server.stop_serving()
     until(page, 'does not answer', '#sent')
     out.unlink()
     serve(onnx, port=server.server_address[1]).token = server.token
@@ -448,14 +459,14 @@ def ask(serve):
         answer = connection.getresponse()
         return answer.status, answer.read(), answer.headers
 
-    send.address = server.server_address
+    send.address, send.url = server.server_address, server.url
     return send
 
 
 def test_token_and_names(ask):
     status, body, headers = ask('GET', '/')
     assert (status, body, headers['Content-Type']) == (200, b'the page', 'text/html')
-    assert ask('GET', '/a.js?x')[1] == b'code' and ask('PUT', '/a.js')[0] == 501
+    assert ask('GET', '/a.js?x')[1] == b'code' and ask('PUT', '/a.js')[0] == 405
     for path in ('/../a.js', '/%2e%2e/a.js', '//a.js', '/./a.js', '//etc/passwd', '/b', '/%2fa.js'):
         assert ask('GET', path)[:2] == (404, b''), path
     for token in ('', '/', '/wrong', '/%ff', '/..'):
@@ -467,27 +478,102 @@ def test_token_and_names(ask):
         assert ask('GET', '/')[0] == 200
 
 
+POSTED = dict(time='20260102-030405', device='Phone/../7', recording=RECORDING)
+
+
 def test_results_are_written_and_nonsense_is_not(ask, tmp_path, capfd):
-    posted = dict(time='20260102-030405', device='Phone/../7', recording=RECORDING)
-    good = json.dumps(posted).encode()
+    good = json.dumps(POSTED).encode()
     nonsense = [b'', b'{}', b'[1]', b'\xff', b'[' * 100_000, b'null', b'{"recording": 1}']
     for old, new in (
         (b'a.tflite', b'a' * 10_000), (b'"runs": 3', b'"runs": 4'), (b'20260102', b'../../up'),
-        (b'"litert-webgpu-float16": {', b'"../../up": {'), (b'a.tflite', b'a\\u001b[2J'),
+        (b'"litert-webgpu-float16": {', b'"../../up": {'),
         (b'2, 3]', b'2, "x"]'), (b'2, 3]', b'NaN, 3]'), (b'"a": [1, 2, 3]', b''),
+        # 4 MB that became 2 GB: each line was indented by its depth.
+        (b'{"settings"', b'{"x": ' + b'[' * 900 + b'],[' * 2000 + b']' * 900 + b', "settings"'),
+        (b'{"settings"', b'{"x": [' + b'1,' * 300_000 + b'1], "settings"'),
     ):  # fmt: skip
         nonsense.append(good.replace(old, new))
     wide = dict(RECORDING, rows=[dict(RECORDING['rows'][0], **{f'k{i}': 1}) for i in range(900)])
-    nonsense.append(json.dumps(posted | dict(recording=wide)).encode())  # a table of 900 x 903
+    nonsense.append(json.dumps(POSTED | dict(recording=wide)).encode())  # a table of 900 x 903
     for body in nonsense:
         assert ask('POST', '/results', body)[0] == 400
-    assert ask('POST', '/results', b' ' * 10 * 2**20)[0] == 400
     assert not (tmp_path / 'out').exists()
-    file = tmp_path / 'out/20260102-030405_Phone-7.json'
-    for _ in range(2):  # once more, as after a lost answer
-        assert json.loads(ask('POST', '/results', good)[1]) == dict(written=file.name)
+    names = [json.loads(ask('POST', '/results', good)[1])['written'] for _ in range(2)]
+    assert names[0] == names[1]  # once more, as after a lost answer
+    (file,) = (tmp_path / 'out').iterdir()
+    assert file.name == names[0] and file.name.startswith('20260102-030405_Phone-7_')
     assert json.loads(file.read_text()) == RECORDING
     assert 'a.tflite litert-webgpu-float16' in capfd.readouterr().out
+
+
+def test_texts_of_a_phone(ask, tmp_path, capfd):
+    """Terminals obey none, and the address stays secret. Each result has a file of its own."""
+    texts = 'C:\\new', 'a\x1b[2J\x7f', '\u202eb\u200b\nc', f'error: import of {ask.url}x.mjs failed'
+    for text in texts:
+        recording = dict(RECORDING, rows=[dict(RECORDING['rows'][0], file=text)])
+        assert ask('POST', '/results', json.dumps(POSTED | dict(recording=recording)))[0] == 200
+    files = [*(tmp_path / 'out').iterdir()]
+    printed = capfd.readouterr().out
+    assert len(files) == len(texts) and r'C:\new' in printed and r'a\x1b[2J\x7f' in printed
+    assert r'\u202eb\u200b\nc' in printed and not set('\x1b\x7f\u202e\u200b') & {*printed}
+    urls = urlsplit(ask.url).path.strip('/'), 'TOKEN/x.mjs'
+    for text in (printed, ''.join(file.read_text() for file in files)):
+        assert [url in text for url in urls] == [False, True]
+
+
+@pytest.mark.parametrize('limits', [dict(MAX_FILES=1), dict(MAX_BYTES_OF_ALL=500)])
+def test_results_have_a_limit(ask, tmp_path, monkeypatch, limits, capfd):
+    for name, value in limits.items():
+        monkeypatch.setattr(f'serve.{name}', value)
+    recordings = RECORDING, RECORDING, dict(RECORDING, versions=['other'])
+    bodies = [json.dumps(POSTED | dict(recording=recording)) for recording in recordings]
+    assert [ask('POST', '/results', body)[0] for body in bodies] == [200, 200, 507]
+    assert len([*(tmp_path / 'out').iterdir()]) == 1
+    assert 'too many results' in capfd.readouterr().err
+
+
+def test_slow_clients_stop_nobody(ask, monkeypatch):
+    """Whether they send little, or a body that nobody asks for; all from one address."""
+    head = b'GET / HTTP/1.1\r\nHost: x\r\nx: '
+    stalled = [socket.create_connection(ask.address) for _ in range(200)]
+    for number, connection in enumerate(stalled):
+        with suppress(OSError):  # closed already
+            connection.sendall([b'\x16\x03\x01', head][number % 2])
+        if number % 50 == 0:
+            assert ask('GET', '/')[0] == 200
+    assert ask('GET', '/')[0] == 200
+    ended = [connection for connection in stalled if has_ended(connection)]
+    assert len(stalled) - len(ended) <= 64
+    for connection in stalled:
+        connection.close()
+
+
+def has_ended(connection):
+    connection.settimeout(0.05)
+    try:
+        return connection.recv(1) == b''
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def test_requests_have_a_deadline(serve, monkeypatch):
+    """For their head, and for their body, which is not read without the token."""
+    monkeypatch.setattr('serve.REQUEST_SECONDS', 0.3)
+    server = serve(contents={'': lambda: b'the page'})
+    post = 'POST {}results HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n'
+    path = urlsplit(server.url).path
+    for sent, answered in (
+        ('GET ', b''),
+        (post.format(path, 1000) + '{', b''),
+        (post.format('/', 1000), b'HTTP/1.1 404'),
+        (post.format(f'{path}x/', 1000), b'HTTP/1.1 404'),
+        (post.format(path, 10**9), b'HTTP/1.1 400'),
+    ):
+        with socket.create_connection(server.server_address, timeout=10) as connection:
+            connection.sendall(sent.encode())
+            assert connection.makefile('rb').read().startswith(answered), sent
 
 
 @pytest.mark.skipif(not (RUNTIMES.exists() and shutil.which('node')), reason='no node or runtimes')
