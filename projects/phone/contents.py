@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmcare.export.backends import open_exported
-from mmcare.export.source import Source
-from mmcare.export.spec import draw_images
+from mmcare.export import open_exported
+from mmcare.export.images import draw_images
+from mmcare.export.loading import LoadedModel
 from mmcare.weights.reading import digest_weights
 
 HERE = Path(__file__).parent
@@ -25,7 +25,7 @@ Contents = dict[str, Callable[[], bytes]]  # read when they are asked for
 
 
 def gather(
-    paths: Sequence[Path], runtimes: Path = RUNTIMES, source: Source | None = None
+    paths: Sequence[Path], runtimes: Path = RUNTIMES, model: LoadedModel | None = None
 ) -> Contents:
     """Collect all that the page needs for exported files, by the names that it asks for."""
     contents: Contents = {page.name: page.read_bytes for page in (HERE / 'page').iterdir()}
@@ -41,7 +41,7 @@ def gather(
         contents |= {file.relative_to(runtimes).as_posix(): file.read_bytes for file in modules}
         if f'files/{path.name}' in contents:
             raise ValueError(f'two files are called {path.name}: rename one')
-        description, values = describe(path, source)
+        description, values = describe(path, model)
         files.append(description)
         contents[f'files/{path.name}'] = path.read_bytes
         contents[f'references/{path.name}'] = partial(bytes, values)
@@ -53,10 +53,10 @@ def gather(
 
 
 @torch.no_grad()
-def describe(path: Path, source: Source | None) -> tuple[dict[str, Any], bytes]:
+def describe(path: Path, model: LoadedModel | None) -> tuple[dict[str, Any], bytes]:
     """Describe a file; return also the bytes of an image and of the outputs that it should have.
 
-    PyTorch computes them for float files of the source that take tensors; others do so themselves.
+    PyTorch computes them for float files of the model that take tensors; others do so themselves.
     """
     program = open_exported(path)
     runtime, layout, _ = ENGINES[path.suffix]
@@ -65,16 +65,16 @@ def describe(path: Path, source: Source | None) -> tuple[dict[str, Any], bytes]:
     shape, int8 = about.get('shape', sides), about.get('precision') == 'int8'
     if not all(isinstance(side, int) for side in shape):
         raise ValueError(f'{path} takes images of any size, and does not name one')
-    image = draw_images(channels, tuple(shape))['random'].tensor
+    image = draw_images(channels, tuple(shape))['random'].pixels
     takes_pixels = program.input_kind == 'image'
     image = (120 + 50 * image).round().clamp(0, 255) if takes_pixels else image
     decoded = any('kind' in output for output in about.get('outputs', ()))
-    network = None if int8 or takes_pixels or decoded or not source else source.network
-    own = network and (network.part, digest_weights(network.model.state_dict(), {}))
-    if network and own == (about.get('part'), about.get('sha256')):
-        expected, against = [output.numpy() for output in network(image)], 'PyTorch'
+    task = None if int8 or takes_pixels or decoded or not model else model.task
+    own = task and (task.part, digest_weights(task.model.state_dict(), {}))
+    if task and own == (about.get('part'), about.get('sha256')):
+        expected, against = [output.numpy() for output in task(image)], 'PyTorch'
     else:
-        expected, against = program.run(image), 'this computer'
+        expected, against = program.run(image.numpy()), 'this computer'
     values = [image.numpy(), *expected]
     if layout == 'NHWC':
         values = [np.moveaxis(v, 1, -1) if v.ndim == 4 else v for v in values]

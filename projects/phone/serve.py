@@ -34,8 +34,7 @@ from tornado.iostream import IOStream, StreamClosedError
 from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
 
-from mmcare.export import load_source
-from mmcare.export.backends import open_exported
+from mmcare.export import load_model, open_exported
 from mmcare.files import check_writable, moved_into_place, printable
 
 HEADERS = {
@@ -269,8 +268,8 @@ def main() -> None:
     try:
         check_writable(arguments.static or arguments.out_dir)
         part = open_exported(arguments.files[0]).description.get('part', 'backbone')
-        source = load_source(*arguments.source, part=part) if arguments.source else None
-        contents = gather(arguments.files, source=source)
+        model = load_model(*arguments.source, part=part) if arguments.source else None
+        contents = gather(arguments.files, model=model)
         if arguments.static:
             write_static(contents, arguments.static)
             return print(f'Written to {arguments.static}. For threads, see README.md.')

@@ -28,10 +28,11 @@ from helpers import ROOT, run
 from onnx import helper, load, save
 from PIL import Image
 from serve import PhoneServer
-from toy_configs import sure_source
+from toy_configs import sure_model
 
 from mmcare.export import export_model, open_exported
-from mmcare.export.prediction import decode_boxes, prepare, read_labels
+from mmcare_runtime.prepare import prepare
+from mmcare_runtime.results import decode_boxes, read_labels
 
 SHAPE, HERE = (64, 96), Path(__file__).parent
 SERVE = 'python', HERE.parent / 'serve.py'
@@ -59,7 +60,7 @@ def exported(tmp_path_factory):
     def export(task, part='model', letterbox='top-left', **of_litert):
         folder, files = tmp_path_factory.mktemp(task), []
         changes = {'model.data_preprocessor.bgr_to_rgb': False} if task == 'rtmdet' else {}
-        source = sure_source(task, folder, part, **changes)
+        source = sure_model(task, folder, part, **changes)
         kinds = dict(rtmdet=['onnx'], classification=['litert'])
         for kind in kinds.get(task, ['litert', 'onnx']):
             options = of_litert if kind == 'litert' else {}
@@ -88,7 +89,7 @@ def serve(tmp_path):
     stops = []
 
     def start(*files, contents=None, source=None, host='127.0.0.1', port=0, secure=False):
-        contents = contents or gather(files, source=source)
+        contents = contents or gather(files, model=source)
         server = PhoneServer(contents, tmp_path / 'out', host, port, secure)
         loop = asyncio.new_event_loop()
         serving = loop.create_task(server.serve_forever())
@@ -321,7 +322,7 @@ def test_webgpu_in_software(exported, serve, phone):
 def test_seen_as_in_python(task, letterbox, exported, serve, phone, photos):
     """The page prepares a photo and reads outputs as ``open_exported(file).predict(photo)`` does.
 
-    The latter sees what the toolboxes see, see tests/test_export/test_prediction.py.
+    The latter sees what the toolboxes see, see tests/test_runtime/test_toolboxes.py.
     """
     pixels = task == 'segmentation'  # from 0 to 255, taken by its .tflite; rtmdet takes BGR
     options = dict(letterbox=letterbox, input_kind='image' if pixels else 'tensor')
@@ -335,22 +336,22 @@ def test_seen_as_in_python(task, letterbox, exported, serve, phone, photos):
             about, (taken,) = program.description, program.description['inputs']
             image, place = prepare(mmcv.imread(photo), taken, SHAPE)
             layout = (0, 2, 3, 1) if taken['layout'] == 'NHWC' else (0, 1, 2, 3)
-            flat = image.permute(layout).flatten().tolist()
+            flat = image.transpose(layout).flatten().tolist()
             found = page.evaluate((HERE / 'seen.js').read_text(), [number, flat])
             apart = np.abs(np.subtract(found['prepared'], flat)).max()
             assert apart * min(taken['std'] or [1]) < 1.1  # grey levels
             assert found['place'] == [*place]
-            outputs = [*map(torch.from_numpy, program.run(image))]
+            outputs = program.run(image)
             if pixels:
                 labels = read_labels(outputs[0], SHAPE, (0, 0, *SHAPE), SHAPE)
-                assert (labels.flatten().numpy() == found['seen']).mean() > 0.999
+                assert (labels.flatten() == found['seen']).mean() > 0.999
                 continue
-            boxes, scores, labels = decode_boxes(outputs, about['decode'], place).values()
-            wanted = torch.cat([boxes, scores[:, None], labels[:, None]], 1)
+            results = decode_boxes(outputs, about['decode'], place)
+            wanted = np.column_stack([results[name] for name in ('boxes', 'scores', 'labels')])
             assert len(found['seen']) == len(wanted) > 0
             for row in wanted[wanted[:, 4] > wanted[-1, 4] + 1e-5]:  # equal ones may differ
-                apart = (torch.tensor(found['seen']) - row).abs()
-                assert (apart < torch.tensor([0.5] * 4 + [1e-4, 1e-9])).all(1).any()
+                apart = np.abs(np.subtract(found['seen'], row))
+                assert (apart < [0.5] * 4 + [1e-4, 1e-9]).all(1).any()
 
 
 def test_classes_stages_and_looks(exported, serve, phone, photos, tmp_path):
