@@ -309,26 +309,31 @@ def check_file(export: Export, backend: Backend, file: ExportedFile) -> dict[str
 
     Where the runtime chooses the type, the file is also compared in float16.
     """
-    request, result, runtime = export.request, file.result, backend.runtime
-    precision, tolerance = file.description['precision'], request.tolerance
+    request, runtime, options = export.request, backend.runtime, export.request.options
+    precision, cross_check = file.description['precision'], file.result.cross_check
     checker = make_checker(export, file)
     run = as_run(backend.open(file.path))
     half, why_no_half = open_float16(backend, file.path, request)
-    if backend.is_quantized(precision, request.options):
-        ratios = checker.sqnr_db(run, result.cross_check, result.cross_check_name)
-        entries = dict(calibration_images=len(export.images.calibration), sqnr_db=ratios)
-        in_float16 = half and checker.sqnr_db(half, run, 'float32')
-        name = 'sqnr_db_float16'
+    entries: dict[str, Any] = {}
+    if backend.is_quantized(precision, options):
+        name = 'sqnr_db'
+        entries['calibration_images'] = len(export.images.calibration)
+        entries[name] = checker.sqnr_db(run, cross_check, file.result.cross_check_name)
+        if half:
+            entries[f'{name}_float16'] = checker.sqnr_db(half, run, 'float32')
     else:
-        tolerance = tolerance or backend.precisions[precision]
-        assert tolerance is not None, 'files in int8 are quantized'
-        if result.cross_check:
-            checker.max_rel_errors(result.cross_check, tolerance, result.cross_check_name)
-        entries = dict(max_rel_error=checker.max_rel_errors(run, tolerance, runtime))
-        limit = max(FLOAT16, tolerance)
-        in_float16 = half and checker.max_rel_errors(half, limit, f'{runtime} in float16')
-        name = 'max_rel_error_float16'
-    return entries | ({name: in_float16 or why_no_half} if half or why_no_half else {})
+        name = 'max_rel_error'
+        tolerance = request.tolerance or backend.precisions[precision] or FLOAT16
+        if cross_check:
+            checker.max_rel_errors(cross_check, tolerance, file.result.cross_check_name)
+        entries[name] = checker.max_rel_errors(run, tolerance, runtime)
+        if half:
+            limit = max(FLOAT16, tolerance)
+            errors = checker.max_rel_errors(half, limit, f'{runtime} in float16')
+            entries[f'{name}_float16'] = errors
+    if why_no_half:
+        entries[f'{name}_float16'] = why_no_half
+    return entries
 
 
 def check_results(

@@ -106,8 +106,8 @@ class BinWeights(nn.Module):
         fewer, more = counts[:, :, 1:-2], counts[:, :, 2:-1]  # at t - 1 and t, from 1 to cells - 1
         middle = distances[:, :, 2:-1] - step * ((fewer + more - 1) / 2)
         # Samples more than a cell outside of the map count as 0, others outside as its border.
-        sums = [counts[:, :, :1], fewer + (more - fewer) * middle, counts[:, :, -1:]]
-        sums = torch.cat(sums, 2)
+        inside = fewer + (more - fewer) * middle
+        sums = torch.cat([counts[:, :, :1], inside, counts[:, :, -1:]], 2)
         return (sums[:, :, 1:] - sums[:, :, :-1]) / number.clamp(min=1)
 
 

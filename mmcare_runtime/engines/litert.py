@@ -48,10 +48,10 @@ def open_file(path: Path, threads: int, float16: bool = False, delegate: bool = 
         ]
 
     input_shape = 1, channels, height, width
-    shapes = [
+    output_shapes = [
         to_nchw(shape) if layout == 'NHWC' else shape for shape, layout in zip(shapes, layouts)
     ]
-    return OpenedFile(run, input_shape, description, shapes)
+    return OpenedFile(run, input_shape, description, output_shapes)
 
 
 def read_description(path: Path) -> Mapping[str, Any]:
