@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 import time
@@ -104,14 +103,6 @@ def printable(text: str) -> str:
 def size_of(path: Path) -> int:
     """Count the bytes of a file, or of all files in a directory."""
     return sum(file.stat().st_size for file in (path, *path.rglob('*')) if file.is_file())
-
-
-def digest_of(path: Path) -> str:
-    """Compute the SHA-256 of a file, or of a directory's files in the order of their names."""
-    digest = hashlib.sha256()
-    for file in sorted(file for file in (path, *path.rglob('*')) if file.is_file()):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
@@ -31,6 +32,33 @@ def check_file(path: Path) -> None:
             mode = entry.lstat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise ValueError(escape(f'{entry} is neither a file nor a folder'))
+
+
+def digest_of(path: Path) -> str:
+    """Compute the SHA-256 of a file, or of a folder's files in the order of their names."""
+    digest = hashlib.sha256()
+    for file in sorted(file for file in (path, *path.rglob('*')) if file.is_file()):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def check_digest(path: Path) -> None:
+    """Compare a file with its report ``FILE.json``, if that lies next to it.
+
+    Raises:
+        ValueError: If the report cannot be read, or was written for other bytes.
+    """
+    report = Path(f'{path}.json')
+    if not report.is_file():
+        return
+    try:
+        expected = json.loads(report.read_bytes()).get('file_sha256')
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(escape(f'{report} is not a report: {error}')) from error
+    if expected is not None and expected != digest_of(path):
+        raise ValueError(
+            escape(f'{path} was changed, or {report} belongs to another file: export it again')
+        )
 
 
 def check_package(path: Path) -> None:

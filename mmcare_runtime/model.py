@@ -10,7 +10,7 @@ import numpy as np
 
 from mmcare_runtime.description import check, fits, match, nchw
 from mmcare_runtime.engines import choose_engine
-from mmcare_runtime.files import check_file
+from mmcare_runtime.files import check_digest, check_file
 from mmcare_runtime.prepare import check_pixels, prepare, read_picture
 from mmcare_runtime.results import read_results
 from mmcare_runtime.text import escape
@@ -143,13 +143,15 @@ def open_exported(
         FileNotFoundError: If it does not exist.
         ImportError: If the engine is not installed.
         ValueError: If the file is damaged or of another format, if its description is invalid or
-            not the file's, or if the engine does not have what is asked for.
+            not the file's, if the report next to the file is of other bytes, or if the engine
+            does not have what is asked for.
     """
     path = Path(path)
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise ValueError(f'threads are a whole number from 1, got {threads!r}')
     module = choose_engine(path, engine)
     check_file(path)
+    check_digest(path)
     options: dict[str, Any] = dict(providers=providers) if providers is not None else {}
     if float16:
         options['float16'] = True

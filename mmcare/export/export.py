@@ -34,8 +34,9 @@ from mmcare.export.request import LARGEST_SIDE, ExportRequest, quote
 from mmcare.export.tasks import OPTIONS as TASK_OPTIONS
 from mmcare.export.tasks import OutputFormat, PostProcess
 from mmcare.export.tasks.base import max_rel_error
-from mmcare.files import check_writable, digest_of, moved_into_place, size_of
+from mmcare.files import check_writable, moved_into_place, size_of
 from mmcare_runtime import Model
+from mmcare_runtime.files import digest_of
 
 LOGGER = logging.getLogger('mmcare')
 

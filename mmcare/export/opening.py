@@ -6,6 +6,7 @@ from typing import Any
 
 import mmcare_runtime
 from mmcare.export.backends import BACKENDS
+from mmcare_runtime.files import check_digest, check_file
 
 
 def open_exported(path: str | PathLike, **options: Any) -> mmcare_runtime.Model:
@@ -23,6 +24,8 @@ def open_exported(path: str | PathLike, **options: Any) -> mmcare_runtime.Model:
     if path.suffix not in backends:
         return mmcare_runtime.open_exported(path, **options)
     try:
+        check_file(path)
+        check_digest(path)
         return backends[path.suffix].open(path, **options)
     except (FileNotFoundError, ImportError):
         raise

@@ -15,7 +15,7 @@ from runtime_helpers import SHAPE, TASKS, describe, outputs_of, write_ncnn, writ
 
 from mmcare_runtime import Model, open_exported
 from mmcare_runtime.engines.executorch import check_header
-from mmcare_runtime.files import check_package
+from mmcare_runtime.files import check_package, digest_of
 
 FOREIGN = ('torch', 'torchvision', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'mmcare')
 PIXELS = np.random.default_rng(1).integers(0, 256, (40, 60, 3), np.uint8)
@@ -66,6 +66,26 @@ def test_files_and_threads(tmp_path):
         for index, found in zip(jobs, results, strict=True):
             for name, value in found.items():
                 np.testing.assert_array_equal(value, wanted[index][name])
+
+
+@pytest.mark.parametrize('change', ['one byte', 'another report', 'no report', 'half a report'])
+def test_a_report_beside_the_file(tmp_path, change):
+    """It has the hash of the file's bytes, which is compared."""
+    path = write_onnx(tmp_path / 'mine.onnx', describe('boxes'))
+    report = tmp_path / 'mine.onnx.json'
+    report.write_text(json.dumps(dict(file_sha256=digest_of(path))))
+    open_exported(path)
+    data = bytearray(path.read_bytes())
+    if change == 'one byte':
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    elif change == 'no report':
+        report.unlink()
+        return open_exported(path)
+    else:
+        report.write_text('{' if change == 'half a report' else '{"file_sha256": "0"}')
+    with pytest.raises(ValueError, match=r'mine.onnx(.json)? (was changed|is not a report)'):
+        open_exported(path)
 
 
 def test_openvino(tmp_path):
