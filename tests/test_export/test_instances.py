@@ -226,6 +226,9 @@ def test_results_are_those_of_mmdet(arguments):
     results_of = post_process(model, raw)
     results = results_of(raw)
     boxes, scores, labels, *masks = (x[0] for x in results)
+    by_operators = post_process(model, raw, OutputFormat(nms='operator'))
+    for result, other in zip(results, by_operators(raw), strict=True):
+        torch.testing.assert_close(other, result, atol=1e-4, rtol=1e-5)
     used = scores > 0.05
     assert used.sum() == len(expected) > 5
     boxes, scores, labels = boxes[used], scores[used], labels[used]

@@ -84,6 +84,8 @@ def explain_refusal(model: Any) -> str:
             return f'the NMS of the {type(part).__name__} is not the plain one: {dict(nms)}'
     if not head.bbox_head.with_reg or head.bbox_head.custom_cls_channels:
         return f'the {type(head.bbox_head).__name__} has no boxes, or activations of its own'
+    if head.with_mask and head.test_cfg.get('mask_thr_binary', 0.5) < 0:
+        return 'mask_thr_binary is negative, so that mmdet leaves masks as probabilities'
     if head.with_shared_head or (head.with_mask and head.share_roi_extractor):
         return 'boxes and masks share a head or a RoI extractor'
     for name in ('bbox_roi_extractor', 'mask_roi_extractor'):
@@ -163,7 +165,17 @@ class Instances(Task):
     def post_process(
         self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
     ) -> PostProcess:
-        """Make what proposes boxes, classifies them and computes masks."""
+        """Make what proposes boxes, classifies them and computes masks.
+
+        What comes after networks, such as Vision, takes the boxes of one-stage detectors alone.
+        """
+        if output_format.lacks:
+            raise ValueError(
+                f"{output_format.lacks}, which two-stage detectors need: use part='neck', or leave "
+                'out the format'
+            )
+        if not output_format.has_nms:
+            output_format = OutputFormat()
         number = options.get('max_detections', MAX_DETECTIONS)
         limit = self.model.rpn_head.test_cfg.max_per_img
         proposals = options.get('proposals', min(PROPOSALS, limit))
