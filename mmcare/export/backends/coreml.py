@@ -32,7 +32,7 @@ OBJECT_TEXTS = {  # of two-stage detectors
     'boxes': 'x1, y1, x2, y2 of each object, in pixels of the image; the best first.',
     'scores': 'The score of each object; 0 in unused rows.',
     'labels': 'The class of each object.',
-    'masks': "The probability of each object at points within its box.",
+    'masks': 'The probability of each object at points within its box.',
 }
 PREVIEW = 'com.apple.coreml.model.preview'  # in Xcode
 

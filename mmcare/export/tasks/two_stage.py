@@ -147,9 +147,7 @@ class TwoStageResults(PostProcess):
         scale = self.sides.tolist() if output_format.relative else [1.0] * 4
         self.outputs[0] |= dict(box_format=output_format.box_format, scale=scale)
         test_cfg = dict(head.test_cfg)
-        self.metadata = dict(
-            nms=output_format.nms, test_cfg=test_cfg, proposals=self.proposals
-        )
+        self.metadata = dict(nms=output_format.nms, test_cfg=test_cfg, proposals=self.proposals)
 
     def _build_rpn(self, rpn: Any, raw: Sequence[Tensor]) -> None:
         config = rpn.test_cfg
