@@ -115,7 +115,9 @@ def test_metrics(task, part, backend, outputs, names, made, evaluate, tmp_path, 
     options = dict(outputs=outputs, letterbox=letterbox, precision=precision)
     if task == 'retinanet' and outputs == 'decoded':  # untrained, it also has boxes in the padding
         options['max_detections'] = 1000
-    report = export_model(source, tmp_path, SHAPE, (backend,), input_kind, **options)[backend]
+    # Untrained, a two-stage detector also has proposals there, which mmdet's do not get.
+    shape = (64, 64) if task == 'detection' and outputs == 'decoded' else SHAPE
+    report = export_model(source, tmp_path, shape, (backend,), input_kind, **options)[backend]
     assert {'picture1', 'picture2'} <= set(report['max_rel_error'])  # of the config's test data
     file = tmp_path / report['file']
 
@@ -135,8 +137,8 @@ def test_metrics(task, part, backend, outputs, names, made, evaluate, tmp_path, 
     table = evaluate(task, file, *checkpoint, *(['--float16'] if half else []))
     assert list(table) == ['PyTorch', str(file)]
     shapes = [image.shape for image in images[:4]]
-    assert shapes == [(1, 3, *SHAPE)] * (1 + 3)  # of the outputs' shapes, then of the data
-    if task != 'classification':  # whose images fill the input
+    assert shapes == [(1, 3, *shape)] * (1 + 3)  # of the outputs' shapes, then of the data
+    if shape == SHAPE and task != 'classification':  # whose images fill the input
         corner = images[1][0, :, -1, -1]
         least = 0.51 if input_kind == 'image' else 1e-4  # bytes are rounded
         np.testing.assert_allclose(corner, report['inputs'][0]['padding'], atol=least)

@@ -360,6 +360,9 @@ def test_files(name, options, tmp_path):
     for package in BACKENDS[name].packages:
         pytest.importorskip(package)
     source = sure_model('detection', tmp_path, **{'model.test_cfg.rpn.nms_pre': 100})
+    for parameter_name, weight in source.task.named_parameters():
+        if 'head' in parameter_name and weight.dim() > 1:
+            weight.mul_(2 / 3)  # surer ones multiply float16's roundings
     options = dict(options, outputs='decoded', max_detections=20, proposals=20)
     report = export_model(source, tmp_path, (64, 96), (name,), 'image', **options)[name]
     names = [output['name'] for output in report['outputs']]
