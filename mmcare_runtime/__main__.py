@@ -1,7 +1,7 @@
 """Show what an exported file of a whole model finds in pictures, videos or what a camera sees.
 
-Boxes, the shares of classes, or their probabilities are printed, and drawn into DIR. Neither the
-config nor PyTorch's checkpoint is needed.
+Boxes, the shares of classes, or their probabilities are printed, and drawn into DIR; masks are
+drawn. Neither the config nor PyTorch's checkpoint is needed.
 """
 
 from __future__ import annotations

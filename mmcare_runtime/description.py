@@ -327,7 +327,7 @@ def _check_test_cfg(config: Field) -> None:
     """Check thresholds, as mmdet's test_cfg names them."""
     config.mapping()['nms'].mapping()['iou_threshold'].number(0, 1)
     config['max_per_img'].integer(high=MOST_CANDIDATES)
-    for key in ('score_thr', 'min_bbox_size'):
+    for key in ('score_thr', 'min_bbox_size', 'mask_thr_binary'):
         if key in config:
             config[key].number()
     if 'nms_pre' in config:

@@ -50,7 +50,9 @@ def describe(objects: Sequence[Mapping[str, Any]]) -> str:
 def draw(
     pixels: np.ndarray, results: Mapping[str, Any], palette: Sequence[Any] | None = None
 ) -> np.ndarray:
-    """Draw boxes, the colours of classes, or the name of the best class onto a copy of a picture.
+    """Draw objects, the colours of classes, or the name of the best class onto a copy of a picture.
+
+    An object is its box and, if the file computes masks, its pixels.
 
     Args:
         pixels: (H, W, 3) in BGR, (H, W), or (H, W, C), of which the first is drawn onto.
@@ -68,6 +70,8 @@ def draw(
     if 'boxes' not in results:
         text = f'{name_of(names, labels[0])} {results["scores"][0]:.2f}'
         return _write(pixels, text, (5, 25), 0.8, (0, 255, 0))
+    for mask, label in zip(results.get('masks', ()), labels):
+        pixels[mask] = pixels[mask] // 2 + colors[label % len(colors)] // 2
     for box, label, score in zip(results['boxes'], labels, results['scores']):
         color = colors[label % len(colors)].tolist()
         left, top, right, bottom = box.round().astype(int).tolist()

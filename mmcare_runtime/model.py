@@ -100,9 +100,10 @@ class Model:
 
         Returns:
             For a detector, ``boxes`` (N, 4) as x1, y1, x2, y2 in pixels of the picture, ``scores``
-            (N,) and ``labels`` (N,), the best first. For a segmentor, ``labels`` (H, W). For a
-            classifier, ``scores`` (K,) and ``labels`` (K,), the best first. ``names`` of the
-            classes, or None. See :func:`mmcare_runtime.results.read_results`.
+            (N,) and ``labels`` (N,), the best first; of a two-stage detector with masks also
+            ``masks`` (N, H, W) of bool. For a segmentor, ``labels`` (H, W). For a classifier,
+            ``scores`` (K,) and ``labels`` (K,), the best first. ``names`` of the classes, or None.
+            See :func:`mmcare_runtime.results.read_results`.
 
         Raises:
             ValueError: If the file is not of a whole model, or does not describe what is needed,

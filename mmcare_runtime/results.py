@@ -1,4 +1,4 @@
-"""Read a file's outputs by its description: boxes, a label map or probabilities."""
+"""Read a file's outputs by its description: boxes, masks, a label map or probabilities."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Dict, Mapping, Sequence
 import cv2
 import numpy as np
 
+from mmcare_runtime.masks import paste_masks
 from mmcare_runtime.prepare import Place
 
 Results = Dict[str, np.ndarray]
@@ -31,9 +32,9 @@ def read_results(
 
     Returns:
         For a detector, ``boxes`` (N, 4) as x1, y1, x2, y2 in pixels of the picture, ``scores`` (N,)
-        and ``labels`` (N,), the best first; if the file computes them, ``masks`` (N, h, w), whose
-        h x w cells cover each box. For a segmentor, ``labels`` (H, W). For a classifier, ``scores``
-        (K,) and ``labels`` (K,), the best first.
+        and ``labels`` (N,), the best first; if the file computes masks, ``masks`` (N, H, W) of
+        bool, a byte for each pixel of the picture and each box. For a segmentor, ``labels`` (H, W).
+        For a classifier, ``scores`` (K,) and ``labels`` (K,), the best first.
 
     Raises:
         ValueError: If the description does not say how the outputs are read.
@@ -60,11 +61,15 @@ def read_results(
         (logits,) = outputs[0]
         return rank(sigmoid(logits) if activation == 'sigmoid' else softmax(logits))
     ratios = np.divide(size, place[2:])
-    results['boxes'] *= np.array([ratios[1], ratios[0]] * 2, np.float32)
+    ratios = np.array([ratios[1], ratios[0]] * 2, np.float32)
+    results['boxes'] *= ratios
     rows = results.pop('rows')
     kinds = [output.get('kind') for output in description['outputs']]
-    if 'masks' in kinds:
-        results['masks'] = outputs[kinds.index('masks')][0, rows]
+    if 'masks' in kinds:  # which cover boxes as they were before they were clipped to the picture
+        whole = (read_boxes(description, outputs)[rows] - [place[1], place[0]] * 2) * ratios
+        threshold = description['test_cfg'].get('mask_thr_binary', 0.5)
+        masks = outputs[kinds.index('masks')][0, rows]
+        results['masks'] = paste_masks(masks, whole, size, threshold)
     return results
 
 
@@ -208,18 +213,23 @@ def read_detections(
         Boxes (N, 4) as x1, y1, x2, y2 in pixels of the file's input, scores (N,), which are above
         the config's threshold, labels (N,), and in which rows of the file they are (N,).
     """
-    boxes, scores, *rest = outputs[:3]
-    taken = description['outputs'][0]
-    boxes = boxes.reshape(-1, 4).astype(np.float32) * np.array(taken['scale'], np.float32)
-    if taken['box_format'] == 'cxcywh':
-        low = boxes[:, :2] - boxes[:, 2:] / 2
-        boxes = np.concatenate([low, low + boxes[:, 2:]], 1)
-    scores = scores.reshape(len(boxes), -1)  # of each class where there are no labels
+    boxes = read_boxes(description, outputs)
+    scores = outputs[1].reshape(len(boxes), -1)  # of each class where there are no labels
     rows, labels = above(scores, description['test_cfg'], score).nonzero()
     scores = scores[rows, labels]
     if description['outputs'][2:]:
-        labels = rest[0].reshape(-1)[rows].astype(np.int64)
+        labels = outputs[2].reshape(-1)[rows].astype(np.int64)
     return boxes[rows], scores, labels, rows
+
+
+def read_boxes(description: Mapping[str, Any], outputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Read all boxes (N, 4) of a decoded detector's file, in pixels of the file's input."""
+    tensor = description['outputs'][0]
+    boxes = outputs[0].reshape(-1, 4).astype(np.float32) * np.array(tensor['scale'], np.float32)
+    if tensor['box_format'] == 'cxcywh':
+        low = boxes[:, :2] - boxes[:, 2:] / 2
+        boxes = np.concatenate([low, low + boxes[:, 2:]], 1)
+    return boxes
 
 
 def suppress(

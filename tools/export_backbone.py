@@ -68,8 +68,8 @@ def parse_args() -> argparse.Namespace:
     add('checkpoint', metavar='CHECKPOINT', nargs='?', help=help_checkpoint)
     help_part = (
         "neck: backbone and neck, with the neck's outputs neck1, ...; model: a whole classifier, "
-        "segmentor or one-stage detector, with logits (of a segmentor at the head's stride) or the "
-        'raw maps of a detector; default: backbone'
+        "segmentor or detector, with logits (of a segmentor at the head's stride) or the raw maps "
+        'of a one-stage detector; two-stage ones need --outputs decoded; default: backbone'
     )
     add('--part', choices=PARTS, default='backbone', help=help_part)
     help_shape = "of the images; default: the test pipeline's, rounded up to 32; 512 512 of an arch"
@@ -85,8 +85,8 @@ def parse_args() -> argparse.Namespace:
     )
     add('--input', choices=INPUT_KINDS, help=help_input)
     help_outputs = (
-        'decoded: probabilities, a map of class labels, or boxes, scores and labels, of whole '
-        "models; raw: the network's outputs; default: raw"
+        'decoded: probabilities, a map of class labels, or boxes, scores, labels and masks, of '
+        "whole models; raw: the network's outputs; default: raw"
     )
     add('--outputs', choices=OUTPUTS, default='raw', help=help_outputs)
     help_letterbox = (

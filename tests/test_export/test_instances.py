@@ -10,7 +10,10 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 from torchvision.ops import batched_nms, roi_align
+from toy_configs import sure_model
 
+from mmcare.export import export_model, open_exported
+from mmcare.export.backends import BACKENDS
 from mmcare.export.backends.mil import open_package
 from mmcare.export.plain_operators import RoIAlign, nms_mask
 from mmcare.export.tasks import OutputFormat, make_task
@@ -226,6 +229,9 @@ def test_results_are_those_of_mmdet(arguments):
     results_of = post_process(model, raw)
     results = results_of(raw)
     boxes, scores, labels, *masks = (x[0] for x in results)
+    by_operators = post_process(model, raw, OutputFormat(nms='operator'))
+    for result, other in zip(results, by_operators(raw), strict=True):
+        torch.testing.assert_close(other, result, atol=1e-4, rtol=1e-5)
     used = scores > 0.05
     assert used.sum() == len(expected) > 5
     boxes, scores, labels = boxes[used], scores[used], labels[used]
@@ -323,6 +329,52 @@ def test_what_is_refused():
     with DefaultScope.overwrite_default_scope('mmdet'), torch.device('meta'):
         model = MODELS.build(cascade.model)
     assert 'CascadeRoIHead' in explain_refusal(model)
+
+
+def test_requests_that_are_refused():
+    task = make_task(build(), 'model')
+    raw = task(smooth(0, SHAPE))
+    with pytest.raises(ValueError, match=r"ncnn has neither topk nor gather, .* use part='neck'"):
+        task.post_process(raw, SHAPE, BACKENDS['ncnn'].output_format, {})
+    with pytest.raises(ValueError, match=r"raw outputs .* use outputs='decoded'"):
+        task.check_outputs('raw')
+    with pytest.raises(ValueError, match="'center' is not for two-stage"):
+        task.check_centered()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('name', 'options'),
+    [
+        ('onnx', {}),
+        ('coreml', {}),
+        ('executorch', {}),
+        ('executorch', dict(delegate='coreml')),
+        ('litert', {}),
+        ('litert', dict(precision='int8')),
+    ],
+    ids=str,
+)
+def test_files(name, options, tmp_path):
+    """The export compares boxes, scores, labels and masks with PyTorch's, which are mmdet's."""
+    for package in BACKENDS[name].packages:
+        pytest.importorskip(package)
+    source = sure_model('detection', tmp_path, **{'model.test_cfg.rpn.nms_pre': 100})
+    for parameter_name, weight in source.task.named_parameters():
+        if 'head' in parameter_name and weight.dim() > 1:
+            weight.mul_(2 / 3)  # surer ones multiply float16's roundings
+    options = dict(options, outputs='decoded', max_detections=20, proposals=20)
+    report = export_model(source, tmp_path, (64, 96), (name,), 'image', **options)[name]
+    names = [output['name'] for output in report['outputs']]
+    assert names == ['boxes', 'scores', 'labels', *['count'] * (name == 'litert'), 'masks']
+    assert report['outputs'][-1] == dict(
+        name='masks', shape=[1, 20, 28, 28], layout='NCHW', kind='masks'
+    )
+    assert report['nms'] == ('operator' if name == 'onnx' else 'matrix')
+    picture = np.random.default_rng(0).integers(0, 256, (80, 100, 3), np.uint8)
+    found = open_exported(tmp_path / report['file']).predict(picture)
+    assert found['masks'].dtype == bool
+    assert found['masks'].shape == (len(found['boxes']), 80, 100) and found['masks'].any()
 
 
 def test_masks_are_pasted_as_mmdet_does():

@@ -162,7 +162,7 @@ def test_segmentors_are_measured(tmp_path, run):
 
 
 def test_detectors_are_measured(tmp_path):
-    """Average precision is 1 where boxes are right, and less where a class is not found."""
+    """Average precision is 1 where objects are right, and less where a class is not found."""
     (tmp_path / 'images').mkdir()
     annotations, boxes = [], []
     for index in range(4):
@@ -173,6 +173,8 @@ def test_detectors_are_measured(tmp_path):
             dict(id=index + 1, image_id=index, category_id=7 + index % 2, iscrowd=0)
             | dict(bbox=[left, top, width, height], area=width * height)
         )
+        corners = [left, top, left + width, top, left + width, top + height, left, top + height]
+        annotations[-1]['segmentation'] = [corners]
     images = [dict(id=i, file_name=f'{i}.png', height=64, width=96) for i in range(4)]
     categories = [dict(id=7, name='cat'), dict(id=8, name='dog'), dict(id=9, name='owl')]
     file = tmp_path / 'truth.json'
@@ -188,6 +190,12 @@ def test_detectors_are_measured(tmp_path):
 
     model = Model(find, (1, 3, *SHAPE), describe('boxes'))
     assert evaluate(model, tmp_path / 'images', file)['bbox_mAP'] == pytest.approx(1)
+    masks = np.ones((1, 5, 7, 7), np.float32)
+    model = Model(lambda image: [*find(image), masks], (1, 3, *SHAPE), describe('instances'))
+    metrics = evaluate(model, tmp_path / 'images', file)
+    assert metrics['bbox_mAP'] == pytest.approx(1) and metrics['segm_mAP'] == pytest.approx(1)
+    masks[..., 4:] = 0
+    assert evaluate(model, tmp_path / 'images', file)['segm_mAP'] < 0.6
     model = Model(lambda image: find(image, 0), (1, 3, *SHAPE), describe('boxes'))
     assert evaluate(model, tmp_path / 'images', file)['bbox_mAP'] < 0.6
     about['categories'][0]['name'] = 'cow'

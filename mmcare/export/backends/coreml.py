@@ -28,6 +28,12 @@ TEXTS = {  # of inputs and outputs, for Xcode
     'confidence': 'The score of each class for a box.',
     'maps': 'An output of the network.',
 }
+OBJECT_TEXTS = {  # of two-stage detectors
+    'boxes': 'x1, y1, x2, y2 of each object, in pixels of the image; the best first.',
+    'scores': 'The score of each object; 0 in unused rows.',
+    'labels': 'The class of each object.',
+    'masks': 'The probability of each object at points within its box.',
+}
 PREVIEW = 'com.apple.coreml.model.preview'  # in Xcode
 
 
@@ -85,9 +91,10 @@ class CoreML(Backend):
             preview = dict(labels=classes, colors=colors)
             model.user_defined_metadata[f'{PREVIEW}.type'] = 'imageSegmenter'
             model.user_defined_metadata[f'{PREVIEW}.params'] = json.dumps(preview)
+        known = TEXTS | (OBJECT_TEXTS if 'boxes' in model.output_description else {})
         for texts in (model.input_description, model.output_description):
             for name in texts:
-                texts[name] = TEXTS.get(name, TEXTS['maps'])
+                texts[name] = known.get(name, TEXTS['maps'])
         model.short_description = 'CARE {arch}: {part}'.format(**description)
         model.author, model.license = (options.get(key, '') for key in ('author', 'license'))
         model.version = description['mmcare_version']

@@ -50,7 +50,7 @@ class ExecuTorch(Backend):
         return super().choose_precision(precision, options)
 
     def choose_output_format(self, options: Options) -> OutputFormat:
-        """Leave NMS to the app where Core ML computes: mil.py has no operators for it."""
+        """Leave the NMS of one-stage detectors to the app where Core ML computes."""
         if options.get('delegate') == 'coreml':
             return OutputFormat(nms='outside', label_map=torch.int32)
         return self.output_format

@@ -24,7 +24,9 @@ class Ncnn(Backend):
     precisions: ClassVar = {**Backend.precisions, 'float16': 5e-3}
     runtime = 'ncnn'
     separate_convolutions = True
-    output_format = OutputFormat(nms='outside', label_map=torch.float32)
+    output_format = OutputFormat(
+        nms='outside', label_map=torch.float32, lacks='ncnn has neither topk nor gather'
+    )
 
     def write(
         self, graph: Graph, path: Path, description: Description, options: Options, images: Inputs

@@ -22,7 +22,8 @@ def write_metadata(description: Mapping[str, Any], author: str, terms: str) -> b
     MediaPipe gives every file RGB.
     """
     (image,), outputs = description['inputs'], description['outputs']
-    if image['channels'] != 'RGB':
+    has_masks = any(output.get('kind') == 'masks' for output in outputs)
+    if image['channels'] != 'RGB' or has_masks:
         return None
     kind = outputs[0].get('kind', outputs[0]['name'])
     properties = {0: np.uint8(IMAGE), 1: {0: np.uint8(1)}}  # RGB

@@ -35,6 +35,7 @@ class OutputFormat:
     score_name: str = 'scores'
     labels: torch.dtype = torch.int32  # of boxes
     label_map: torch.dtype = torch.uint8
+    lacks: str = ''  # says that the runtime cannot select rows, if it cannot
 
     @property
     def has_nms(self) -> bool:

@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.structures import InstanceData
@@ -23,7 +24,8 @@ from mmcare.export.tasks.base import (
 )
 from mmcare.export.tasks.detector import MAX_DETECTIONS, Detector
 from mmcare.export.tasks.two_stage import TwoStageResults
-from mmcare_runtime.results import read_detections
+from mmcare_runtime.masks import paste_masks
+from mmcare_runtime.results import read_boxes, read_detections, suppress
 
 PROPOSALS = 100
 # The classes in whose methods mmdet computes what is computed here. Others compute something else.
@@ -84,6 +86,8 @@ def explain_refusal(model: Any) -> str:
             return f'the NMS of the {type(part).__name__} is not the plain one: {dict(nms)}'
     if not head.bbox_head.with_reg or head.bbox_head.custom_cls_channels:
         return f'the {type(head.bbox_head).__name__} has no boxes, or activations of its own'
+    if head.with_mask and head.test_cfg.get('mask_thr_binary', 0.5) < 0:
+        return 'mask_thr_binary is negative, so that mmdet leaves masks as probabilities'
     if head.with_shared_head or (head.with_mask and head.share_roi_extractor):
         return 'boxes and masks share a head or a RoI extractor'
     for name in ('bbox_roi_extractor', 'mask_roi_extractor'):
@@ -163,42 +167,41 @@ class Instances(Task):
     def post_process(
         self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
     ) -> PostProcess:
-        """Make what proposes boxes, classifies them and computes masks."""
+        """Make what proposes boxes, classifies them and computes masks.
+
+        What comes after networks, such as Vision, takes the boxes of one-stage detectors alone.
+        """
+        if output_format.lacks:
+            raise ValueError(
+                f"{output_format.lacks}, which two-stage detectors need: use part='neck', or leave "
+                'out the format'
+            )
+        if not output_format.has_nms:
+            output_format = OutputFormat()
         number = options.get('max_detections', MAX_DETECTIONS)
         limit = self.model.rpn_head.test_cfg.max_per_img
         proposals = options.get('proposals', min(PROPOSALS, limit))
         return TwoStageResults(self.model, outputs, shape, number, output_format, proposals)
 
     def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
-        """Replace all that finds boxes and masks; the toolbox pastes masks."""
+        """Replace all that finds boxes and masks; masks are pasted as users of the file do."""
         head = self.head
 
         def predict(images: Tensor, _: Any, samples: Any, rescale: bool = False) -> list[Any]:
             (sample,) = samples
             outputs = [output.cpu().numpy() for output in run(images)]
-            detections = map(torch.from_numpy, read_detections(description, outputs))
-            boxes, scores, labels, rows = (x.to(images.device) for x in detections)
-            results = InstanceData(bboxes=boxes, scores=scores, labels=labels)
-            sides = boxes.new_tensor(sample.img_shape)  # without the padding
+            place = (0, 0, *sample.img_shape)  # without the padding
+            found = suppress(*read_detections(description, outputs), place, head.test_cfg)
+            rows = found.pop('rows')
+            scale = np.float32(tuple(sample.scale_factor) * 2 if rescale else [1] * 4)
+            found['boxes'] /= scale
             if head.with_mask:
-                masks = torch.from_numpy(outputs[-1])[0].to(images.device)[rows]
-                count = 1 if head.mask_head.class_agnostic else head.mask_head.num_classes
-                results.masks = head.mask_head._predict_by_feat_single(
-                    masks[:, None].expand(-1, count, -1, -1),
-                    results.bboxes,  # which this scales
-                    labels,
-                    sample.metainfo,
-                    head.test_cfg,
-                    rescale,
-                    activate_map=True,  # masks are probabilities
-                )
-            elif rescale:
-                results.bboxes /= boxes.new_tensor(sample.scale_factor).repeat(2)
-            if rescale:
-                sides = boxes.new_tensor(sample.ori_shape)
-            limits = sides.flip(0).repeat(2)
-            results.bboxes = results.bboxes.clamp(min=torch.zeros(4)).minimum(limits)
-            return [results]
+                boxes = read_boxes(description, outputs)[rows] / scale
+                size = sample.ori_shape if rescale else sample.img_shape
+                threshold = head.test_cfg.mask_thr_binary
+                found['masks'] = paste_masks(outputs[-1][0, rows], boxes, size, threshold)
+            tensors = {name: torch.from_numpy(x).to(images.device) for name, x in found.items()}
+            return [InstanceData(bboxes=tensors.pop('boxes'), **tensors)]
 
         return [
             (self.model, 'extract_feat', lambda images: images),

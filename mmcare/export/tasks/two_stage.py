@@ -12,6 +12,32 @@ from mmcare.export.tasks.base import OutputFormat, PostProcess
 from mmcare.export.tasks.detector import CANDIDATES
 
 
+class RoIAlignOperator(nn.Module):
+    """RoIAlign by the operator of runtimes that have one; called as :class:`RoIAlign` is.
+
+    Args:
+        layer: mmcv's.
+        shape: Height and width of the image.
+    """
+
+    sides: Tensor
+
+    def __init__(self, layer: Any, shape: tuple[int, int]) -> None:
+        super().__init__()
+        self.options = layer.output_size, layer.spatial_scale, layer.sampling_ratio, layer.aligned
+        self.register_buffer('sides', torch.tensor([*shape[::-1]] * 2).float())
+
+    def forward(self, x: Tensor, boxes: Tensor, weights: Tensor) -> Tensor:
+        """Average a map (1, C, H, W) in boxes (N, 4), with weights (N,) 0 or 1, to (N, h, w, C)."""
+        from torchvision.ops import roi_align  # which backends do without
+
+        weights = weights[:, None]
+        # Boxes of weight 0 have no area, and so few samples.
+        rois = torch.cat([torch.zeros_like(weights), boxes * self.sides * weights], 1)
+        averages = roi_align(x, rois, *self.options) * weights[:, :, None, None]
+        return averages.permute(0, 2, 3, 1)
+
+
 class RoIExtractor(nn.Module):
     """mmdet's ``SingleRoIExtractor``, for boxes as shares of an image.
 
@@ -19,11 +45,15 @@ class RoIExtractor(nn.Module):
     need results of fixed shapes.
     """
 
-    def __init__(self, extractor: Any, maps: Sequence[Tensor], shape: tuple[int, int]) -> None:
+    def __init__(
+        self, extractor: Any, maps: Sequence[Tensor], shape: tuple[int, int], operator: bool
+    ) -> None:
         super().__init__()
         layers = extractor.roi_layers
         self.aligns = nn.ModuleList(
-            RoIAlign(
+            RoIAlignOperator(layer, shape)
+            if operator
+            else RoIAlign(
                 (x.shape[2], x.shape[3]),
                 (shape[0] * layer.spatial_scale, shape[1] * layer.spatial_scale),
                 layer.output_size,
@@ -68,7 +98,8 @@ class TwoStageResults(PostProcess):
         raw: Outputs of the task, for their sizes.
         shape: Height and width of the image.
         number: Largest number of boxes.
-        output_format: How results are written; NMS is always in the network.
+        output_format: How results are written, and whether the runtime has operators for RoIAlign
+            and NMS; NMS is always in the network.
         proposals: Number of proposals.
     """
 
@@ -88,15 +119,16 @@ class TwoStageResults(PostProcess):
         super().__init__()
         rpn, head = model.rpn_head, model.roi_head
         self.format, self.levels = output_format, len(rpn.prior_generator.strides)
+        operator = output_format.nms == 'operator'
         height, width = shape
         self.register_buffer('sides', torch.tensor([width, height, width, height]).float())
         self._build_rpn(rpn, raw)
         maps = raw[: len(raw) - 2 * self.levels]
-        self.box_rois = RoIExtractor(head.bbox_roi_extractor, maps, shape)
+        self.box_rois = RoIExtractor(head.bbox_roi_extractor, maps, shape, operator)
         self.box_head: Any = deepcopy(head.bbox_head)
         self.mask_head: Any = None
         if head.with_mask:
-            self.mask_rois = RoIExtractor(head.mask_roi_extractor, maps, shape)
+            self.mask_rois = RoIExtractor(head.mask_roi_extractor, maps, shape, operator)
             self.mask_head = deepcopy(head.mask_head)
         self.iou, self.classes = head.test_cfg.nms.iou_threshold, head.bbox_head.num_classes
         self.proposals = min(proposals, sum(self.candidates))
@@ -115,7 +147,7 @@ class TwoStageResults(PostProcess):
         scale = self.sides.tolist() if output_format.relative else [1.0] * 4
         self.outputs[0] |= dict(box_format=output_format.box_format, scale=scale)
         test_cfg = dict(head.test_cfg)
-        self.metadata = dict(nms='matrix', test_cfg=test_cfg, proposals=self.proposals)
+        self.metadata = dict(nms=output_format.nms, test_cfg=test_cfg, proposals=self.proposals)
 
     def _build_rpn(self, rpn: Any, raw: Sequence[Tensor]) -> None:
         config = rpn.test_cfg
@@ -163,16 +195,27 @@ class TwoStageResults(PostProcess):
         """Return proposals (P, 4), as shares, 1 for those in use and 0 for others, and scores."""
         candidates = self.find_candidates(raw)
         kept = []
-        for boxes, _ in candidates:
+        for boxes, scores in candidates:
             valid = None
             if self.least >= 0:
                 sides = (boxes[:, 2:] - boxes[:, :2]) - self.least / self.sides[:2]
                 valid = (sides.amin(1) > 0).to(boxes.dtype)
-            kept.append(nms_mask(boxes, self.rpn_iou, valid=valid))
+            kept.append(self._suppress(boxes, scores, valid))
         boxes, scores = (torch.cat(values) for values in zip(*candidates, strict=True))
         valid = torch.cat(kept)
         scores, best = (scores * valid).topk(self.proposals)
         return boxes.index_select(0, best), valid.index_select(0, best), scores
+
+    def _suppress(self, boxes: Tensor, scores: Tensor, valid: Tensor | None) -> Tensor:
+        """Return 1 for candidates (N, 4) of a level that stay, from the best to the worst, or 0."""
+        if self.format.nms != 'operator':
+            return nms_mask(boxes, self.rpn_iou, valid=valid)
+        from torchvision.ops import nms  # which backends do without
+
+        if valid is not None:  # others are the worst, and suppress none
+            scores = scores * valid
+        kept = torch.zeros_like(scores).index_fill(0, nms(boxes, scores, self.rpn_iou), 1.0)
+        return kept if valid is None else kept * valid
 
     def classify(self, maps: Sequence[Tensor], proposals: Tensor) -> tuple[Tensor, Tensor]:
         """Return scores (P, K) of proposals, and deltas (P * K, 4), or (P, 4) for all classes."""
@@ -188,6 +231,7 @@ class TwoStageResults(PostProcess):
         boxes = self._repeat(proposals).index_select(0, pairs)
         boxes = self.refine(boxes, self._repeat(deltas).index_select(0, pairs))
         labels = self.pair_labels.index_select(0, pairs)
+        # By matrices in every format: operators would take classes as offsets of boxes, in floats.
         kept = nms_mask(boxes, self.iou, labels if self.classes > 1 else None)
         scores, best = (scores * kept).topk(self.number)
         boxes, labels, pairs = (x.index_select(0, best) for x in (boxes, labels, pairs))
@@ -228,8 +272,9 @@ class TwoStageResults(PostProcess):
 
         Returns:
             The largest of: the distance of a box with its score from the nearest that a proposal
-            gives its class; of its mask from that of the box; what :meth:`find_missing` returns;
-            1 for a box too many.
+            gives its class; of its mask from that of the box, the root mean square of its points,
+            of which float16 leaves some 2e-2 off; what :meth:`_find_missing` returns; 1 for a box
+            too many.
         """
         from torchvision.ops import box_iou
 
@@ -243,7 +288,8 @@ class TwoStageResults(PostProcess):
         errors = [strange[scores > 0]]
         if self.mask_head is not None:
             masks = self.segment(maps, boxes, labels)
-            errors.append((masks - by_kind['masks']).abs().amax((1, 2))[scores > 0])
+            distances = (masks - by_kind['masks']).square().mean((1, 2)).sqrt()
+            errors.append(distances[scores > 0])
         least, used = scores.min(), scores > 0
         boxes, scores, labels = boxes[used], scores[used], labels[used]
         errors.append(self._find_missing(raw, boxes, scores, labels, least))

@@ -86,8 +86,12 @@ function decodeBox(values, [x1, y1, x2, y2], coder) {
 
 /** Move boxes from an input to the image in it, clip them, and keep the best as mmdet does. */
 function keepBest(boxes, test, { width, height, top, left }) {
-  const clip = (value, i) => within(value - (i % 2 ? top : left), 0, i % 2 ? height : width);
-  const moved = boxes.map((one) => ({ ...one, box: one.box.map(clip) }));
+  const move = (value, i) => value - (i % 2 ? top : left);
+  const clip = (value, i) => within(value, 0, i % 2 ? height : width);
+  const moved = boxes.map(({ mask, ...one }) => {
+    const whole = one.box.map(move); // which a mask covers
+    return { ...one, box: whole.map(clip), ...(mask && { mask: { ...mask, box: whole } }) };
+  });
   const size = test.min_bbox_size ?? -1;
   const large = ({ box }) => size < 0 || (box[2] - box[0] > size && box[3] - box[1] > size);
   return suppress(moved.filter(large), test.nms.iou_threshold, test.max_per_img);
@@ -136,11 +140,12 @@ export function decodeBoxes(maps, decode, image) {
   return keepBest(found, test, image);
 }
 
-/** Read the boxes in a file's results, as decodeBoxes gives them. */
+/** Read the boxes in a file's results, as decodeBoxes gives them; with masks, if there are any. */
 export function readBoxes(maps, { outputs, test_cfg: test }, image) {
   const [boxes, scores, labels] = outputs.map(({ name }) => maps[name].values);
   const [{ box_format, scale }, rows] = [outputs[0], boxes.length / 4];
   const classes = scores.length / rows;
+  const masks = maps[outputs.find(({ kind }) => kind === 'masks')?.name];
   const found = [];
   scores.forEach((score, index) => {
     if (!(score > (test.score_thr ?? 0))) return;
@@ -149,8 +154,34 @@ export function readBoxes(maps, { outputs, test_cfg: test }, image) {
     if (box_format === 'cxcywh') [a, b, c, d] = [a - c / 2, b - d / 2, a + c / 2, b + d / 2];
     const box = [a, b, c, d].map((side, i) => side * scale[i]);
     found.push({ box, score, label: labels ? labels[row] : index % classes });
+    if (masks) {
+      const [, , height, width] = masks.shape;
+      const values = masks.values.subarray(row * height * width, (row + 1) * height * width);
+      found.at(-1).mask = { values, height, width };
+    }
   });
   return keepBest(found, test, image);
+}
+
+/** Tell which pixels of an image belong to an object, as mmdet does: a byte for each, 1 or 0. */
+export function pasteMask({ values, height: rows, width: columns, box }, { width, height }, least) {
+  const [[x1, y1, x2, y2], pixels] = [box, new Uint8Array(width * height)];
+  if (!(x2 > x1 && y2 > y1)) return pixels;
+  const inside = (row, column) => row >= 0 && row < rows && column >= 0 && column < columns;
+  const read = (row, column) => (inside(row, column) ? values[row * columns + column] : 0);
+  const [first, last] = [Math.max(Math.floor(x1) - 1, 0), Math.min(Math.ceil(x2) + 1, width)];
+  for (let i = Math.max(Math.floor(y1) - 1, 0); i < Math.min(Math.ceil(y2) + 1, height); i++) {
+    const y = ((i + 0.5 - y1) * rows) / (y2 - y1) - 0.5;
+    const [row, down] = [Math.floor(y), y - Math.floor(y)];
+    for (let j = first; j < last; j++) {
+      const x = ((j + 0.5 - x1) * columns) / (x2 - x1) - 0.5;
+      const [column, right] = [Math.floor(x), x - Math.floor(x)];
+      const [above, below] = [row, row + 1].map((k) =>
+        read(k, column) * (1 - right) + read(k, column + 1) * right);
+      if (above * (1 - down) + below * down >= least) pixels[i * width + j] = 1;
+    }
+  }
+  return pixels;
 }
 
 /** Give the channel of a map that has the largest range, as a grey image. */

@@ -1,6 +1,6 @@
-// What outputs mean, drawn: boxes, classes, a map of classes, or maps of numbers.
+// What outputs mean, drawn: boxes and masks, classes, a map of classes, or maps of numbers.
 
-import { decodeBoxes, labelMap, liveliest, readBoxes, sigmoid, softmax } from './decode.js';
+import { decodeBoxes, labelMap, liveliest, pasteMask, readBoxes, sigmoid, softmax } from './decode.js';
 
 const LARGEST = 1024; // pixels of the longer side of a picture
 const ACTIVATIONS = { softmax, sigmoid: (values) => values.map(sigmoid) };
@@ -57,7 +57,8 @@ export function show({ about, shape: input }, maps, image, small) {
   if (decode || kind === 'boxes') {
     const boxes = decode ? decodeBoxes(maps, decode, small) : readBoxes(maps, about, small);
     $('least').hidden = false;
-    $('threshold').oninput = () => drawBoxes(boxes, image, small, name, colour);
+    const least = about.test_cfg?.mask_thr_binary ?? 0.5;
+    $('threshold').oninput = () => drawBoxes(boxes, image, small, name, colour, least);
     return $('threshold').oninput();
   }
   if (shape.length > 2) {
@@ -72,10 +73,18 @@ export function show({ about, shape: input }, maps, image, small) {
     : [`${name(label)}: ${value.toPrecision(3)}`, colour(label)]));
 }
 
-/** Draw boxes with names over the photo: those with at least the chosen score. */
-function drawBoxes(boxes, image, small, name, colour) {
-  const { context, width } = drawPhoto(image);
+/** Draw boxes with names, and masks, over the photo: those with at least the chosen score. */
+function drawBoxes(boxes, image, small, name, colour, least) {
+  const { context, width, height } = drawPhoto(image);
   const certain = boxes.filter(({ score }) => score >= $('threshold').valueAsNumber);
+  for (const { mask, label } of certain) {
+    if (!mask) continue;
+    const data = new Uint8ClampedArray(small.width * small.height * 4);
+    pasteMask(mask, small, least).forEach((value, i) => {
+      if (value) data.set([...colour(label), 140], i * 4);
+    });
+    context.drawImage(drawable({ ...small, data }), 0, 0, width, height);
+  }
   context.lineWidth = Math.max(2, width / 250);
   context.font = `${Math.max(12, width / 40)}px system-ui`;
   for (const { box, score, label } of certain) {

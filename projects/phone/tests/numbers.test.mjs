@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import test from 'node:test';
-import { labelMap, readBoxes, suppress } from '../page/decode.js';
+import { labelMap, pasteMask, readBoxes, suppress } from '../page/decode.js';
 import { nodesOnCpu, ordered } from '../page/engines.js';
 import { deviation, largestDeviation, measureInTurn, summarize } from '../page/measure.js';
 import { fit } from '../page/prepare.js';
@@ -43,6 +43,20 @@ test('boxes of decoded files', () => {
   const moved = { ...first, box: [2, 2, 18, 18] };
   const outside = [0.75, 0.75]; // scores: in the padding there are no objects
   assert.deepEqual(read('xyxy', [1, 1, 1, 1], rows, outside, [1, 0]), [moved]);
+});
+
+test('masks', () => {
+  const [values, small] = [Float32Array.from(expected.masks), { width: 40, height: 30 }];
+  const names = ['boxes', 'scores', 'labels', 'masks'];
+  const maps = { boxes: expected.places.flat(), scores: [0.9, 0.8], labels: [1, 1] };
+  const outputs = names.map((name) => ({ name, kind: name }));
+  Object.assign(outputs[0], { box_format: 'xyxy', scale: [1, 1, 1, 1] });
+  const about = { outputs, test_cfg: { nms: { iou_threshold: 0.5 }, max_per_img: 9 } };
+  const results = Object.fromEntries(names.map((name) => [name, { values: maps[name] }]));
+  results.masks = { values, shape: [1, 2, 7, 5] };
+  const boxes = readBoxes(results, about, { ...small, top: 0, left: 0 });
+  const pasted = boxes.map(({ mask }) => [...pasteMask(mask, small, 0.5)]);
+  assert.deepEqual(pasted, expected.pasted);
 });
 
 test('resizing', () => {

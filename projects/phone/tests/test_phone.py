@@ -31,6 +31,7 @@ from serve import PhoneServer
 from toy_configs import sure_model
 
 from mmcare.export import export_model, open_exported
+from mmcare_runtime.masks import paste_masks
 from mmcare_runtime.prepare import prepare
 from mmcare_runtime.results import decode_boxes, read_labels
 
@@ -393,8 +394,13 @@ def test_numbers_in_node(tmp_path):
     resized += [['pillow', n, np.array(images.resize(size, mode))] for n, mode in filters]
     logits = torch.randn(5, 4, 6)
     large = F.interpolate(logits[None], (16, 24), mode='bilinear')[0]
+    masks, places = torch.rand(2, 7, 5), [[-4.0, 2.0, 17.0, 21.0], [20.0, 9.0, 47.0, 26.5]]
+    pasted = paste_masks(masks.numpy(), np.array(places), (30, 40))
     expected = dict(
         values=values.tolist(),
+        masks=masks.flatten().tolist(),
+        places=places,
+        pasted=pasted.reshape(2, -1).astype(int).tolist(),
         quantiles=np.quantile(values[0], [0.25, 0.5, 0.75]).tolist(),
         boxes=list(zip(boxes.tolist(), scores.tolist(), labels.tolist(), strict=True)),
         kept=boxes[torchvision.ops.batched_nms(boxes, scores, labels, 0.4)].tolist(),
@@ -405,7 +411,7 @@ def test_numbers_in_node(tmp_path):
         deviation=float((np.abs(values - values[::-1]).max(1) / values.max(1)).max()),
     )
     file.write_text(json.dumps(expected))
-    assert 'pass 7' in run('node', '--test', HERE / 'numbers.test.mjs', EXPECTED=str(file)).stdout
+    assert 'pass 8' in run('node', '--test', HERE / 'numbers.test.mjs', EXPECTED=str(file)).stdout
 
 
 def test_certificate(serve):
