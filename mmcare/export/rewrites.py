@@ -1,6 +1,7 @@
 """What runtimes want written differently, in networks and in their programs of torch.export.
 
-Rewriting does not change results.
+Rewriting does not change results. What can go once a runtime does it itself fails in
+tests/test_export/test_upstream.py then.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -67,9 +68,9 @@ def normalize_inside(
 def separate_convolutions(network: nn.Module) -> None:
     """Give each module its own copy of a convolution that it shares, in place.
 
-    RTMDet's head has one convolution for all levels and a norm for each level. ExecuTorch (1.5.1)
+    RTMDet's head has one convolution for all levels and a norm for each level. ExecuTorch
     names the fused weights of such a pair after the convolution alone, so that all levels would get
-    the last level's. pnnx (20261020) does not convert such a pair.
+    the last level's. pnnx does not convert such a pair.
     """
     known: set[nn.Module] = set()
     for name, module in [*network.named_modules(remove_duplicate=False)]:
@@ -164,7 +165,7 @@ def _conv2d(
     dim = 3 if sides[1] == max(sides) else 2
     extent = x.shape[dim] + 2 * padding[dim - 2] - weight.shape[dim] + 1
     rest = stride, padding, dilation, False, (0, 0), groups
-    # Each piece pads the image itself, since ExecuTorch (1.5.1) cannot pad between int8 and float.
+    # Each piece pads the image itself, since ExecuTorch cannot pad between int8 and float.
     whole = (
         aten.convolution(x, piece, None if index else bias, *rest)
         for index, piece in enumerate(weight.split(length, dim))
@@ -178,7 +179,7 @@ Table = Mapping[Any, Callable[..., Any]]
 FIXED: Table = {aten.pad.default: _pad, aten.contiguous.default: lambda x, **_: x}
 COREML: Table = {aten.alias.default: lambda x: x}  # left by full-size slices
 LITERT: Table = {aten.conv2d.default: _conv2d}
-# ExecuTorch 1.5.1 gives XNNPACK no maxima, means only over the last two of four axes, and no
+# ExecuTorch gives XNNPACK no maxima, means only over the last two of four axes, and no
 # operators with several outputs.
 EXECUTORCH: Table = {
     **COREML,
@@ -200,7 +201,7 @@ def separate_weights(module: Any) -> None:
     """Give each operator its own copy of a weight that it shares, in place; files hold it once.
 
     XNNPACK's quantizer passes over a convolution that shares its weight, as those of heads for
-    several levels do. ExecuTorch (1.5.1) would quantize all their biases for the first one's input.
+    several levels do. ExecuTorch would quantize all their biases for the first one's input.
     """
     for node in module.graph.find_nodes(op='get_attr'):
         for user in [*node.users][1:]:

@@ -1,0 +1,97 @@
+"""What runtimes cannot do, and mmcare works around; a test that passes says that a rewrite can go.
+
+The reasons name the code that then goes.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+pytestmark = pytest.mark.slow
+
+
+class Apply(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class SharedConvolution(nn.Module):
+    """A convolution with a norm for each of two levels, as RTMDet's head has."""
+
+    def __init__(self):
+        super().__init__()
+        shared = nn.Conv2d(3, 8, 3)
+        self.levels = nn.ModuleList(nn.Sequential(shared, nn.BatchNorm2d(8)) for _ in range(2))
+        for level, (_, norm) in enumerate(self.levels):
+            norm.running_var.fill_(level + 1)
+        self.eval().requires_grad_(False)
+
+    def forward(self, x):
+        return tuple(level(x) for level in self.levels)
+
+
+def lower(network, image):
+    """Lower a network to XNNPACK."""
+    pytest.importorskip('executorch')
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    program = torch.export.export(network, (image,))
+    return to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+
+
+@pytest.mark.parametrize(
+    'function',
+    [
+        pytest.param(
+            lambda x: x.amax((2, 3), keepdim=True),
+            marks=pytest.mark.xfail(strict=True, reason='no maxima: rewrites._amax'),
+        ),
+        pytest.param(
+            lambda x: x.mean(1),
+            marks=pytest.mark.xfail(strict=True, reason='no means over channels: rewrites._mean'),
+        ),
+        pytest.param(
+            lambda x: torch.add(*x.split([4, 4], 1)),
+            marks=pytest.mark.xfail(strict=True, reason='no several outputs: rewrites._split'),
+        ),
+    ],
+    ids=['maxima', 'means', 'split'],
+)
+def test_xnnpack_takes_all_operators(function):
+    from executorch.devtools.backend_debug import get_delegation_info
+
+    edge = lower(Apply(function).eval(), torch.rand(1, 8, 4, 6))
+    counts = get_delegation_info(edge.exported_program().graph_module).delegation_by_operator
+    counts.pop('getitem', None)
+    assert not [name for name, number in counts.items() if number.non_delegated]
+
+
+@pytest.mark.xfail(strict=True, reason='ExecuTorch: rewrites.separate_convolutions')
+def test_executorch_fuses_norms_of_a_shared_convolution(tmp_path):
+    from executorch.runtime import Runtime
+
+    network, image = SharedConvolution(), torch.rand(1, 3, 8, 8)
+    lower(network, image).to_executorch().save(str(tmp_path / 'shared.pte'))
+    program = Runtime.get().load_program(str(tmp_path / 'shared.pte'))
+    outputs = program.load_method('forward').execute([image])
+    for output, expected in zip(outputs, network(image), strict=True):
+        torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.xfail(strict=True, reason='pnnx: rewrites.separate_convolutions')
+def test_pnnx_converts_a_shared_convolution(tmp_path):
+    import subprocess
+
+    pnnx = pytest.importorskip('pnnx')
+    traced = torch.jit.trace(SharedConvolution(), torch.rand(1, 3, 8, 8))
+    traced.save(str(tmp_path / 'model.pt'))
+    command = [pnnx.EXEC_PATH, 'model.pt', 'inputshape=[1,3,8,8]']
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    ncnn = pytest.importorskip('ncnn')
+    layers = (tmp_path / 'model.ncnn.param').read_text().splitlines()[2:]
+    assert all(ncnn.create_layer(layer.split()[0]) is not None for layer in layers)
