@@ -187,7 +187,7 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
         ('detection', 'gone.onnx', [], 'gone.onnx does not exist'),
         ('detection', 'a.pt', [], 'a.pt is not .onnx, .tflite, .ncnn, .pte, .mlpackage'),
         *(
-            ('detection', f'damaged.{end}', [], f'damaged.{end} cannot be opened')
+            ('detection', f'damaged.{end}', [], rf'damaged\.{end} (cannot be opened|has no valid)')
             for end in ('onnx', 'pte', 'ncnn', 'tflite', 'mlpackage')
         ),
         ('detection', 'damaged.onnx', ['--float16'], 'ONNX Runtime has no float16 for'),
