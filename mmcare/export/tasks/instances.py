@@ -193,7 +193,7 @@ class Instances(Task):
             place = (0, 0, *sample.img_shape)  # without the padding
             found = suppress(*read_detections(description, outputs), place, head.test_cfg)
             rows = found.pop('rows')
-            scale = np.float32(tuple(sample.scale_factor) * 2 if rescale else [1] * 4)
+            scale = np.array(tuple(sample.scale_factor) * 2 if rescale else [1] * 4, np.float32)
             found['boxes'] /= scale
             if head.with_mask:
                 boxes = read_boxes(description, outputs)[rows] / scale
