@@ -11,6 +11,8 @@ from mmcare.export.plain_operators import RoIAlign, nms_mask
 from mmcare.export.tasks.base import OutputFormat, PostProcess
 from mmcare.export.tasks.detector import CANDIDATES
 
+FLOAT16_ROUNDING = 2e-3  # share of a box's size
+
 
 class RoIAlignOperator(nn.Module):
     """RoIAlign by the operator of runtimes that have one; called as :class:`RoIAlign` is.
@@ -287,8 +289,12 @@ class TwoStageResults(PostProcess):
         strange = self._find_strange(maps, raw, boxes, scores, labels)
         errors = [strange[scores > 0]]
         if self.mask_head is not None:
-            masks = self.segment(maps, boxes, labels)
-            distances = (masks - by_kind['masks']).square().mean((1, 2)).sqrt()
+            low, high = boxes.chunk(2, 1)
+            # A box of whole cells, or as large as the bound of a level, may be rounded up or down.
+            sizes = [(high - low) * (1 + share) for share in (-FLOAT16_ROUNDING, FLOAT16_ROUNDING)]
+            rounded = [boxes, *(torch.cat([low, low + size], 1) for size in sizes)]
+            masks = torch.stack([self.segment(maps, x, labels) for x in rounded])
+            distances = (masks - by_kind['masks']).square().mean((2, 3)).sqrt().amin(0)
             errors.append(distances[scores > 0])
         least, used = scores.min(), scores > 0
         boxes, scores, labels = boxes[used], scores[used], labels[used]
