@@ -50,7 +50,7 @@ def test_damaged_packages(package, tmp_path, name):
     (file,) = damaged.rglob(name)
     for content in file.read_bytes()[:100], b'', None:
         file.unlink() if content is None else file.write_bytes(content)
-        with pytest.raises(ValueError, match=r'damaged\.mlpackage [^\n]*$'):
+        with pytest.raises(ValueError, match=r'damaged\.mlpackage[: ][^\n]*$'):
             open_exported(damaged)
 
 
