@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
 from mmcare.export.loading import Normalization
@@ -22,7 +21,7 @@ def pad_images(
 ) -> None:
     """Let a model of a toolbox pad normalized images to a height and width.
 
-    The model then raises a ValueError for larger images. Boxes are moved back from the center.
+    The model then raises a ValueError for larger images. Results are moved back from the center.
 
     Args:
         model: Changed in place.
@@ -40,19 +39,10 @@ def pad_images(
         for sample in data['data_samples']:  # mmseg crops its logits by the padding
             sample.set_metainfo(metainfo)
 
-    def move_back(results: InstanceData, *args: Any, img_meta: Any, **kwargs: Any) -> InstanceData:
-        from torchvision.ops import clip_boxes_to_image  # it imports PyTorch's compiler
-
-        left, right, top, bottom = img_meta['img_padding_size']
-        boxes = results.bboxes - results.bboxes.new_tensor([left, top] * 2)
-        size = shape[0] - top - bottom, shape[1] - left - right
-        results.bboxes = clip_boxes_to_image(boxes, size)
-        return post_process(results, *args, img_meta=img_meta, **kwargs)
-
     model.data_preprocessor.register_forward_hook(pad)
-    if letterbox == 'center' and hasattr(model, 'bbox_head'):
-        post_process = model.bbox_head._bbox_post_process
-        model.bbox_head._bbox_post_process = move_back
+    if letterbox == 'center':
+        for owner, name, substitute in make_task(model, 'model').centered_substitutes():
+            setattr(owner, name, substitute)
 
 
 @contextmanager

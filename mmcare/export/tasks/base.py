@@ -145,6 +145,10 @@ class Task(nn.Module):
         """
         raise NotImplementedError
 
+    def centered_substitutes(self) -> Substitutes:
+        """Say what is replaced in the model to move results back from the middle of the image."""
+        return []
+
 
 def is_of_class(instance: object, name: str) -> bool:
     """Say whether an object is of a class, or of a subclass, without importing a toolbox."""

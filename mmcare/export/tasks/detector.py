@@ -140,6 +140,25 @@ class Detector(Task):
         method = (head, 'predict', predict) if decoded else (head, 'forward', forward)
         return [(self.model, 'extract_feat', lambda images: images), method]
 
+    def centered_substitutes(self) -> Substitutes:
+        """Replace what scales boxes back to the picture."""
+        post_process = self.head._bbox_post_process
+
+        def move_back(
+            results: InstanceData, *args: Any, img_meta: Any, **kwargs: Any
+        ) -> InstanceData:
+            from torchvision.ops import clip_boxes_to_image  # it imports PyTorch's compiler
+
+            left, right, top, bottom = img_meta['img_padding_size']
+            height, width = img_meta['img_shape']
+            boxes = results.bboxes - results.bboxes.new_tensor([left, top] * 2)
+            results.bboxes = clip_boxes_to_image(
+                boxes, (height - top - bottom, width - left - right)
+            )
+            return post_process(results, *args, img_meta=img_meta, **kwargs)
+
+        return [(self.head, '_bbox_post_process', move_back)]
+
 
 def describe_decoding(head: Any) -> dict[str, Any]:
     """Describe how boxes and scores are decoded from the maps of a one-stage detector.
