@@ -188,7 +188,7 @@ ARM_LIBRARIES := libc6 libexpat1 libffi8 libgcc-s1 libgomp1 libstdc++6 zlib1g
 ARM_PYTHON := python3.11-minimal libpython3.11-minimal libpython3.11-stdlib $(ARM_LIBRARIES)
 ARM_APT = apt-get -q -o APT::Architecture=arm64 -o APT::Architectures::=arm64 -o Dir::State=$(abspath $(ARM)) \
 	-o Dir::State::status=/dev/null -o Dir::Cache=$(abspath $(ARM))
-ARM_RUNTIMES := ai-edge-litert|ml_dtypes|ncnn|numpy|onnxruntime
+ARM_RUNTIMES := ai-edge-litert|ml_dtypes|ncnn|numpy|onnxruntime|opencv-python
 
 test-arm: $(READY) $(ARM)/.ready ## run exported files on ARM's instructions, emulated (on Debian)
 	$(BIN)/python -m pytest tests/test_export/test_arm.py
@@ -199,7 +199,7 @@ $(ARM)/.ready: $(READY)
 	$(ARM_APT) update
 	cd $(ARM) && $(ARM_APT) download $(ARM_PYTHON) && apt-get -q download qemu-user-static
 	for package in $(ARM)/*.deb; do dpkg -x $$package $(ARM); done
-	$(PIP) freeze | grep -E '^($(ARM_RUNTIMES))==' > $(ARM)/runtimes.txt
+	$(PIP) freeze | grep -E '^($(ARM_RUNTIMES))==' | sed s/opencv-python/opencv-python-headless/ > $(ARM)/runtimes.txt
 	$(PIP) install --target $(ARM)/site --no-deps --only-binary :all: --python-version 3.11 \
 		$(foreach glibc,17 24 27 28,--platform manylinux_2_$(glibc)_aarch64) -r $(ARM)/runtimes.txt
 	@: 'Compiled for ARMv8.1, and LiteRT, which loads it where it is, then stops on older processors.'

@@ -1,6 +1,6 @@
 """Run exported files on this machine, and compare their outputs with those that belong to them.
 
-`python engines.py FOLDER [ENGINE ...]` needs the runtimes and neither PyTorch nor mmcare. In the
+`python engines.py FOLDER [ENGINE ...]` needs the runtimes and mmcare_runtime, no PyTorch. In the
 folder, which test_arm.py writes, ``jobs.json`` names files with engines and limits, ``images.npz``
 has images (1, C, H, W), and ``FILE.npz`` the outputs that FILE should give for them.
 """
@@ -72,7 +72,22 @@ def open_litert(file, gpu=False, **options):
     return run
 
 
+def open_runtime(file):
+    """Open a decoded detector as an application does that finds boxes in pictures."""
+    from mmcare_runtime import open_exported
+
+    model = open_exported(file)
+
+    def run(image):
+        pixels = (128 + 48 * image[0]).clip(0, 255).round().astype(np.uint8).transpose(1, 2, 0)
+        found = model.predict(np.ascontiguousarray(pixels), score=0.3)
+        return [found[name] for name in ('boxes', 'scores', 'labels')]
+
+    return run
+
+
 ENGINES = {
+    'onnx, predict': open_runtime,
     'ncnn': open_ncnn,
     'onnx': open_onnx,
     'litert': open_litert,

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from engines import open_runtime
 from helpers import ROOT, craft_heads, run
 from PIL import Image
+from toy_configs import sure_model
 
 from mmcare.export import export_model, load_model, open_exported
 from mmcare.export.images import draw_images
@@ -35,7 +37,7 @@ def folder(tmp_path_factory):
     images = dict(picture=drawn['smooth'], padded=padded, zeros=drawn['zeros'])
     np.savez(folder / 'images.npz', **images)
     crafted = replace(load_model('s0'), name='crafted')
-    attentions = [one for one in crafted.network.modules() if isinstance(one, LinearAttention)]
+    attentions = [one for one in crafted.task.modules() if isinstance(one, LinearAttention)]
     for attention, bias in zip(attentions, cycle([-6, -9, -15, 300])):
         craft_heads(attention, bias)
 
@@ -58,6 +60,14 @@ def folder(tmp_path_factory):
         noise = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
         Image.fromarray(noise).resize(SHAPE, Image.BICUBIC).save(pictures / f'{seed}.png')
     export(load_model('s0'), dict(litert=1e-5), here, precision='int8', images=pictures)
+
+    def boxes(file, image):
+        found = open_runtime(folder / file)(image.numpy())
+        assert len(found[0])
+        return map(torch.from_numpy, found)
+
+    detector = sure_model('retinanet', tmp_path_factory.mktemp('detector'))
+    export(detector, {'onnx, predict': 1e-4}, boxes, outputs='decoded')
     (folder / 'jobs.json').write_text(json.dumps(jobs))
     return folder
 
@@ -66,7 +76,8 @@ def folder(tmp_path_factory):
 def test_files(folder, cpu):
     """In float16 within 1e-2, on pictures, padded ones and zeros, also with crafted heads; no NaN.
 
-    ncnn has its default options. int8 gives what it gives here, with dot products and without.
+    ncnn has its default options. mmcare_runtime finds the same boxes. int8 gives what it gives
+    here, with dot products and without.
     """
     script = Path(__file__).with_name('engines.py')
     if cpu == 'here':
@@ -78,5 +89,7 @@ def test_files(folder, cpu):
     (ARM / 'proc/cpuinfo').write_text(f'processor: 0\n{about}\n')
     engines = ['litert'] * (cpu != 'cortex-a76')
     emulator = ARM / 'usr/bin/qemu-aarch64-static', '-L', ARM, '-cpu', cpu
-    paths = dict(PYTHONHOME=str(ARM / 'usr'), PYTHONPATH=str(ARM / 'site'), OMP_NUM_THREADS='1')
+    paths = dict(
+        PYTHONHOME=str(ARM / 'usr'), PYTHONPATH=f'{ARM / "site"}:{ROOT}', OMP_NUM_THREADS='1'
+    )
     print(run(*emulator, ARM / 'usr/bin/python3.11', script, folder, *engines, **paths).stdout)
