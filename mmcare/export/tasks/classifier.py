@@ -29,8 +29,8 @@ class Classifier(Task):
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
-        """Say whether a model has the head of a classifier."""
-        return hasattr(model, 'head')
+        """Say whether a model is a classifier with a head."""
+        return is_of_class(model, 'BaseClassifier') and hasattr(model, 'head')
 
     def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
         """Describe the activation, which is sigmoid if several classes can be right."""
