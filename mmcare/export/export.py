@@ -4,9 +4,9 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -63,18 +63,8 @@ def export_model(
     Args:
         model: See :func:`mmcare.export.load_model`; it is left as it is.
         out_dir: Where the files go, replacing older ones.
-        shape: This and all that follow are arguments of
+        **options: These, and all other arguments, are those of
             :class:`mmcare.export.request.ExportRequest`.
-        formats: See there.
-        input_kind: See there.
-        outputs: See there.
-        letterbox: See there.
-        precision: See there.
-        calibration: See there.
-        images: See there.
-        tolerance: See there.
-        compare_float16: See there.
-        **options: See there.
 
     Raises:
         ValueError: If the model cannot be exported so.
@@ -152,11 +142,15 @@ class Export:
         options = self.request.options
         return self.model.task.post_process(self.outputs, self.shape, output_format, options)
 
-    @cache  # noqa: B019 (it goes with the export)
-    def graph(
+    @cached_property
+    def graph(self) -> Callable[[str, OutputFormat | None, bool], Graph]:
+        """Return what files compute, which formats share; see :meth:`build_graph`."""
+        return cache(self.build_graph)
+
+    def build_graph(
         self, input_kind: str, output_format: OutputFormat | None, separate_convolutions: bool
     ) -> Graph:
-        """Return what files compute, which formats share; without a format, raw outputs."""
+        """Build what files compute; without an output format, raw outputs."""
         return build_graph(
             self.model,
             self.shape,
@@ -324,7 +318,10 @@ def check_file(export: Export, backend: Backend, file: ExportedFile) -> dict[str
             entries[f'{name}_float16'] = checker.sqnr_db(half, run, 'float32')
     else:
         name = 'max_rel_error'
-        tolerance = request.tolerance or backend.precisions[precision] or FLOAT16
+        tolerance = request.tolerance
+        if tolerance is None:
+            tolerance = backend.precisions[precision]
+        assert tolerance is not None, 'others are quantized'
         if cross_check:
             checker.max_rel_errors(cross_check, tolerance, file.result.cross_check_name)
         entries[name] = checker.max_rel_errors(run, tolerance, runtime)
