@@ -84,7 +84,7 @@ def test_subclasses():
     average_attention(network)
     assert type(network[0]) is AveragedAttention
     computes.attend = lambda self, query_key, values: values
-    with pytest.raises(ValueError, match=r"^1 \(Computes\) .* its attend is not"):
+    with pytest.raises(ValueError, match=r'^1 \(Computes\) .* its attend is not'):
         average_attention(torch.nn.Sequential(*network, computes(32, 16)))
 
 
