@@ -9,6 +9,8 @@ import torch
 from export_helpers import Gated, Shared
 from torch import nn
 
+from mmcare.export.rewrites import ChannelsLast
+
 pytestmark = pytest.mark.slow
 
 
@@ -118,17 +120,20 @@ def test_xnnpack_quantizes_a_shared_convolution():
 
 
 @pytest.mark.xfail(strict=True, reason='the quantizer confuses types: litert._quantize')
-def test_litert_quantizes_maps_that_are_also_outputs(tmp_path):
-    """With outputs in float32, and layers that take what they get."""
+@pytest.mark.parametrize('kind', [Shared, Gated])
+def test_litert_quantizes_maps_that_are_also_outputs(tmp_path, kind):
+    """The file can be computed, and its outputs are float32."""
     litert_torch = pytest.importorskip('litert_torch')
     from ai_edge_litert.interpreter import Interpreter
     from ai_edge_quantizer import qtyping, quantizer
 
-    path, image = str(tmp_path / 'gated.tflite'), torch.rand(1, 3, 8, 8)
-    litert_torch.convert(Gated().eval(), sample_kwargs=dict(images=image)).export(path)
+    path, image = str(tmp_path / 'maps.tflite'), torch.rand(1, 8, 8, 3)
+    network = ChannelsLast(kind().eval(), ['first', 'second'], ['NHWC', 'NHWC'])
+    litert_torch.convert(network, sample_kwargs=dict(image=image)).export(path)
     quantized = quantizer.Quantizer(path)
     quantized.add_static_config('.*', qtyping.TFLOperationName.CONV_2D, 8, 8)
-    ranges = quantized.calibrate(dict(serving_default=[dict(images=image.numpy())]))
+    ranges = quantized.calibrate(dict(serving_default=[dict(image=image.numpy())]))
     program = Interpreter(model_content=bytes(quantized.quantize(ranges).quantized_model))
     program.allocate_tensors()
-    assert all(output['dtype'] is np.float32 for output in program.get_output_details())
+    outputs = program.get_signature_runner()(image=image.numpy())
+    assert all(output.dtype == np.float32 for output in outputs.values())
