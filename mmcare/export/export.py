@@ -160,15 +160,6 @@ class Export:
             separate_convolutions,
         )
 
-    def inputs(self, input_kind: str, uint8: bool) -> dict[str, Tensor]:
-        """Return the images that a file is checked on, as the file takes them, by name."""
-        images = self.images.checked.items()
-        return {
-            name: self.to_input(image.pixels, input_kind)
-            for name, image in images
-            if not uint8 or image.fits_bytes
-        }
-
     def to_input(self, pixels: Tensor, input_kind: str) -> Tensor:
         """Turn pixels into what files take."""
         normalization = self.model.normalization
@@ -350,8 +341,12 @@ def check_results(
 
 def make_checker(export: Export, file: ExportedFile) -> Checker:
     """Gather what a file is compared on, and with what."""
-    (image,), images = file.description['inputs'], export.images.checked
-    inputs = export.inputs(image['kind'], image['dtype'] == 'uint8')
+    (described,), images = file.description['inputs'], export.images.checked
+    inputs = {
+        name: export.to_input(image.pixels, described['kind'])
+        for name, image in images.items()
+        if described['dtype'] != 'uint8' or image.fits_bytes
+    }
     post_process = file.graph.post_process
 
     def expected(name: str) -> Sequence[Tensor]:

@@ -22,11 +22,3 @@ def to_input(image: np.ndarray, uint8_input: bool) -> np.ndarray:
     if not uint8_input:
         return image.astype(np.float32, copy=False)
     return image if image.dtype == np.uint8 else image.round().clip(0, 255).astype(np.uint8)
-
-
-def to_nchw(shape: Sequence[Any]) -> tuple[Any, ...]:
-    """Move the channels of a shape (1, H, W, C) to the front; others stay."""
-    if len(shape) != 4:
-        return tuple(shape)
-    number, height, width, channels = shape
-    return number, channels, height, width

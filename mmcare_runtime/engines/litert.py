@@ -9,8 +9,8 @@ from typing import Any, Callable, Mapping
 
 import numpy as np
 
-from mmcare_runtime.description import parse
-from mmcare_runtime.engines.base import OpenedFile, to_input, to_nchw
+from mmcare_runtime.description import nchw, parse
+from mmcare_runtime.engines.base import OpenedFile, to_input
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'LiteRT', 'ai_edge_litert', 'ai-edge-litert', ('float16',)
 FORCE_FLOAT16 = 4  # TFLITE_XNNPACK_DELEGATE_FLAG_FORCE_FP16
@@ -49,7 +49,7 @@ def open_file(path: Path, threads: int, float16: bool = False, delegate: bool = 
 
     input_shape = 1, channels, height, width
     output_shapes = [
-        to_nchw(shape) if layout == 'NHWC' else shape for shape, layout in zip(shapes, layouts)
+        nchw(dict(shape=shape, layout=layout)) for shape, layout in zip(shapes, layouts)
     ]
     return OpenedFile(run, input_shape, description, output_shapes)
 
