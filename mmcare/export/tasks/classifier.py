@@ -52,6 +52,7 @@ class Classifier(Task):
             if output.get('kind') != 'probabilities':
                 return scores
             is_sigmoid = output['activation'] == 'sigmoid'
+            # Finite where a probability is 0 or 1
             return scores.logit(1e-7) if is_sigmoid else scores.clamp(1e-30).log()
 
         pass_on = lambda images: images  # noqa: E731
