@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -167,14 +167,9 @@ def to_flags(message: str) -> str:
         name = FLAGS.get(match[1], match[1])
         return f'--{name.replace("_", "-")} {match[2]}'.replace("'", '').strip()
 
-    names = '|'.join([*vars_of_request(), *OPTIONS])
+    names = '|'.join(['part', *ExportRequest.__dataclass_fields__, *OPTIONS])
     values = r"(?:'[^']*'(?:, '[^']*')*|\d+)?"
     return re.sub(rf'\b({names})=({values})', to_flag, ' '.join(message.split()))
-
-
-def vars_of_request() -> Iterable[str]:
-    """Name the arguments of the library."""
-    return ('part', *ExportRequest.__dataclass_fields__)
 
 
 def print_reports(reports: Mapping[str, Mapping[str, Any]], out_dir: Path) -> None:

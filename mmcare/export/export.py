@@ -4,9 +4,9 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -63,18 +63,8 @@ def export_model(
     Args:
         model: See :func:`mmcare.export.load_model`; it is left as it is.
         out_dir: Where the files go, replacing older ones.
-        shape: This and all that follow are arguments of
+        **options: These, and all other arguments, are those of
             :class:`mmcare.export.request.ExportRequest`.
-        formats: See there.
-        input_kind: See there.
-        outputs: See there.
-        letterbox: See there.
-        precision: See there.
-        calibration: See there.
-        images: See there.
-        tolerance: See there.
-        compare_float16: See there.
-        **options: See there.
 
     Raises:
         ValueError: If the model cannot be exported so.
@@ -152,11 +142,15 @@ class Export:
         options = self.request.options
         return self.model.task.post_process(self.outputs, self.shape, output_format, options)
 
-    @cache  # noqa: B019 (it goes with the export)
-    def graph(
+    @cached_property
+    def graph(self) -> Callable[[str, OutputFormat | None, bool], Graph]:
+        """Return what files compute, which formats share; see :meth:`build_graph`."""
+        return cache(self.build_graph)
+
+    def build_graph(
         self, input_kind: str, output_format: OutputFormat | None, separate_convolutions: bool
     ) -> Graph:
-        """Return what files compute, which formats share; without a format, raw outputs."""
+        """Build what files compute; without an output format, raw outputs."""
         return build_graph(
             self.model,
             self.shape,
@@ -165,15 +159,6 @@ class Export:
             self.post_process(output_format) if output_format else None,
             separate_convolutions,
         )
-
-    def inputs(self, input_kind: str, uint8: bool) -> dict[str, Tensor]:
-        """Return the images that a file is checked on, as the file takes them, by name."""
-        images = self.images.checked.items()
-        return {
-            name: self.to_input(image.pixels, input_kind)
-            for name, image in images
-            if not uint8 or image.fits_bytes
-        }
 
     def to_input(self, pixels: Tensor, input_kind: str) -> Tensor:
         """Turn pixels into what files take."""
@@ -324,7 +309,10 @@ def check_file(export: Export, backend: Backend, file: ExportedFile) -> dict[str
             entries[f'{name}_float16'] = checker.sqnr_db(half, run, 'float32')
     else:
         name = 'max_rel_error'
-        tolerance = request.tolerance or backend.precisions[precision] or FLOAT16
+        tolerance = request.tolerance
+        if tolerance is None:
+            tolerance = backend.precisions[precision]
+        assert tolerance is not None, 'others are quantized'
         if cross_check:
             checker.max_rel_errors(cross_check, tolerance, file.result.cross_check_name)
         entries[name] = checker.max_rel_errors(run, tolerance, runtime)
@@ -353,8 +341,12 @@ def check_results(
 
 def make_checker(export: Export, file: ExportedFile) -> Checker:
     """Gather what a file is compared on, and with what."""
-    (image,), images = file.description['inputs'], export.images.checked
-    inputs = export.inputs(image['kind'], image['dtype'] == 'uint8')
+    (described,), images = file.description['inputs'], export.images.checked
+    inputs = {
+        name: export.to_input(image.pixels, described['kind'])
+        for name, image in images.items()
+        if described['dtype'] != 'uint8' or image.fits_bytes
+    }
     post_process = file.graph.post_process
 
     def expected(name: str) -> Sequence[Tensor]:

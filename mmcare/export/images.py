@@ -16,10 +16,9 @@ from torch import Tensor
 from mmcare.export.loading import LoadedModel, Normalization
 from mmcare.export.preprocessing import describe_resizing, fit_config
 from mmcare.export.tasks.base import innermost_dataset
-from mmcare_runtime.prepare import prepare, read_picture
+from mmcare_runtime.prepare import PICTURES, prepare, read_picture
 
 HELD_OUT = 2  # pictures to check files on, which are not calibrated with
-SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.png', '.webp')
 Pictures = str | os.PathLike | Sequence[Tensor] | None  # a folder, or pixels (1, C, H, W)
 
 
@@ -126,7 +125,7 @@ def read_images(
     if folder is None:
         data, resize = _load_data(model, shape, loader), None  # the pipeline has resized them
     else:
-        data = sorted(scandir(folder, SUFFIXES, recursive=True, case_sensitive=False))
+        data = sorted(scandir(folder, PICTURES, recursive=True, case_sensitive=False))
         resize = describe_resizing(model.config, shape)
     described = model.normalization.describe('image', dtype='uint8')
     described |= dict(resize=resize, letterbox=letterbox)

@@ -1,6 +1,6 @@
 """What was asked for, validated before anything is loaded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -85,7 +85,7 @@ class ExportRequest:
 
     def _check_options(self) -> None:
         for name, value in self.options.items():
-            able = [key for key, backend in BACKENDS.items() if name in backend.options]
+            able = {key: b.options[name] for key, b in BACKENDS.items() if name in b.options}
             if name in TASK_OPTIONS:
                 if self.outputs != 'decoded' or value < 1:
                     raise ValueError(
@@ -95,6 +95,9 @@ class ExportRequest:
                 raise TypeError(f'export_model() got an unexpected keyword argument {name!r}')
             elif not {*able} & {*self.formats}:
                 raise ValueError(f'{name}={value!r} is for formats={quote(able)}')
+            for option in able.values():
+                if value not in option.get('choices', [value]):
+                    raise ValueError(f'{name}={value!r} is none of {", ".join(option["choices"])}')
 
     @cached_property
     def backends(self) -> list[Backend]:
@@ -111,6 +114,6 @@ class ExportRequest:
         return (self.calibration or CALIBRATION) if self.precision == 'int8' else 0
 
 
-def quote(names: Sequence[str]) -> str:
+def quote(names: Iterable[str]) -> str:
     """Write names for a message."""
     return ', '.join(map(repr, names))

@@ -26,8 +26,6 @@ class AveragedAttention(LinearAttention):
     keys are what float16 makes of them: at 500 its steps are 0.25, which is 28 % of exp(x).
     """
 
-    by_rows = True
-
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, heads * C, H, W) to the same shape."""
         return self.attend(self.query_key(x), x).reshape(x.shape)
@@ -44,19 +42,25 @@ class AveragedAttention(LinearAttention):
         largest = queries.amax(1, keepdim=True).clamp(min=math.log(self.eps))  # (B * heads, 1, N)
         queries = torch.exp(queries - largest)
         rest = torch.exp(math.log(self.eps) - largest)
-        height, width = values.shape[2:] if self.by_rows else (1, queries.shape[2])
-        shape, root = (-1, self.head_channels, height, width), width**-0.5
+        shape, root = (-1, self.head_channels, *values.shape[2:]), values.shape[3] ** -0.5
         values, keys = (part.reshape(shape).transpose(1, 2) for part in (values, keys))
         rows = torch.matmul(values * root, keys.transpose(2, 3)) * root  # (B * heads, H, C, C)
         return torch.bmm(rows.mean(1), queries) / (torch.bmm(means, queries) + rest)
 
 
-def average_attention(network: nn.Module, by_rows: bool = True) -> None:
+def average_attention(network: nn.Module) -> None:
     """Let each :class:`LinearAttention` of a network compute as the averaged one, in place.
 
-    ``by_rows=False`` sums over all positions at once, which torch.export needs for free sizes.
+    Raises:
+        ValueError: If a subclass computes something else; it is named.
     """
-    for module in network.modules():
-        if type(module) in (LinearAttention, AveragedAttention):
-            module.__class__ = AveragedAttention
-            module.by_rows = by_rows  # type: ignore[assignment]
+    for name, module in network.named_modules():
+        if not isinstance(module, LinearAttention) or isinstance(module, AveragedAttention):
+            continue
+        for method in ('forward', 'attend', 'split_heads'):
+            if getattr(type(module), method) is not getattr(LinearAttention, method):
+                raise ValueError(
+                    f'{name} ({type(module).__name__}) cannot be exported: its {method} is not '
+                    "LinearAttention's, and exports compute that one"
+                )
+        module.__class__ = AveragedAttention

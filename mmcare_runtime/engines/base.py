@@ -17,14 +17,8 @@ class OpenedFile(NamedTuple):
     names: Sequence[str] = ()  # of the input and the outputs, if the format has names
 
 
-def to_uint8(image: np.ndarray) -> np.ndarray:
-    """Round values from 0 to 255 to uint8."""
+def to_input(image: np.ndarray, uint8_input: bool) -> np.ndarray:
+    """Return an image as float32; or as uint8, for which values from 0 to 255 are rounded."""
+    if not uint8_input:
+        return image.astype(np.float32, copy=False)
     return image if image.dtype == np.uint8 else image.round().clip(0, 255).astype(np.uint8)
-
-
-def to_nchw(shape: Sequence[Any]) -> tuple[Any, ...]:
-    """Move the channels of a shape (1, H, W, C) to the front; others stay."""
-    if len(shape) != 4:
-        return tuple(shape)
-    number, height, width, channels = shape
-    return number, channels, height, width

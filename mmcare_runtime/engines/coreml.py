@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mmcare_runtime.description import parse
-from mmcare_runtime.engines.base import OpenedFile, to_uint8
+from mmcare_runtime.engines.base import OpenedFile, to_input
 from mmcare_runtime.engines.executorch import INTERPRETER
 from mmcare_runtime.files import check_package
 
@@ -37,7 +37,7 @@ def open_file(path: Path, threads: int) -> OpenedFile:
         if is_image:
             from PIL import Image
 
-            given = to_uint8(pixels)[0].transpose(1, 2, 0)
+            given = to_input(pixels, True)[0].transpose(1, 2, 0)
             given = given[..., ::-1] if image['channels'] == 'BGR' else given
             given = Image.fromarray(np.ascontiguousarray(given.squeeze()))
         found = model.predict({image['name']: given})

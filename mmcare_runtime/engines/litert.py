@@ -9,8 +9,8 @@ from typing import Any, Callable, Mapping
 
 import numpy as np
 
-from mmcare_runtime.description import parse
-from mmcare_runtime.engines.base import OpenedFile, to_nchw, to_uint8
+from mmcare_runtime.description import nchw, parse
+from mmcare_runtime.engines.base import OpenedFile, to_input
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'LiteRT', 'ai_edge_litert', 'ai-edge-litert', ('float16',)
 FORCE_FLOAT16 = 4  # TFLITE_XNNPACK_DELEGATE_FLAG_FORCE_FP16
@@ -26,7 +26,7 @@ def open_file(path: Path, threads: int, float16: bool = False, delegate: bool = 
         str(path), num_threads=threads, experimental_op_resolver_type=OpResolverType[resolver]
     )
     (image,), outputs = program.get_input_details(), program.get_output_details()
-    takes_bytes = image['dtype'] is np.uint8
+    uint8_input = image['dtype'] is np.uint8
     shapes = [[int(side) for side in output['shape']] for output in outputs]
     layouts = ['NHWC' if len(shape) == 4 else None for shape in shapes]
     if description:
@@ -40,7 +40,7 @@ def open_file(path: Path, threads: int, float16: bool = False, delegate: bool = 
     lock = Lock()
 
     def run(pixels: np.ndarray) -> list[np.ndarray]:
-        pixels = to_uint8(pixels) if takes_bytes else pixels.astype(np.float32, copy=False)
+        pixels = to_input(pixels, uint8_input)
         with lock:
             found = compute(np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)))
         return [
@@ -49,7 +49,7 @@ def open_file(path: Path, threads: int, float16: bool = False, delegate: bool = 
 
     input_shape = 1, channels, height, width
     output_shapes = [
-        to_nchw(shape) if layout == 'NHWC' else shape for shape, layout in zip(shapes, layouts)
+        nchw(dict(shape=shape, layout=layout)) for shape, layout in zip(shapes, layouts)
     ]
     return OpenedFile(run, input_shape, description, output_shapes)
 

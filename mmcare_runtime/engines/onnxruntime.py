@@ -8,7 +8,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from mmcare_runtime.description import parse
-from mmcare_runtime.engines.base import OpenedFile, to_uint8
+from mmcare_runtime.engines.base import OpenedFile, to_input
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'ONNX Runtime', 'onnxruntime', 'onnxruntime', ('providers',)
 
@@ -28,11 +28,11 @@ def open_file(path: Path, threads: int, providers: Sequence[Any] | None = None) 
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), options, providers=providers)
     (image,), outputs = session.get_inputs(), session.get_outputs()
-    takes_bytes = image.type == 'tensor(uint8)'
+    uint8_input = image.type == 'tensor(uint8)'
 
     def run(pixels: np.ndarray) -> list[np.ndarray]:
-        pixels = to_uint8(pixels) if takes_bytes else pixels.astype(np.float32, copy=False)
-        return session.run(None, {image.name: np.ascontiguousarray(pixels)})
+        pixels = np.ascontiguousarray(to_input(pixels, uint8_input))
+        return session.run(None, {image.name: pixels})
 
     text = session.get_modelmeta().custom_metadata_map.get('mmcare')
     return OpenedFile(

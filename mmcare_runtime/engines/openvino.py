@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mmcare_runtime.description import parse
-from mmcare_runtime.engines.base import OpenedFile, to_uint8
+from mmcare_runtime.engines.base import OpenedFile, to_input
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'OpenVINO', 'openvino', 'openvino', ()
 KEY = ['framework', 'mmcare']  # where it keeps what an ONNX file says of itself
@@ -27,10 +27,10 @@ def open_file(path: Path, threads: int) -> OpenedFile:
         'INFERENCE_PRECISION_HINT': 'f32',  # its default is bfloat16 where the CPU has it
     }
     compiled = core.compile_model(model, 'CPU', options)
-    image, takes_bytes = compiled.input(0), compiled.input(0).element_type == openvino.Type.u8
+    image, uint8_input = compiled.input(0), compiled.input(0).element_type == openvino.Type.u8
 
     def run(pixels: np.ndarray) -> list[np.ndarray]:
-        pixels = to_uint8(pixels) if takes_bytes else pixels.astype(np.float32, copy=False)
+        pixels = to_input(pixels, uint8_input)
         request = compiled.create_infer_request()  # one for each call: threads do not share it
         request.infer({0: np.ascontiguousarray(pixels)})
         return [request.get_output_tensor(i).data.copy() for i in range(len(compiled.outputs))]

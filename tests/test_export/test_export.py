@@ -117,6 +117,8 @@ def test_weights(tmp_path):
 def test_what_is_unknown_is_an_error_of_python(tmp_path):
     with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
         export_model(thin_model(), tmp_path, SHAPE, foo=1)
+    with pytest.raises(ValueError, match="delegate='mps' is none of xnnpack, coreml"):
+        export_model(thin_model(), tmp_path, SHAPE, ('executorch',), delegate='mps')
 
 
 def test_one_format_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):

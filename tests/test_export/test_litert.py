@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from export_helpers import SHAPE, STAGES, Shared, export_int8, odd_model, smooth, thin_model
+from export_helpers import SHAPE, STAGES, Gated, Shared, export_int8, odd_model, smooth, thin_model
 from helpers import THIN
 
 from mmcare.export import export_model
@@ -96,14 +96,6 @@ def test_float16(exported, tmp_path):
             export(tolerance=tolerance)
     report = export(compare_float16=False)['litert']
     assert report['max_rel_error_float16'] == 'not compared: switched off'
-
-
-class Gated(Shared):
-    """A convolution whose maps are an output and feed a layer in float32."""
-
-    def forward(self, images):
-        maps = self.first(images)
-        return maps, maps.sigmoid()
 
 
 @pytest.mark.parametrize('kind', [Shared, Gated])

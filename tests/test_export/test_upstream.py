@@ -3,9 +3,13 @@
 The reasons name the code that then goes.
 """
 
+import numpy as np
 import pytest
 import torch
+from export_helpers import Gated, Shared
 from torch import nn
+
+from mmcare.export.rewrites import ChannelsLast
 
 pytestmark = pytest.mark.slow
 
@@ -95,3 +99,41 @@ def test_pnnx_converts_a_shared_convolution(tmp_path):
     ncnn = pytest.importorskip('ncnn')
     layers = (tmp_path / 'model.ncnn.param').read_text().splitlines()[2:]
     assert all(ncnn.create_layer(layer.split()[0]) is not None for layer in layers)
+
+
+@pytest.mark.xfail(strict=True, reason='XNNPACK: rewrites.separate_weights')
+def test_xnnpack_quantizes_a_shared_convolution():
+    pytest.importorskip('executorch')
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    image = torch.rand(1, 3, 8, 8)
+    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config())
+    module = prepare_pt2e(torch.export.export(Shared(), (image,)).module(), quantizer)
+    module(image)
+    convolution = torch.ops.aten.conv2d.default
+    nodes = convert_pt2e(module).graph.find_nodes(op='call_function', target=convolution)
+    assert all('dequantize' in str(node.args[1]) for node in nodes)
+
+
+@pytest.mark.xfail(strict=True, reason='the quantizer confuses types: litert._quantize')
+@pytest.mark.parametrize('kind', [Shared, Gated])
+def test_litert_quantizes_maps_that_are_also_outputs(tmp_path, kind):
+    """The file can be computed, and its outputs are float32."""
+    litert_torch = pytest.importorskip('litert_torch')
+    from ai_edge_litert.interpreter import Interpreter
+    from ai_edge_quantizer import qtyping, quantizer
+
+    path, image = str(tmp_path / 'maps.tflite'), torch.rand(1, 8, 8, 3)
+    network = ChannelsLast(kind().eval(), ['first', 'second'], ['NHWC', 'NHWC'])
+    litert_torch.convert(network, sample_kwargs=dict(image=image)).export(path)
+    quantized = quantizer.Quantizer(path)
+    quantized.add_static_config('.*', qtyping.TFLOperationName.CONV_2D, 8, 8)
+    ranges = quantized.calibrate(dict(serving_default=[dict(image=image.numpy())]))
+    program = Interpreter(model_content=bytes(quantized.quantize(ranges).quantized_model))
+    program.allocate_tensors()
+    outputs = program.get_signature_runner()(image=image.numpy())
+    assert all(output.dtype == np.float32 for output in outputs.values())

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from export_helpers import count_operators, graph_of, run_file, run_program, to_coreml
+from export_helpers import graph_of, operators_of, run_file, run_program, to_coreml
 from helpers import THIN, deviation
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from toy_configs import toy_config
 
 from mmcare.export import export_model, load_model
-from mmcare.models.backbones.care import LinearAttention
 from mmcare.weights.reading import CheckpointError
 
 SHAPE = (64, 96)
@@ -52,15 +51,10 @@ def whole(tmp_path):
 
 
 def check_coreml(source, names, expected, image):
-    graph = graph_of(source, tuple(image.shape[2:]))
-    model = to_coreml(graph, 'float32')
+    model = to_coreml(graph_of(source, tuple(image.shape[2:])), 'float32')
     assert [output.name for output in model.get_spec().description.output] == names
     assert deviation(expected, run_program(model, image)) < 1e-5
-    operators = count_operators(model)
-    assert not {'batch_norm', 'scatter'} & set(operators)
-    attentions = sum(isinstance(module, LinearAttention) for module in graph.network.modules())
-    assert operators['transpose'] == 2 * attentions  # rows of keys and values
-    return operators
+    assert not {'batch_norm', 'scatter'} & operators_of(model)
 
 
 def test_neck_of_a_detector(tmp_path, whole):
@@ -87,17 +81,14 @@ def test_whole_models(tmp_path, whole, name):
     shapes = dict(upernet=(1, 150, 16, 24), classifier=(1, 5), distilled=(1, 1000))
     assert expected.shape == shapes[name]
     source = load_model(config, weights, 'model')
-    operators = check_coreml(source, ['logits'], [expected], image)
+    check_coreml(source, ['logits'], [expected], image)
     if name == 'classifier':
-        assert operators['linear'] == 1 and operators['layer_norm'] == 1  # one head of two
         model.backbone.switch_to_deploy()
         model.head.switch_to_deploy()
         torch.save(dict(state_dict=model.state_dict()), weights)
         network = load_model(config, weights, 'model').task
         assert network.backbone.deploy and deviation([expected], network(image)) < 1e-4
     if name == 'upernet':
-        # Of one pool, the others are matrix products, and of keys and rows in two attentions.
-        assert operators['reduce_mean'] == 1 + 2 * 2
         export_model(source, tmp_path / 'out', SHAPE, ('onnx',))
         names, found = run_file(tmp_path / 'out' / 'upernet_model_64x96.onnx', image)
         assert names == ['logits'] and deviation([expected], found) < 1e-4

@@ -8,7 +8,7 @@ import torch
 from helpers import IS_NEW, craft_heads, newer
 from torch.overrides import TorchFunctionMode
 
-from mmcare.models.averaged_attention import average_attention
+from mmcare.models.averaged_attention import AveragedAttention, average_attention
 from mmcare.models.backbones.care import LinearAttention
 
 BIASES = (-25, -15, -9, -6, -3, 0, 30, 300, 2000)
@@ -75,6 +75,17 @@ def test_queries_and_keys_that_never_meet(dtype, engine):
     queries, keys = attention.query_key.bias.chunk(2)
     queries[:8], keys[8:] = -15, -15
     compare(attention, torch.randn(2, 32, 16, 16).to(dtype), engine)
+
+
+def test_subclasses():
+    """Those that inherit the forward are converted, and others are named."""
+    inherits, computes = (type(name, (LinearAttention,), {}) for name in ('Inherits', 'Computes'))
+    network = torch.nn.Sequential(inherits(32, 16))
+    average_attention(network)
+    assert type(network[0]) is AveragedAttention
+    computes.attend = lambda self, query_key, values: values
+    with pytest.raises(ValueError, match=r'^1 \(Computes\) .* its attend is not'):
+        average_attention(torch.nn.Sequential(*network, computes(32, 16)))
 
 
 @newer

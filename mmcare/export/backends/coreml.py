@@ -65,7 +65,7 @@ class CoreML(Backend):
 
     def settings(self, options: Options) -> dict[str, str]:
         """Name how weights are compressed, if they are."""
-        return {key: options[key] for key in ('compress',) if key in options}
+        return dict(compress=options['compress']) if 'compress' in options else {}
 
     def fixes_precision(self, options: Options) -> bool:
         """Say yes: ML Programs have types."""

@@ -68,8 +68,8 @@ class ExecuTorch(Backend):
     ) -> WriteResult:
         """Write a ``.pte`` file.
 
-        Operators that the delegate does not take cut the program into several ``delegates`` and run
-        in slower kernels ``outside``, as the report says.
+        Operators that the delegate does not take cut the program into several delegates, and run in
+        slower kernels. The report counts both.
         """
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.devtools.backend_debug import get_delegation_info

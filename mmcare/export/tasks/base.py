@@ -133,7 +133,9 @@ class Task(nn.Module):
         self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
     ) -> PostProcess:
         """Make what turns outputs into results, or raise a ValueError."""
-        raise NotImplementedError
+        raise ValueError(
+            f"outputs='decoded' is for part='model', and not for {self.summary or self.part}"
+        )
 
     def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
         """Say what is replaced in the model so that a file computes this part of it.

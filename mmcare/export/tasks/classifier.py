@@ -29,8 +29,8 @@ class Classifier(Task):
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
-        """Say whether a model has the head of a classifier."""
-        return hasattr(model, 'head')
+        """Say whether a model is a classifier with a head."""
+        return is_of_class(model, 'BaseClassifier') and hasattr(model, 'head')
 
     def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
         """Describe the activation, which is sigmoid if several classes can be right."""
@@ -52,6 +52,7 @@ class Classifier(Task):
             if output.get('kind') != 'probabilities':
                 return scores
             is_sigmoid = output['activation'] == 'sigmoid'
+            # Finite where a probability is 0 or 1
             return scores.logit(1e-7) if is_sigmoid else scores.clamp(1e-30).log()
 
         pass_on = lambda images: images  # noqa: E731

@@ -3,17 +3,7 @@
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from mmcare.export.tasks.base import (
-    Description,
-    Options,
-    OutputFormat,
-    Outputs,
-    PostProcess,
-    Run,
-    Shape,
-    Substitutes,
-    Task,
-)
+from mmcare.export.tasks.base import Description, Outputs, Run, Substitutes, Task
 
 
 class Backbone(Task):
@@ -29,12 +19,6 @@ class Backbone(Task):
     def check_centered(self) -> None:
         """Raise a ValueError: pictures are prepared by the app."""
         raise ValueError("letterbox='center' is for part='model'")
-
-    def post_process(
-        self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
-    ) -> PostProcess:
-        """Raise a ValueError: maps have no results."""
-        raise ValueError("outputs='decoded' is for part='model'")
 
     def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
         """Replace the backbone."""

@@ -19,6 +19,7 @@ from mmcare.export.tasks.base import (
     Substitutes,
     Task,
     describe_classes,
+    is_of_class,
 )
 
 # ncnn has no argmax. A logit that is this much below the largest, 1 / 60000**2 = 3e-10, is another;
@@ -36,8 +37,8 @@ class Segmentor(Task):
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
-        """Say whether a model has the head of a segmentor."""
-        return hasattr(model, 'decode_head')
+        """Say whether a model is a segmentor with a head."""
+        return is_of_class(model, 'BaseSegmentor') and hasattr(model, 'decode_head')
 
     def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
         """Describe the activation; of one channel, the threshold above which a pixel is class 1."""
