@@ -306,7 +306,7 @@ def check_file(export: Export, backend: Backend, file: ExportedFile) -> dict[str
         entries['calibration_images'] = len(export.images.calibration)
         entries[name] = checker.sqnr_db(run, cross_check, file.result.cross_check_name)
         if half:
-            entries[f'{name}_float16'] = checker.sqnr_db(half, run, 'float32')
+            entries[f'{name}_float16'] = checker.sqnr_db(half, run, 'float32', may_be_better=True)
     else:
         name = 'max_rel_error'
         tolerance = request.tolerance

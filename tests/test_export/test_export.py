@@ -91,6 +91,23 @@ def test_a_nan_differs():
     assert errors == dict(random=0, hundredfold='nan')
 
 
+def test_float16_may_be_better():
+    """Of a quantized file, a cross-check may be neither; float16 may be better, by chance."""
+    wanted = torch.ones(1, 1, 10, 10)
+    checker = Checker(
+        'a.tflite', dict(picture=wanted), [], ['picture'], lambda name: [wanted], max, ['maps']
+    )
+
+    def off(by):
+        return lambda x: [x.numpy() * (1 + by)]
+
+    rough, fine = off(0.1), off(0.05)
+    assert checker.sqnr_db(fine, rough, 'float32', may_be_better=True) == dict(maps=26.0)
+    for file, other, options in ((fine, rough, {}), (rough, fine, dict(may_be_better=True))):
+        with pytest.raises(ExportError, match='compute different things'):
+            checker.sqnr_db(file, other, 'float32', **options)
+
+
 def test_weights(tmp_path):
     """Of a whole model, folded or not; never those of another variant."""
     config, weights = tmp_path / 'config.py', tmp_path / 'weights.pth'

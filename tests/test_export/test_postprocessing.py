@@ -18,7 +18,7 @@ from mmcare.export.backends import BACKENDS, tflite_metadata
 from mmcare.export.loading import IMAGENET
 from mmcare.export.plain_operators import nms_mask
 from mmcare.export.tasks import OutputFormat
-from mmcare.export.tasks.detector import Boxes, describe_decoding
+from mmcare.export.tasks.detector import Boxes, describe_decoding, read_test_cfg
 from mmcare.export.tasks.segmentor import LabelMap
 from mmcare_runtime.results import decode_boxes, read_detections
 
@@ -215,6 +215,16 @@ def test_what_cannot_be_decoded(tmp_path):
                 source, tmp_path / 'out', SHAPE, **dict(dict(formats=('onnx',)), **options)
             )
     assert not (tmp_path / 'out').exists()
+
+
+def test_nms_may_be_the_function():
+    """As it is in mmdet's configs of pure Python."""
+    from mmcv.ops import nms
+
+    by_name = read_test_cfg(dict(score_thr=0.1, nms=dict(type='nms', iou_threshold=0.5)))
+    assert by_name == read_test_cfg(dict(score_thr=0.1, nms=dict(type=nms, iou_threshold=0.5)))
+    for others in (None, dict(nms=None), dict(nms=dict(type=len, iou_threshold=0.5))):
+        assert read_test_cfg(others) is None
 
 
 def test_metadata_of_tflite():

@@ -80,7 +80,8 @@ class Detector(Task):
         """
         parents = [base.__name__ for base in type(self.head).__mro__]
         names = next((MAP_NAMES[parent] for parent in parents if parent in MAP_NAMES), ())
-        levels = len(self.head.prior_generator.strides)
+        priors = getattr(self.head, 'prior_generator', None)  # CenterNet's head has none
+        levels = len(priors.strides) if priors else 0
         sizes = [output.shape[2:] for output in outputs]
         if not names or sizes != sizes[:levels] * len(names):
             raise ValueError(
@@ -160,6 +161,21 @@ class Detector(Task):
         return [(self.head, '_bbox_post_process', move_back)]
 
 
+def read_test_cfg(test_cfg: Any) -> dict[str, Any] | None:
+    """Return a ``test_cfg`` that names its NMS; None if it is not mmcv's ``nms`` of each class.
+
+    In mmdet's configs of pure Python, the type is the function itself.
+    """
+    nms = dict((test_cfg or {}).get('nms') or {})  # None: mmdet leaves it out
+    kind = nms.get('type', 'nms')
+    if getattr(kind, '__module__', '') == 'mmcv.ops.nms':
+        kind = kind.__name__
+    others = nms.keys() - {'type', 'iou_threshold', 'class_agnostic', 'split_thr'}
+    if kind != 'nms' or nms.get('class_agnostic') or others or 'iou_threshold' not in nms:
+        return None
+    return dict(test_cfg, nms=dict(nms, type=kind))
+
+
 def describe_decoding(head: Any) -> dict[str, Any]:
     """Describe how boxes and scores are decoded from the maps of a one-stage detector.
 
@@ -175,9 +191,8 @@ def describe_decoding(head: Any) -> dict[str, Any]:
         method = getattr(head, name, None)
         if not getattr(method, '__qualname__', '').startswith('BaseDenseHead.'):
             return {}
-    nms = head.test_cfg.get('nms', {})
-    others = nms.keys() - {'type', 'iou_threshold', 'class_agnostic', 'split_thr'}
-    if nms.get('type', 'nms') != 'nms' or nms.get('class_agnostic') or others:
+    test_cfg = read_test_cfg(head.test_cfg)
+    if test_cfg is None:
         return {}
     priors, coder = head.prior_generator, head.bbox_coder
     wanted = ('base_anchors', 'scales', 'ratios', 'base_sizes', 'center_offset', 'offset')
@@ -192,7 +207,7 @@ def describe_decoding(head: Any) -> dict[str, Any]:
         prior_params={name: getattr(priors, name) for name in wanted if hasattr(priors, name)},
         coder=dict(type=type(coder).__name__, **vars(coder), **defaults),
         score_activation='sigmoid' if head.use_sigmoid_cls else 'softmax',
-        test_cfg=head.test_cfg,
+        test_cfg=test_cfg,
         box_transform_applied=type(coder).__name__ == 'DistancePointBBoxCoder',
     )
     return dict(decode=json.loads(json.dumps(described, default=Tensor.tolist)))
@@ -217,7 +232,8 @@ class Boxes(PostProcess):
         output_format: OutputFormat,
     ) -> None:
         super().__init__()
-        generator, config = head.prior_generator, head.test_cfg
+        generator, config = head.prior_generator, read_test_cfg(head.test_cfg)
+        assert config is not None, 'others are refused'
         self.levels, self.format = len(generator.strides), output_format
         self.classes, self.is_sigmoid = head.cls_out_channels, head.use_sigmoid_cls
         self.decode = head.bbox_coder.decode
@@ -228,7 +244,7 @@ class Boxes(PostProcess):
         self.register_buffer('sides', torch.tensor([width, height, width, height]).float())
         most = config.get('nms_pre', -1)  # not positive: all of them
         self.candidates = min(most if most > 0 else CANDIDATES, CANDIDATES, len(priors))
-        self.number, self.iou = min(number, self.candidates), config.nms.iou_threshold
+        self.number, self.iou = min(number, self.candidates), config['nms']['iou_threshold']
         self.least = config.get('min_bbox_size', -1)
         boxes: dict[str, Any] = dict(box_format=output_format.box_format)
         boxes['scale'] = self.sides.tolist() if output_format.relative else [1.0] * 4

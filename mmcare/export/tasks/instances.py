@@ -22,7 +22,7 @@ from mmcare.export.tasks.base import (
     describe_classes,
     is_of_class,
 )
-from mmcare.export.tasks.detector import MAX_DETECTIONS, Detector
+from mmcare.export.tasks.detector import MAX_DETECTIONS, Detector, read_test_cfg
 from mmcare.export.tasks.two_stage import TwoStageResults
 from mmcare_runtime.masks import paste_masks
 from mmcare_runtime.results import read_boxes, read_detections, suppress
@@ -80,10 +80,8 @@ def explain_refusal(model: Any) -> str:
                 'DeltaXYWHBBoxCoder'
             )
     for part in (rpn, head):
-        nms = part.test_cfg.get('nms', {})
-        others = nms.keys() - {'type', 'iou_threshold', 'split_thr'}
-        if nms.get('type', 'nms') != 'nms' or others:
-            return f'the NMS of the {type(part).__name__} is not the plain one: {dict(nms)}'
+        if read_test_cfg(part.test_cfg) is None:
+            return f'the NMS of the {type(part).__name__} is not the plain one: {part.test_cfg}'
     if not head.bbox_head.with_reg or head.bbox_head.custom_cls_channels:
         return f'the {type(head.bbox_head).__name__} has no boxes, or activations of its own'
     if head.with_mask and head.test_cfg.get('mask_thr_binary', 0.5) < 0:

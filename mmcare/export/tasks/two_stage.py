@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mmcare.export.plain_operators import RoIAlign, nms_mask
 from mmcare.export.tasks.base import OutputFormat, PostProcess
-from mmcare.export.tasks.detector import CANDIDATES
+from mmcare.export.tasks.detector import CANDIDATES, read_test_cfg
 
 FLOAT16_ROUNDING = 2e-3  # share of a box's size
 
@@ -148,7 +148,7 @@ class TwoStageResults(PostProcess):
             self.outputs[-1]['layout'] = 'NCHW'  # N masks, in every format
         scale = self.sides.tolist() if output_format.relative else [1.0] * 4
         self.outputs[0] |= dict(box_format=output_format.box_format, scale=scale)
-        test_cfg = dict(head.test_cfg)
+        test_cfg = read_test_cfg(head.test_cfg)
         self.metadata = dict(nms=output_format.nms, test_cfg=test_cfg, proposals=self.proposals)
 
     def _build_rpn(self, rpn: Any, raw: Sequence[Tensor]) -> None:
