@@ -67,6 +67,9 @@ def folder(tmp_path_factory):
         return map(torch.from_numpy, found)
 
     detector = sure_model('retinanet', tmp_path_factory.mktemp('detector'))
+    for name, weight in detector.task.named_parameters():
+        if 'head' in name and weight.dim() > 1:
+            weight.mul_(0.6)  # many scores would be 1
     export(detector, {'onnx, predict': 1e-4}, boxes, outputs='decoded')
     (folder / 'jobs.json').write_text(json.dumps(jobs))
     return folder
