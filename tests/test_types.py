@@ -9,7 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import IS_NEW, THIN, assert_equal, published_state, randomise, thin_backbone
+from helpers import (
+    IS_NEW,
+    THIN,
+    assert_equal,
+    newer,
+    published_state,
+    randomise,
+    thin_backbone,
+)
 from mmengine import registry as mmengine_registry
 from mmengine.config import Config
 from mmengine.registry import HOOKS, MODELS, TRANSFORMS, DefaultScope, Registry
@@ -184,28 +192,72 @@ def test_recipes(folder, tmp_path, monkeypatch):
             assert answers == {name: names[name] for name in answers}
 
 
-@pytest.mark.parametrize(
-    ('task', 'dotted'),
-    [('detection', True), ('segmentation', False), ('classification', False)],
-)
-def test_types_are_strings_or_classes(task, dotted, tmp_path):
-    """A recipe trains alike, from published weights, under whatever names its types come."""
-    toy_configs = pytest.importorskip('toy_configs')
-    toy_configs.make_data(task, tmp_path / 'data')
+def test_training_with_dotted_names(tmp_path):
+    """It starts from the published weights, and does the same as with names."""
+    toy_configs.make_data('detection', tmp_path / 'data')
     file = str(tmp_path / 'CARE.pth.tar')
     torch.save(published_state(thin_backbone()), file)
     weights = []
-    for kind in ('strings', 'classes'):
-        config = toy_configs.toy_config(task, tmp_path / 'data', tmp_path / kind)
+    for kind in ('names', 'dotted'):
+        config = toy_configs.toy_config('detection', tmp_path / 'data', tmp_path / kind)
         config.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=file)
-        content = config.to_dict()
-        if kind == 'classes':
-            content = with_classes(content, config.default_scope, dotted)
-            assert content['model']['backbone']['init_cfg']['type'] != 'Pretrained'
-        runner = Runner.from_cfg(Config(content, format_python_code=False))  # which takes long
+        *_, dotted = forms(config)
+        runner = Runner.from_cfg(dotted if kind == 'dotted' else config)
         runner.register_hook(StopAt(1))
         with pytest.raises(KeyboardInterrupt):
             runner.train()
         weights.append(runner.model.state_dict())
     assert_equal(*weights)
     assert all(weight.isfinite().all() for weight in weights[0].values())
+
+
+def write_python(part, imports):
+    """Write a part of a config with dotted names as a pure-Python config has it."""
+    if isinstance(part, dict):
+        entries = []
+        for key, value in part.items():
+            if key == 'type' and '.' in value:
+                module, _, name = value.rpartition('.')
+                alias = imports.setdefault(f'from {module} import {name}', f'Type{len(imports)}')
+                entries.append(f"'type': {alias}")
+            else:
+                entries.append(f'{key!r}: {write_python(value, imports)}')
+        return '{' + ', '.join(entries) + '}'
+    if isinstance(part, (list, tuple)):
+        entries = [f'{write_python(entry, imports)}, ' for entry in part]
+        return f'({"".join(entries)})' if isinstance(part, tuple) else f'[{"".join(entries)}]'
+    return repr(part)
+
+
+@newer
+@pytest.mark.slow
+def test_a_pure_python_config(tmp_path):
+    """Trained from published weights, dumped, resumed from the dump, and exported."""
+    from mmcare.export import export_model, load_model
+
+    toy_configs.make_data('detection', tmp_path / 'data')
+    torch.save(published_state(thin_backbone()), tmp_path / 'CARE.pth.tar')
+    config = toy_configs.toy_config('detection', tmp_path / 'data', tmp_path / 'whole')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'CARE.pth.tar'))
+    config.model.backbone.init_cfg = init_cfg
+    Runner.from_cfg(config).train()
+    config.work_dir = str(tmp_path / 'parts')
+    imports = {}
+    content = with_classes(config.to_dict(), 'mmdet', dotted=True)
+    lines = [f'{key} = {write_python(value, imports)}' for key, value in content.items()]
+    lines = [f'{line} as {alias}' for line, alias in imports.items()] + lines
+    (tmp_path / 'python.py').write_text('\n'.join(lines))
+    runner = Runner.from_cfg(Config.fromfile(tmp_path / 'python.py', lazy_import=True))
+    runner.register_hook(StopAt(3))
+    with pytest.raises(KeyboardInterrupt):
+        runner.train()
+    dumped = tmp_path / 'parts' / 'python.py'
+    assert 'mmengine.model.PretrainedInit' in dumped.read_text().replace('weight_init.', '')
+    config = Config.fromfile(dumped)
+    config.resume = True
+    Runner.from_cfg(config).train()
+    files = [tmp_path / folder / 'epoch_2.pth' for folder in ('whole', 'parts')]
+    assert_equal(*(torch.load(file, weights_only=True)['state_dict'] for file in files))
+    model = load_model(dumped, files[1], part='model')
+    shape = toy_configs.SIZE, toy_configs.SIZE
+    assert export_model(model, tmp_path, shape, ('onnx',), outputs='decoded')['onnx']['outputs']
