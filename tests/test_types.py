@@ -100,7 +100,7 @@ def prepare(config, folder):
     backbone.update(arch=THIN, init_cfg=None)
     with DefaultScope.overwrite_default_scope(scope), torch.no_grad():
         state = randomise(MODELS.build(backbone)).state_dict()
-    torch.save(state, file)
+    torch.save({f'backbone.{name}': value for name, value in state.items()}, file)
     backbone.init_cfg = dict(type='Pretrained', checkpoint=file)
     dataset = config.train_dataloader.dataset
     dataset.data_root = str(folder)
