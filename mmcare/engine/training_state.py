@@ -139,8 +139,8 @@ def _parse(method: Any) -> Iterator[ast.AST]:
 
 def _attribute_of_self(node: ast.AST) -> str:
     """Return ``'NAME'`` for ``self.NAME``, and an empty string for other expressions."""
-    is_attribute = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    return node.attr if is_attribute and node.value.id == 'self' else ''
+    of_self = isinstance(node, ast.Attribute) and getattr(node.value, 'id', '') == 'self'
+    return getattr(node, 'attr', '') if of_self else ''
 
 
 def _is_numeric(value: Any) -> bool:

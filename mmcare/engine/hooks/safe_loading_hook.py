@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from mmengine.model import PretrainedInit
@@ -52,17 +53,9 @@ class SafeLoadingHook(SwitchableHook):
 
         runner.load_or_resume = load
         files = [cfg for module in runner.model.modules() for cfg in _cfgs_around_care(module)]
-        init_weights = getattr(runner, '_init_model_weights', None)  # FlexibleRunner has none
-
-        def initialize() -> None:
-            names = ', '.join(str(cfg.get('checkpoint')) for cfg in files)
-            with safe_loader(), strict_loading(runner.model, KINDS, names):
-                init_weights()
-
-        if files and init_weights:
-            for cfg in files:  # with dotted names, MMEngine would overwrite the weights
-                cfg['type'] = PretrainedInit
-            runner._init_model_weights = initialize
+        if files and hasattr(runner, '_init_model_weights'):  # FlexibleRunner has none
+            init_weights = partial(_initialize, runner.model, files, runner._init_model_weights)
+            runner._init_model_weights = init_weights
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Check the weights that MMEngine loads next, with ``strict=False``."""
@@ -79,3 +72,12 @@ def _cfgs_around_care(module: nn.Module) -> list[dict[str, Any]]:
     """Return the files that initialize a module with a CARE inside; a CARE reads its own."""
     cfgs = [] if isinstance(module, CARE) else pretrained_cfgs(module)
     return cfgs if any(isinstance(part, CARE) for part in module.modules()) else []
+
+
+def _initialize(model: nn.Module, files: list[dict[str, Any]], init_weights: Any) -> None:
+    """Initialize a model, and check the weights of files that MMEngine reads for it."""
+    for cfg in files:  # with dotted names, MMEngine would overwrite the weights
+        cfg['type'] = PretrainedInit
+    names = ', '.join(str(cfg.get('checkpoint')) for cfg in files)
+    with safe_loader(), strict_loading(model, KINDS, names):
+        init_weights()
