@@ -1,9 +1,7 @@
 """All shipped configs: they build, have the recipe of their folder, and are listed truly."""
 
 import re
-import sys
 from argparse import Namespace
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -16,11 +14,8 @@ from helpers import (
     ROOT,
     THIN,
     assert_equal,
-    published_state,
     published_weights,
-    thin_backbone,
 )
-from mmengine import registry as mmengine_registry
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
@@ -32,13 +27,10 @@ from mmengine.registry import (
     PARAM_SCHEDULERS,
     TRANSFORMS,
     DefaultScope,
-    Registry,
 )
-from mmengine.runner import Runner
 from modelindex.load_model_index import load as load_index
 from PIL import Image
 from torch.nn.modules.batchnorm import _BatchNorm
-from toy_training import StopAt
 
 from mmcare.analysis.counting import count_macs
 from mmcare.sample_data import make_coco
@@ -350,61 +342,3 @@ def test_coco_from_a_server(served):
             dataset.data_prefix.img = address + dataset.data_prefix.img
             assert DATASETS.build(dataset)[0]['inputs'].shape == (3, 800, 800)
         assert METRICS.build(config.val_evaluator)._coco_api.get_img_ids()
-
-
-REGISTRIES = [r for r in vars(mmengine_registry).values() if isinstance(r, Registry)]
-
-
-def find_type(name, scope):
-    for registry in REGISTRIES:
-        with registry.switch_scope_and_registry(scope) as toolbox, suppress(RuntimeError):
-            kind = toolbox.get(name)
-            if kind is not None:
-                return kind
-    return name  # of a function, such as nms
-
-
-def with_classes(part, scope, dotted):
-    """Replace the types of a config, which are strings, as pure-Python configs have them.
-
-    These have classes, and dotted names once they have been dumped and read again.
-    """
-    if isinstance(part, dict):
-        changed = {key: with_classes(value, scope, dotted) for key, value in part.items()}
-        kind = part.get('type')
-        if isinstance(kind, str) and not isinstance(kind := find_type(kind, scope), str):
-            package = kind.__module__.rpartition('.')[0]  # modules may be hidden by functions
-            in_package = getattr(sys.modules[package], kind.__name__, None) is kind
-            name = f'{package if in_package else kind.__module__}.{kind.__name__}'
-            changed['type'] = name if dotted else kind
-        return changed
-    if isinstance(part, (list, tuple)):
-        return type(part)(with_classes(entry, scope, dotted) for entry in part)
-    return part
-
-
-@pytest.mark.parametrize(
-    ('task', 'dotted'),
-    [('detection', True), ('segmentation', False), ('classification', False)],
-)
-def test_types_are_strings_or_classes(task, dotted, tmp_path):
-    """A recipe trains alike, from published weights, under whatever names its types come."""
-    toy_configs = pytest.importorskip('toy_configs')
-    toy_configs.make_data(task, tmp_path / 'data')
-    file = str(tmp_path / 'CARE.pth.tar')
-    torch.save(published_state(thin_backbone()), file)
-    weights = []
-    for kind in ('strings', 'classes'):
-        config = toy_configs.toy_config(task, tmp_path / 'data', tmp_path / kind)
-        config.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=file)
-        content = config.to_dict()
-        if kind == 'classes':
-            content = with_classes(content, config.default_scope, dotted)
-            assert content['model']['backbone']['init_cfg']['type'] != 'Pretrained'
-        runner = Runner.from_cfg(Config(content, format_python_code=False))  # which takes long
-        runner.register_hook(StopAt(1))
-        with pytest.raises(KeyboardInterrupt):
-            runner.train()
-        weights.append(runner.model.state_dict())
-    assert_equal(*weights)
-    assert all(weight.isfinite().all() for weight in weights[0].values())

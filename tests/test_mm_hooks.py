@@ -1,8 +1,12 @@
 """Ordinary work with MMEngine goes through our hooks: TTA, teachers, EMA, other runners."""
 
+from argparse import Namespace
+from contextlib import nullcontext
+
 import pytest
 import torch
-from helpers import Images, assert_equal, thin_backbone
+from helpers import Images, assert_equal, published_state, random_backbone, thin_backbone
+from mmengine.model import PretrainedInit
 from mmengine.runner import Runner
 from toy_training import EPOCHS, Model, StopAt, build, names, train
 
@@ -117,6 +121,25 @@ def test_load_from(tmp_path, warned, given, mode, averaged):
     model.load_state_dict({}, strict=False)  # nothing of the check is left
 
 
+@pytest.mark.parametrize(
+    'kind', ['Pretrained', 'mmengine.model.PretrainedInit', PretrainedInit], ids=str
+)
+def test_init_cfg_of_a_whole_model(tmp_path, kind):
+    """Its file is read as that of load_from is: under published names, and completely."""
+    source, model = random_backbone(), Images()
+    state = published_state(source)
+    for missing in (None, 'stem.0.bias'):
+        state.pop(missing, None)
+        file = str(tmp_path / 'CARE.pth.tar')
+        torch.save(dict(state_dict=state, args=Namespace(model='CARE')), file)
+        model.init_cfg, model._is_init = dict(type=kind, checkpoint=file), False
+        options = dict(model=model, hooks=[dict(type='mmcare.SafeLoadingHook'), StopAt(0)])
+        refused = pytest.raises(CheckpointError, match=r'CARE\.pth\.tar does not fit the CARE')
+        with refused if missing else nullcontext():
+            train(tmp_path / 'run', checkpoint=dict(save_best=None), **options)
+        assert_equal(model.backbone.state_dict(), source.state_dict())
+
+
 def test_resumed_averages_are_checked(tmp_path):
     """They are in an entry of their own, under MMEngine's names."""
     hooks = [dict(type='mmcare.SafeLoadingHook'), dict(type='EMAHook')]
@@ -159,6 +182,6 @@ def test_flexible_runner(tmp_path):
     model.load_state_dict({}, strict=False)  # the check ended when training began
 
 
-def test_init_cfg():
+def test_init_cfg_without_a_file():
     with pytest.raises(ValueError, match='init_cfg must be a Pretrained with checkpoint=FILE'):
         CARE(init_cfg=dict(type='Pretrained')).init_weights()

@@ -55,7 +55,8 @@ def build_network(source: str | Path, head: bool = True) -> nn.Module:
         source = shipped_config(f'imagenet/care_{source}_in1k')
     config = Config.fromfile(source)
     scope, model = config.get('default_scope'), config.get('model', {})
-    names = ('backbone', 'neck', 'head') if head and scope == 'mmpretrain' else ('backbone',)
+    # Only classifiers have a `head`; pure-Python configs have no scope that says what they are.
+    names = ('backbone', 'neck', 'head') if head and model.get('head') else ('backbone',)
     with DefaultScope.overwrite_default_scope(scope):
         parts = OrderedDict((name, MODELS.build(model[name])) for name in names if model.get(name))
     if not isinstance(parts.get('backbone'), CARE):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import random
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from textwrap import dedent
 from typing import Any, Dict, Tuple
 
 import numpy as np
@@ -22,7 +26,15 @@ from torch.utils.data import get_worker_info
 TOOLBOXES = ('mmcare', 'mmdet', 'mmengine', 'mmpose', 'mmpretrain', 'mmseg')
 OF_MODULES = frozenset(vars(nn.Module()))  # attributes that PyTorch itself changes
 
+# Methods that run again and again in training, of hooks, transforms and preprocessors.
+REPEATED = [name for name in vars(Hook) if re.search('_(epoch|iter|val)$', name)]
+REPEATED = [name for name in REPEATED if 'test' not in name] + ['__call__', 'transform', 'forward']
+# Methods that change a list, deque, dictionary or set.
+CHANGING = {'add', 'append', 'appendleft', 'clear', 'discard', 'extend', 'insert', 'pop'}
+CHANGING |= {'popitem', 'popleft', 'remove', 'setdefault', 'update'}
+
 SEEDED = 'set_random_state'  # a method of what has random generators of its own
+GENERATORS = random.Random, np.random.Generator, np.random.RandomState, torch.Generator
 
 Numbers = Dict[Tuple[Any, str], Any]  # by (name of an object, attribute)
 
@@ -78,13 +90,57 @@ def read_contents(objects: Mapping[Any, Any]) -> dict[tuple[Any, str], Any]:
         for attribute, value in vars(item).items():
             if isinstance(item, nn.Module) and (attribute in OF_MODULES or _is_numeric(value)):
                 continue
-            if _is_numeric(value):
+            if value is None and not isinstance(item, Hook):
+                continue  # transforms such as mmseg's take what they lack from the first sample
+            if _is_numeric(value) or isinstance(value, str):
                 contents[name, attribute] = deepcopy(value)
             elif isinstance(value, (deque, dict, list, set)):
                 contents[name, attribute] = len(value)
             elif isinstance(value, torch.Tensor):
                 contents[name, attribute] = id(value), value.is_inference() or value._version
+            elif isinstance(value, GENERATORS):
+                contents[name, attribute] = None
     return contents
+
+
+def find_changing(item: Any) -> set[str]:
+    """Find the attributes that training changes: generators, and what methods set or fill.
+
+    That is read from the source of the methods that are called in training, and of those that these
+    use. Changes by other names than ``self.NAME`` are not seen, nor those without source.
+    """
+    changing = {name for name, value in vars(item).items() if isinstance(value, GENERATORS)}
+    methods = [*REPEATED]
+    for method in methods:  # which grows
+        for node in (n for part in type(item).__mro__ for n in _parse(vars(part).get(method))):
+            if not isinstance(node, (ast.Attribute, ast.Subscript)):
+                continue
+            is_read = isinstance(node.ctx, ast.Load)
+            name = _attribute_of_self(node)
+            if name and is_read and name not in methods:
+                methods.append(name)
+            elif name and not is_read:
+                changing.add(name)
+            elif not is_read or getattr(node, 'attr', '') in CHANGING:  # self.NAME[key] = value
+                changing.add(_attribute_of_self(node.value))
+    return changing
+
+
+def _parse(method: Any) -> Iterator[ast.AST]:
+    """Yield the nodes of a method's source, and of functions that a decorator has wrapped."""
+    method = getattr(method, 'fget', method)  # of a property
+    cells = [cell.cell_contents for cell in getattr(method, '__closure__', None) or ()]
+    for function in (method, *filter(inspect.isfunction, cells)):
+        try:
+            yield from ast.walk(ast.parse(dedent(inspect.getsource(function))))
+        except (OSError, SyntaxError, TypeError):  # no source, or no function
+            continue
+
+
+def _attribute_of_self(node: ast.AST) -> str:
+    """Return ``'NAME'`` for ``self.NAME``, and an empty string for other expressions."""
+    of_self = isinstance(node, ast.Attribute) and getattr(node.value, 'id', '') == 'self'
+    return getattr(node, 'attr', '') if of_self else ''
 
 
 def _is_numeric(value: Any) -> bool:

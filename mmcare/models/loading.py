@@ -38,9 +38,11 @@ FIRST = 'stem.conv.weight'
 COUNTERS = ('num_batches_tracked', '_extra_state')
 
 
-def is_pretrained(init_cfg: Mapping[str, Any]) -> bool:
-    """Whether MMEngine would load a file for an entry of ``init_cfg``."""
-    return built_type(WEIGHT_INITIALIZERS, init_cfg) is PretrainedInit
+def pretrained_cfgs(module: Any) -> list[dict[str, Any]]:
+    """Return the entries of a module's ``init_cfg`` for which MMEngine would load a file."""
+    cfgs = getattr(module, 'init_cfg', None) or []
+    cfgs = cfgs if isinstance(cfgs, list) else [cfgs]
+    return [cfg for cfg in cfgs if built_type(WEIGHT_INITIALIZERS, cfg) is PretrainedInit]
 
 
 def read_state_dict(
@@ -81,8 +83,7 @@ def strict_loading(
     def check(filled: Any, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         is_filled = getattr(filled, 'is_init', False)
         if not isinstance(module, TwoHeads):  # MMEngine also marks random weights as initialized
-            cfgs = filled.init_cfg if is_filled else []
-            is_filled = any(map(is_pretrained, cfgs if isinstance(cfgs, list) else [cfgs]))
+            is_filled = is_filled and bool(pretrained_cfgs(filled))
         if is_filled and not _select(module, state, prefix):
             text = f'{file} has no weights of {prefix[:-1]}, which keeps those of its init_cfg.'
             print_log(text, logger='current', level=logging.WARNING)

@@ -1,6 +1,7 @@
 """A resumed run ends with the weights of an uninterrupted one, or says why it cannot."""
 
 import random
+import re
 from contextlib import nullcontext
 
 import numpy as np
@@ -15,6 +16,13 @@ from mmcare.weights.reading import CheckpointError
 HOOK = 'mmcare.engine.hooks.exact_resume_hook'
 PLAIN_SGD = dict(state={}, param_groups=[dict(momentum=0)])
 EMPTY_ADAM = dict(state={}, param_groups=[dict(betas=1)])
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    texts = []
+    monkeypatch.setattr(f'{HOOK}.print_log', lambda text, **_: texts.append(text))
+    return texts
 
 
 def test_exact_resume_with_workers(tmp_path):
@@ -59,11 +67,9 @@ def test_iterations_and_seeds_draw_other_numbers(tmp_path):
         (dict(), None),
     ],
 )
-def test_warns_where_it_cannot_be_exact(tmp_path, monkeypatch, options, words):
-    found = []
-    monkeypatch.setattr(f'{HOOK}.print_log', lambda text, **_: found.append(text))
+def test_warns_where_it_cannot_be_exact(tmp_path, warned, options, words):
     train(tmp_path, hooks=[StopAt(0)], **options)
-    assert len(found) == bool(words) and all(words in text for text in found)
+    assert len(warned) == bool(words) and all(words in text for text in warned)
 
 
 def rename(checkpoint):
@@ -102,14 +108,12 @@ def test_incomplete_resume_is_refused(tmp_path, change, words):
         train(tmp_path, resume=True, hooks=[StopAt(5)])
 
 
-def test_another_schedule_is_a_warning(tmp_path, monkeypatch):
+def test_another_schedule_is_a_warning(tmp_path, warned):
     """MMEngine keeps the checkpoint's, whose rate may have ended."""
-    found = []
-    monkeypatch.setattr(f'{HOOK}.print_log', lambda text, **_: found.append(text))
     for t_max in (EPOCHS, 9):
         schedule = dict(type='CosineAnnealingLR', T_max=t_max)
         train(tmp_path, resume=t_max == 9, hooks=[StopAt(5)], param_scheduler=schedule)
-    assert len(found) == 1 and f'end at [{EPOCHS}], are kept' in found[0] and '[9]' in found[0]
+    assert len(warned) == 1 and f'end at [{EPOCHS}], are kept' in warned[0] and '[9]' in warned[0]
 
 
 def test_optimizers_without_state_resume(tmp_path):
@@ -199,15 +203,32 @@ class Mixed(Numbers):
         return sample
 
 
+def decorated(function):
+    """Wrap as mmdet's autocast_box_type does, without functools.wraps."""
+    return lambda self, sample: function(self, sample)
+
+
 class Cached:
-    """As mmdet's CachedMosaic."""
+    """As mmdet's CachedMosaic; it also sets what it needs again and again, as MinIoURandomCrop."""
 
     def __init__(self):
-        self.results_cache, self.factor = [], 1
+        self.results_cache, self.factor, self.ignore = [], 1, None
 
+    @decorated
     def __call__(self, sample):
         self.results_cache.append(sample)
-        return sample + self.results_cache[len(self.results_cache) // 2]
+        self.index = len(self.results_cache) // 2
+        if self.ignore is None:
+            self.ignore = 255  # as mmseg's LoadAnnotations
+        return sample + self.results_cache[self.index]
+
+
+class Noisy:
+    def __init__(self):
+        self.generator = np.random.default_rng(0)
+
+    def __call__(self, sample):
+        return sample + self.generator.random()
 
 
 class OwnGenerators:
@@ -243,42 +264,70 @@ def test_generators_of_other_libraries(tmp_path, workers):
     assert_resumes(tmp_path, 2 * ITERATIONS + 1, loader=loader)
 
 
-class Counter(Hook):
+class Patience(Hook):
+    """What it counts is seen after validations only, which may be hours later."""
+
     def __init__(self):
-        self.count = 0
+        self.best, self.history, self.waits, self.limit, self.losses = None, [], {}, 3, []
 
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self.count += 1
+    def before_train(self, runner):
+        self.losses = []  # again when a run resumes
+
+    def after_val_epoch(self, runner, metrics=None):
+        if self._improves(metrics['acc']):
+            self.best = metrics['acc']
+
+    def _improves(self, value):
+        self.history.append(value)
+        self.waits['acc'] = self.waits.get('acc', 0) + 1
+        return self.best is None or value > self.best
 
 
-class Careful(Counter):
+class Careful(Patience):
     def before_save_checkpoint(self, runner, checkpoint):
-        checkpoint['count'] = self.count
+        checkpoint['history'] = self.history
+
+
+LOST = 'Patience.best, Patience.history, Patience.waits'
 
 
 @pytest.mark.parametrize('resumes', [False, True])
-def test_lost_state_is_named_when_a_run_starts(tmp_path, monkeypatch, resumes):
-    """In its second iteration, once; workers start anew in each epoch, with empty caches."""
-    options = dict(hooks=[Counter(), Careful(), StopAt(2)])
+@pytest.mark.parametrize(
+    ('workers', 'names'), [(0, f'Cached.results_cache, Noisy.generator, {LOST}'), (1, LOST)]
+)
+def test_lost_state_is_named_when_a_run_starts(tmp_path, warned, workers, names, resumes):
+    """Before its first iteration; workers start anew in each epoch, with empty caches."""
     if resumes:
-        train(tmp_path, hooks=[StopAt(5)])
-        options = dict(resume=True, hooks=[Counter(), Careful(), StopAt(7)])
-    warned = []
-    monkeypatch.setattr(f'{HOOK}.print_log', lambda text, **_: warned.append(text))
-    for workers, names in ((0, 'Cached.results_cache, Counter.count'), (1, 'Counter.count')):
-        warned.clear()
-        dataset = Mixed(Cached())
-        train(tmp_path, loader=dict(dataset=dataset, num_workers=workers), **options)
-        run = 'This resumed run does' if resumes else 'A resume of this run will'
-        assert len(warned) == 1 and warned[0].startswith(f'{run} not reproduce'), warned
-        assert f'changes {names}, which no checkpoint holds' in warned[0]
-        options['hooks'][0] = Counter()
+        train(tmp_path, hooks=[StopAt(ITERATIONS + 1)])
+    loader = dict(dataset=Mixed(Cached(), Noisy()), num_workers=workers)
+    hooks = [Patience(), Careful(), StopAt(ITERATIONS * resumes)]
+    train(tmp_path, resume=resumes, loader=loader, hooks=hooks)
+    run = 'This resumed run does' if resumes else 'A resume of this run will'
+    assert len(warned) == 1 and warned[0].startswith(f'{run} not reproduce')
+    assert f'changes {names}, which no checkpoint holds' in warned[0]
 
 
-def test_a_scheduler_that_waits_for_metrics_needs_our_checkpoints(tmp_path, monkeypatch):
+class Indirect(Hook):
+    """Its source does not say ``self.losses.append``."""
+
+    def __init__(self):
+        self.losses = []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        losses = self.losses
+        losses.append(outputs['loss'])
+
+
+def test_other_lost_state_is_named_once_it_changes(tmp_path, warned):
+    """In the second iteration, once; also beside state that was named before."""
+    loader = dict(dataset=Mixed(Cached()), num_workers=0)
+    train(tmp_path, loader=loader, hooks=[Indirect(), StopAt(2 * ITERATIONS)])
+    names = [re.search('changes (.*), which', text)[1] for text in warned]
+    assert names == ['Cached.results_cache', 'Indirect.losses']
+
+
+def test_a_scheduler_that_waits_for_metrics_needs_our_checkpoints(tmp_path, warned):
     """MMEngine's hook does not repeat the validation."""
-    warned = []
-    monkeypatch.setattr(f'{HOOK}.print_log', lambda text, **_: warned.append(text))
     plateau = dict(type='ReduceOnPlateauLR', monitor='loss')
     options = dict(checkpoint=dict(type='CheckpointHook'), param_scheduler=plateau)
     train(tmp_path, hooks=[StopAt(0)], **options)

@@ -16,7 +16,7 @@ from mmcare.engine.data_checks import CHECKS, LATER, classes, coco, masks
 from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn
 from mmcare.engine.hooks import SwitchableHook
-from mmcare.registry import HOOKS, type_name
+from mmcare.registry import HOOKS, built_type, type_name
 
 _log = partial(print_log, logger='current')
 
@@ -64,7 +64,7 @@ class DataCheckHook(SwitchableHook):
             names = list((config.get('metainfo') or {}).get('classes') or ())
             if config.get('backend_args') or '://' in path:
                 continue
-            if file and os.path.isfile(path) and hasattr(_class_of(config), 'COCOAPI'):
+            if file and os.path.isfile(path) and hasattr(built_type(DATASETS, config), 'COCOAPI'):
                 findings += self._run('required_keys', coco.check_required_keys, path, self._read)
             prefix = config.get('data_prefix') or ''
             prefix = prefix.get('img_path', '') if isinstance(prefix, dict) else prefix
@@ -171,11 +171,3 @@ def _datasets(config: Any) -> Iterator[dict[str, Any]]:
             yield from _datasets(inner)
         elif 'type' in config:
             yield config
-
-
-def _class_of(config: dict[str, Any]) -> Any:
-    """Return the class that a config's type names; None if unknown, which MMEngine reports."""
-    if not isinstance(config['type'], str):
-        return config['type']
-    with DATASETS.switch_scope_and_registry(config.get('_scope_')) as registry:
-        return registry.get(config['type'])

@@ -110,12 +110,15 @@ class ExactResumeHook(SwitchableHook):
             iterator.skip_iter = lambda number: deque(islice(iterator, number), maxlen=0)
         if self._numbers is None:
             self._numbers = training_state.read_numbers(training_state.restorable(runner))
-        self._objects = training_state.not_restorable(runner)
-        self._contents = training_state.read_contents(self._objects)
         self._first_iter = runner.iter
 
     def before_train_epoch(self, runner: Any) -> None:
         """Seed the workers for the epoch."""
+        if not self._objects:  # the run starts, and all hooks have done so
+            self._objects = training_state.not_restorable(runner)
+            self._contents = training_state.read_contents(self._objects)
+            changing = {i: training_state.find_changing(o) for i, o in self._objects.items()}
+            self._warn_of_lost_state(runner, [k for k in self._contents if k[1] in changing[k[0]]])
         self.before_train_iter(runner, 0)  # the loader may draw
         loader = runner.train_dataloader
         function, seeding = loader.worker_init_fn, training_state.seed_worker
@@ -136,7 +139,7 @@ class ExactResumeHook(SwitchableHook):
         if not loader.num_workers:
             training_state.seed_generators(loader.dataset, seed)
         if runner.iter == self._first_iter + 1:  # all hooks and transforms have run once
-            self._warn_of_lost_state(runner)
+            self._warn_of_changes(runner)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Add the numbers that have changed."""
@@ -148,22 +151,26 @@ class ExactResumeHook(SwitchableHook):
             for key, value in numbers.items()
             if key not in self._numbers or self._numbers[key] != value
         }
-        self._warn_of_lost_state(runner)
+        self._warn_of_changes(runner)
 
-    def _warn_of_lost_state(self, runner: Any) -> None:
+    def _warn_of_changes(self, runner: Any) -> None:
         contents = training_state.read_contents(self._objects)
-        changed = {key for key in contents if contents[key] != self._contents.get(key)}
-        names = {f'{type(self._objects[index]).__name__}.{name}' for index, name in changed}
-        if not names:
+        changed = [k for k, value in self._contents.items() if contents.get(k) != value]
+        self._warn_of_lost_state(runner, changed)
+
+    def _warn_of_lost_state(self, runner: Any, keys: list[tuple[int, str]]) -> None:
+        """Warn of attributes that training changes, once."""
+        if not keys:
             return
+        for key in keys:
+            del self._contents[key]
+        names = {f'{type(self._objects[index]).__name__}.{name}' for index, name in keys}
         _warn(
             runner,
             f'Training changes {", ".join(sorted(names))}, which no checkpoint holds. For '
             'transforms, set train_dataloader.num_workers; a hook can write its state in '
             'before_save_checkpoint, and read it in after_load_checkpoint.',
         )
-        for index, _ in changed:  # named once
-            self._objects.pop(index, None)
 
 
 def _warn(runner: Any, advice: str) -> None:

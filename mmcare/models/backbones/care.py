@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from mmcare.compatibility import autocast_off
 from mmcare.models.arguments import NUM_STAGES, check, resolve_arch
 from mmcare.models.fusing import build_norm, check_fusible, fuse, is_fixed
-from mmcare.models.loading import is_pretrained, read_state_dict
+from mmcare.models.loading import pretrained_cfgs, read_state_dict
 from mmcare.models.recompute import recompute
 from mmcare.registry import MODELS
 
@@ -575,11 +575,11 @@ class CARE(BaseModule):
             CheckpointError: If it cannot be read without running code, or does not fill the CARE.
         """
         given: Any = self.init_cfg
-        cfgs = given if isinstance(given, list) else [given]
-        files = [cfg for cfg in cfgs if is_pretrained(cfg)]
+        files = pretrained_cfgs(self)
         for cfg in files:
             check('init_cfg', cfg, 'a Pretrained with checkpoint=FILE', bool(cfg.get('checkpoint')))
         states = [] if self.is_init else [read_state_dict(self, **cfg) for cfg in files]
+        cfgs = given if isinstance(given, list) else [given]
         self.init_cfg = [cfg for cfg in cfgs if cfg not in files]
         try:
             super().init_weights()
