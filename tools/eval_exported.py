@@ -56,6 +56,7 @@ def parse_args() -> argparse.Namespace:
         '--checkpoint', metavar='CHECKPOINT', help='weights; also tested in PyTorch'
     )
     parser.add_argument('--float16', action='store_true', help='compute .tflite files in float16')
+    parser.add_argument('--no-verify', action='store_true', help='open a file that was rewritten')
     parser.add_argument('--out', type=Path, metavar='JSON', help='also write the table here')
     parser.add_argument('--work-dir', help="where logs go; default: the config's")
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='changes of the config')
@@ -64,7 +65,8 @@ def parse_args() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     """Test and time the files, and the checkpoint if one is given; return a row for each."""
-    programs = {file: open_exported(file, float16=arguments.float16) for file in arguments.files}
+    options = dict(float16=arguments.float16, verify=not arguments.no_verify)
+    programs = {file: open_exported(file, **options) for file in arguments.files}
     shapes = {program.input_shape for program in programs.values()}
     size = tuple(side for side in next(iter(shapes))[2:] if isinstance(side, int))
     if len(shapes) != 1 or len(size) != 2:

@@ -6,10 +6,12 @@ from typing import Any
 
 import mmcare_runtime
 from mmcare.export.backends import BACKENDS
-from mmcare_runtime.files import check_digest, check_file
+from mmcare_runtime.files import check_file, check_hash
 
 
-def open_exported(path: str | PathLike, **options: Any) -> mmcare_runtime.Model:
+def open_exported(
+    path: str | PathLike, verify: bool = True, **options: Any
+) -> mmcare_runtime.Model:
     """Open a file as :func:`mmcare_runtime.open_exported` does, with the same options.
 
     What Core ML computes on iPhones and Macs, PyTorch computes here.
@@ -22,11 +24,12 @@ def open_exported(path: str | PathLike, **options: Any) -> mmcare_runtime.Model:
     path = Path(path)
     backends = {backend.suffix: backend for backend in BACKENDS.values()}
     if path.suffix not in backends:
-        return mmcare_runtime.open_exported(path, **options)
+        return mmcare_runtime.open_exported(path, verify=verify, **options)
     try:
         check_file(path)
-        check_digest(path)
-        return backends[path.suffix].open(path, **options)
+        if verify:
+            check_hash(path)
+        return backends[path.suffix].open(path, verify=False, **options)
     except (FileNotFoundError, ImportError):
         raise
     except Exception as error:  # the interpreter of ML Programs reads them with others' code
