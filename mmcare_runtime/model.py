@@ -172,7 +172,7 @@ def open_exported(
         ) from error
     except Exception as error:  # engines have classes of their own
         reason = escape(' '.join(str(error).split()))
-        if reason.startswith(str(path)):
+        if reason.startswith(escape(str(path))):
             raise ValueError(reason) from error
         raise ValueError(f'{escape(str(path))} cannot be opened: {reason}') from error
     if opened.description:

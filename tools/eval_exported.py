@@ -34,6 +34,7 @@ from mmcare.export.preprocessing import fit_config
 from mmcare.export.tasks import make_task
 from mmcare.files import check_writable_file, moved_into_place, size_of
 from mmcare.weights.reading import CheckpointError, load_weights
+from mmcare_runtime.text import escape
 
 ROUNDS = 5
 PYTORCH = 'PyTorch'
@@ -96,7 +97,7 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
         try:
             runner.model.load_state_dict(load_weights(arguments.checkpoint))
         except RuntimeError as error:
-            raise CheckpointError(f'{arguments.checkpoint} does not fit. {error}') from error
+            raise CheckpointError(f'{arguments.checkpoint} does not fit. {error}') from None
 
     def test() -> dict[str, float]:
         try:
@@ -140,7 +141,7 @@ def main() -> None:
         print('stopped: nothing is written', file=sys.stderr)
         sys.exit(130)
     except (CheckpointError, ImportError, OSError, ValueError) as error:
-        print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+        print(f'error: {escape(" ".join(str(error).split()))}', file=sys.stderr)
         sys.exit(2)
     print(table.to_string(float_format='{:.4f}'.format))
     if arguments.out:

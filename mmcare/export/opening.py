@@ -7,6 +7,7 @@ from typing import Any
 import mmcare_runtime
 from mmcare.export.backends import BACKENDS
 from mmcare_runtime.files import check_file, check_hash
+from mmcare_runtime.text import escape
 
 
 def open_exported(
@@ -33,7 +34,7 @@ def open_exported(
     except (FileNotFoundError, ImportError):
         raise
     except Exception as error:  # the interpreter of ML Programs reads them with others' code
-        reason = ' '.join(str(error).split())
-        if reason.startswith(str(path)):
+        reason = escape(' '.join(str(error).split()))
+        if reason.startswith(escape(str(path))):
             raise ValueError(reason) from error
-        raise ValueError(f'{path} cannot be opened: {reason}') from error
+        raise ValueError(f'{escape(str(path))} cannot be opened: {reason}') from error

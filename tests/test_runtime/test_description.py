@@ -39,7 +39,12 @@ def test_valid_descriptions(task):
         ('classifier', ('shape', 0), True, r'shape\[0\]'),
         ('classifier', ('classes',), ['cat'], 'classes = '),
         ('classifier', ('classes', 1), 3, r'classes\[1\] = 3'),
-        ('classifier', ('palette', 0), 'red', r'palette\[0\]'),
+        *(
+            ('classifier', ('palette', 0), color, r'palette\[0\]')
+            for color in ('red', ['1', '2', '3'], [[1], [2], [3]], [0, 0], [1.5, 0, 0], None)
+            + tuple([value, 0, 0] for value in (256, -1, float('nan'), True))
+        ),
+        ('classifier', ('palette',), 'red);background:url(//host)', 'palette = '),
         ('classifier', ('activation',), 'tanh', 'activation'),
         ('classifier', ('part',), ['model'], 'part'),
         ('classifier', ('inputs', 0, 'kind'), 'tensors', r'inputs\[0\].kind'),
