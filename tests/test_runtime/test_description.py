@@ -22,6 +22,9 @@ def change(description, path, value):
         description[last] = value
 
 
+COLOR_JUNK = ('1', [1], 256, -1, 1.5, float('nan'), True)
+
+
 @pytest.mark.parametrize('task', TASKS)
 def test_valid_descriptions(task):
     check(describe(task), 'file')
@@ -41,8 +44,7 @@ def test_valid_descriptions(task):
         ('classifier', ('classes', 1), 3, r'classes\[1\] = 3'),
         *(
             ('classifier', ('palette', 0), color, r'palette\[0\]')
-            for color in ('red', ['1', '2', '3'], [[1], [2], [3]], [0, 0], [1.5, 0, 0], None)
-            + tuple([value, 0, 0] for value in (256, -1, float('nan'), True))
+            for color in ('red', None, [0, 0], *([x, 0, 0] for x in COLOR_JUNK))
         ),
         ('classifier', ('palette',), 'red);background:url(//host)', 'palette = '),
         ('classifier', ('activation',), 'tanh', 'activation'),
