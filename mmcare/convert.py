@@ -76,9 +76,9 @@ def fuse_checkpoint(
         A sentence that says what was fused and how to use it.
 
     Raises:
-        CheckpointError: If the checkpoint cannot be read, is fused already or does not fill a CARE
-            or its heads.
-        RuntimeError: If it does not fill the rest of the model, or if fusing changes outputs.
+        CheckpointError: If the checkpoint cannot be read, is fused already or does not fill the
+            model.
+        RuntimeError: If fusing changes outputs.
         ValueError: If there is nothing to fuse.
         OSError: If a file does not exist, or the destination cannot be written.
     """
@@ -89,7 +89,12 @@ def fuse_checkpoint(
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     model = MODELS.build(cfg.model).eval()
     with strict_loading(model, (CARE, TwoHeads), checkpoint):
-        load_state_dict(model, weights, strict=True)
+        try:
+            load_state_dict(model, weights, strict=True)
+        except CheckpointError:
+            raise
+        except RuntimeError as error:
+            raise CheckpointError(f'{checkpoint} does not fit. {error}') from None
     fused = [
         name
         for name, module in model.named_modules()

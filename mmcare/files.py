@@ -1,4 +1,4 @@
-"""Write files atomically, and print what files say."""
+"""Write files atomically."""
 
 from __future__ import annotations
 
@@ -90,14 +90,6 @@ def lock_directory(directory: Path, seconds: float = 0) -> IO | None:
             if is_taken:
                 raise BlockingIOError(f'another process has locked {directory}') from error
             return None
-
-
-def printable(text: str) -> str:
-    """Escape what terminals may obey: control characters, directional and invisible marks."""
-    return ''.join(
-        character if character.isprintable() else character.encode('unicode_escape').decode()
-        for character in text
-    )
 
 
 def size_of(path: Path) -> int:

@@ -46,6 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument('--threads', type=int, default=1, help='default: %(default)s')
     parser.add_argument('--engine', help='openvino: for .onnx')
     parser.add_argument('--providers', nargs='+', metavar='NAME', help='of ONNX Runtime')
+    parser.add_argument('--no-verify', action='store_true', help='open a file that was rewritten')
     parser.add_argument('--json', action='store_true', help='print a line of JSON for each picture')
     parser.add_argument(
         '--out-dir',
@@ -164,8 +165,13 @@ def main() -> int:
         stream.reconfigure(errors='backslashreplace')  # type: ignore[union-attr]
     try:
         jobs = plan(arguments.sources, arguments.out_dir)
-        options = dict(providers=arguments.providers, engine=arguments.engine)
-        model = open_exported(arguments.file, arguments.threads, **options)
+        model = open_exported(
+            arguments.file,
+            arguments.threads,
+            arguments.providers,
+            arguments.engine,
+            verify=not arguments.no_verify,
+        )
         if model.description.get('part') != 'model':
             raise ValueError(f'{arguments.file} is not of a whole model: export --part model')
     except (ImportError, OSError, ValueError) as error:

@@ -202,6 +202,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument('--threads', type=int, default=1, help='default: %(default)s')
     parser.add_argument('--engine', help='openvino: for .onnx')
+    parser.add_argument('--no-verify', action='store_true', help='open a file that was rewritten')
     parser.add_argument('--json', action='store_true', help='print the metrics as JSON')
     return parser.parse_args()
 
@@ -219,7 +220,12 @@ def main() -> int:
     """Measure a file, print the metrics, and return the status."""
     arguments = parse_arguments()
     try:
-        model = open_exported(arguments.file, arguments.threads, engine=arguments.engine)
+        model = open_exported(
+            arguments.file,
+            arguments.threads,
+            engine=arguments.engine,
+            verify=not arguments.no_verify,
+        )
         if model.description.get('part') != 'model':
             raise ValueError(f'{arguments.file} is not of a whole model: export --part model')
         metrics = evaluate(

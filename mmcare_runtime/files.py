@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from pathlib import Path, PurePosixPath
 
 from mmcare_runtime.text import escape
+
+NO_HASH = '0' * 64  # file_sha256 of a description until its file is complete
+_HASH = re.compile(rb'(?<="file_sha256": ")[^"]{64}(?=")')
 
 
 def check_file(path: Path) -> None:
@@ -34,31 +38,57 @@ def check_file(path: Path) -> None:
                 raise ValueError(escape(f'{entry} is neither a file nor a folder'))
 
 
-def digest_of(path: Path) -> str:
-    """Compute the SHA-256 of a file, or of a folder's files in the order of their names."""
-    digest = hashlib.sha256()
-    for file in sorted(file for file in (path, *path.rglob('*')) if file.is_file()):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+def write_hash(path: Path) -> str:
+    """Write the hash of a file's bytes, or of a folder's files, into the description that it holds.
+
+    It is the SHA-256 of the bytes, with zeros as the digits of ``file_sha256``; for folders, names
+    and sizes are included, and hidden files are not. Call it where a file is changed on purpose.
+    """
+    digest, _ = _compute_hash(path)
+    for file in _list_files(path):
+        content = file.read_bytes()
+        if _HASH.search(content):
+            file.write_bytes(_HASH.sub(digest.encode(), content))
+    return digest
 
 
-def check_digest(path: Path) -> None:
-    """Compare a file with its report ``FILE.json``, if that lies next to it.
+def check_hash(path: Path) -> None:
+    """Compare a file with the hash that its description states, if it states one.
+
+    The bytes are searched for it, since nothing can read the description of a damaged file safely.
 
     Raises:
-        ValueError: If the report cannot be read, or was written for other bytes.
+        ValueError: If they differ.
     """
-    report = Path(f'{path}.json')
-    if not report.is_file():
-        return
-    try:
-        expected = json.loads(report.read_bytes()).get('file_sha256')
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise ValueError(escape(f'{report} is not a report: {error}')) from error
-    if expected is not None and expected != digest_of(path):
+    digest, stated = _compute_hash(path)
+    if stated - {digest.encode()}:
         raise ValueError(
-            escape(f'{path} was changed, or {report} belongs to another file: export it again')
+            escape(
+                f'{path} is damaged, or another tool has rewritten it: its file_sha256 is of other '
+                'bytes. Copy or export it again; if it was changed on purpose, verify=False or '
+                '--no-verify opens it'
+            )
         )
+
+
+def _compute_hash(path: Path) -> tuple[str, set[bytes]]:
+    """Compute the hash, and find what the file states."""
+    digest, stated = hashlib.sha256(), set()
+    for file in _list_files(path):
+        content = file.read_bytes()
+        if file != path:
+            digest.update(f'{file.relative_to(path).as_posix()} {len(content)}\n'.encode())
+        stated |= {*_HASH.findall(content)}
+        digest.update(_HASH.sub(NO_HASH.encode(), content))
+    return digest.hexdigest(), stated
+
+
+def _list_files(path: Path) -> list[Path]:
+    """List a file, or a folder's files by name, without those that systems add, as .DS_Store."""
+    if not path.is_dir():
+        return [path]
+    files = {file.relative_to(path).as_posix(): file for file in path.rglob('*') if file.is_file()}
+    return [files[name] for name in sorted(files) if '/.' not in f'/{name}']
 
 
 def check_package(path: Path) -> None:
@@ -67,7 +97,6 @@ def check_package(path: Path) -> None:
     Raises:
         ValueError: If it is damaged, or names files outside.
     """
-    check_file(path)
     try:
         manifest = json.loads((path / 'Manifest.json').read_bytes())
         names = [item['path'] for item in manifest['itemInfoEntries'].values()]

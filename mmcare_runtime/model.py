@@ -10,7 +10,7 @@ import numpy as np
 
 from mmcare_runtime.description import check, fits, match, nchw
 from mmcare_runtime.engines import choose_engine
-from mmcare_runtime.files import check_digest, check_file
+from mmcare_runtime.files import check_file, check_hash
 from mmcare_runtime.prepare import check_pixels, prepare, read_picture
 from mmcare_runtime.results import read_results
 from mmcare_runtime.text import escape
@@ -130,6 +130,7 @@ def open_exported(
     providers: Sequence[Any] | None = None,
     engine: str | None = None,
     float16: bool = False,
+    verify: bool = True,
 ) -> Model:
     """Open an exported file, which says itself what it takes.
 
@@ -139,20 +140,22 @@ def open_exported(
         providers: Of ONNX Runtime, by name; None: the CPU alone.
         engine: None: the format's own. ``'openvino'`` also runs ``.onnx``, in float32.
         float16: Compute in float16, which only LiteRT does here.
+        verify: Compare the file with the hash in its description, if it has one. False opens files
+            that other tools have rewritten.
 
     Raises:
         FileNotFoundError: If it does not exist.
         ImportError: If the engine is not installed.
         ValueError: If the file is damaged or of another format, if its description is invalid or
-            not the file's, if the report next to the file is of other bytes, or if the engine
-            does not have what is asked for.
+            not the file's, or if the engine does not have what is asked for.
     """
     path = Path(path)
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise ValueError(f'threads are a whole number from 1, got {threads!r}')
     module = choose_engine(path, engine)
     check_file(path)
-    check_digest(path)
+    if verify:
+        check_hash(path)
     options: dict[str, Any] = dict(providers=providers) if providers is not None else {}
     if float16:
         options['float16'] = True
@@ -169,7 +172,7 @@ def open_exported(
         ) from error
     except Exception as error:  # engines have classes of their own
         reason = escape(' '.join(str(error).split()))
-        if reason.startswith(str(path)):
+        if reason.startswith(escape(str(path))):
             raise ValueError(reason) from error
         raise ValueError(f'{escape(str(path))} cannot be opened: {reason}') from error
     if opened.description:

@@ -191,7 +191,7 @@ def decode_values(values: np.ndarray, priors: np.ndarray, coder: Mapping[str, An
     if coder['type'] == 'DistancePointBBoxCoder':
         return np.concatenate([low - values[:, :2], high + values[:, 2:]], 1)
     if coder['type'] != 'DeltaXYWHBBoxCoder':
-        raise ValueError(f'a {coder["type"]} is not decoded here')
+        raise ValueError(f'boxes of decode.coder.type = {coder["type"]!r} are not decoded here')
     values = values * np.array(coder['stds'], np.float32) + np.array(coder['means'], np.float32)
     shifts, scales = values[:, :2] * (high - low), values[:, 2:]
     most, least = abs(math.log(coder['wh_ratio_clip'])), -math.inf

@@ -35,6 +35,7 @@ from mmcare.export.preprocessing import fit_config
 from mmcare.export.tasks import make_task
 from mmcare.files import check_writable_file, moved_into_place, size_of
 from mmcare.weights.reading import CheckpointError, load_weights
+from mmcare_runtime.text import escape
 
 ROUNDS = 5
 PYTORCH = 'PyTorch'
@@ -57,6 +58,7 @@ def parse_args() -> argparse.Namespace:
         '--checkpoint', metavar='CHECKPOINT', help='weights; also tested in PyTorch'
     )
     parser.add_argument('--float16', action='store_true', help='compute .tflite files in float16')
+    parser.add_argument('--no-verify', action='store_true', help='open a file that was rewritten')
     parser.add_argument('--out', type=Path, metavar='JSON', help='also write the table here')
     parser.add_argument('--work-dir', help="where logs go; default: the config's")
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='changes of the config')
@@ -65,7 +67,8 @@ def parse_args() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     """Test and time the files, and the checkpoint if one is given; return a row for each."""
-    programs = {file: open_exported(file, float16=arguments.float16) for file in arguments.files}
+    options = dict(float16=arguments.float16, verify=not arguments.no_verify)
+    programs = {file: open_exported(file, **options) for file in arguments.files}
     shapes = {program.input_shape for program in programs.values()}
     size = tuple(side for side in next(iter(shapes))[2:] if isinstance(side, int))
     if len(shapes) != 1 or len(size) != 2:
@@ -95,7 +98,7 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
         try:
             runner.model.load_state_dict(load_weights(arguments.checkpoint))
         except RuntimeError as error:
-            raise CheckpointError(f'{arguments.checkpoint} does not fit. {error}') from error
+            raise CheckpointError(f'{arguments.checkpoint} does not fit. {error}') from None
 
     def test() -> dict[str, float]:
         try:
@@ -142,7 +145,7 @@ def main() -> None:
         print('stopped: nothing is written', file=sys.stderr)
         sys.exit(130)
     except (CheckpointError, ImportError, OSError, ValueError) as error:
-        print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+        print(f'error: {escape(" ".join(str(error).split()))}', file=sys.stderr)
         sys.exit(2)
     print(table.to_string(float_format='{:.4f}'.format))
     if arguments.out:

@@ -11,6 +11,7 @@ from mmcare.export.loading import LoadedModel
 from mmcare.export.preprocessing import describe_resizing
 from mmcare.version import __version__
 from mmcare.weights.reading import digest_weights
+from mmcare_runtime.files import NO_HASH
 
 
 def describe_model(
@@ -67,7 +68,7 @@ def describe_file(
     ]
     shape = (graph.example.shape[2], graph.example.shape[3])
     tensors[0] |= _describe_input(model, shape, input_settings)
-    metadata = dict(described, parameters=graph.parameters)
+    metadata = dict(described, parameters=graph.parameters, file_sha256=NO_HASH)
     if graph.post_process is not None:
         metadata.pop('decode', None)
         metadata |= dict(activation=None, **graph.post_process.metadata)

@@ -36,7 +36,7 @@ from mmcare.export.tasks import OutputFormat, PostProcess
 from mmcare.export.tasks.base import max_rel_error
 from mmcare.files import check_writable, moved_into_place, size_of
 from mmcare_runtime import Model
-from mmcare_runtime.files import digest_of
+from mmcare_runtime.files import write_hash
 
 LOGGER = logging.getLogger('mmcare')
 
@@ -226,9 +226,7 @@ def export_format(export: Export, backend: Backend, folder: Path) -> dict[str, A
     decoded = output_format if request.outputs == 'decoded' else None
     file = write_file(export, backend, decoded, folder)
     precision, path = file.description['precision'], file.path
-    report = dict(
-        file=path.name, bytes=size_of(path), file_sha256=digest_of(path), **file.description
-    )
+    report = dict(file=path.name, bytes=size_of(path), **file.description)
     if decoded and backend.is_quantized(precision, options):
         # Results have no signal-to-noise ratio: a second file has the raw outputs.
         with TemporaryDirectory() as raw_folder:
@@ -287,6 +285,7 @@ def write_file(
         raise
     except Exception as error:  # converters have classes of their own
         raise ExportError(f'{backend.name} cannot convert {path.name}: {error}') from error
+    description['file_sha256'] = write_hash(path)
     return ExportedFile(path, graph, description, result)
 
 

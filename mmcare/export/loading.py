@@ -171,4 +171,4 @@ def _load(task: Task, checkpoint: str | os.PathLike) -> None:
         except CheckpointError:
             raise
         except RuntimeError as error:
-            raise CheckpointError(f'{checkpoint} does not fit. {error}') from error
+            raise CheckpointError(f'{checkpoint} does not fit. {error}') from None

@@ -21,6 +21,7 @@ from mmcare.models.heads import TwoHeads
 from mmcare.registry import built_type
 from mmcare.weights.names import BACKBONE_PARTS, of_backbone
 from mmcare.weights.reading import CheckpointError, load_weights
+from mmcare_runtime.text import escape
 
 ADDRESSES = """\
 The ImageNet weights (CARETrans_S0.pth.tar, _S1, _S2; MIT licence) are linked from the authors'
@@ -140,7 +141,7 @@ def check_state_dict(
     for fault, names in faults.items():
         if names:
             more = f' and {len(names) - 3} more' if len(names) > 3 else ''
-            lines.append(f'{fault}: {", ".join(prefix + name for name in names[:3])}{more}')
+            lines.append(f'{fault}: {", ".join(escape(prefix + name) for name in names[:3])}{more}')
     if len(lines) > 1:
         lines += _advise(network, given, prefix) if is_backbone else []
         raise CheckpointError('\n  '.join(lines))

@@ -28,9 +28,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mmcare.files import moved_into_place, printable
+from mmcare.files import moved_into_place
 from mmcare.weights import unpickling
 from mmcare.weights.names import find_published, to_classifier_keys, without_wrapper
+from mmcare_runtime.text import escape
 
 CHECKSUM = 'mmcare_checksum'  # in the metadata of .safetensors
 PREFIXES = ('', 'http://', 'https://')  # of names that load_from_mmcare takes
@@ -43,7 +44,7 @@ class CheckpointError(RuntimeError):
     """
 
     def __init__(self, text: str) -> None:
-        super().__init__('\n'.join(map(printable, text.split('\n'))))
+        super().__init__('\n'.join(map(escape, text.split('\n'))))
 
 
 def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> Any:
@@ -153,7 +154,7 @@ def _download(address: str) -> Path:
         try:
             _fetch(address, file)
         except Exception as error:  # of urllib, http or the disk
-            fault = printable(f'{address} cannot be downloaded: {error}')
+            fault = escape(f'{address} cannot be downloaded: {error}')
     faults = [text for text in all_gather_object(fault) if text]  # other processes wait here
     if faults:
         raise OSError(faults[0])
@@ -188,7 +189,7 @@ def _fetch(address: str, file: Path) -> None:
     with build_opener(_Redirects).open(request, timeout=60) as answer:
         size = answer.headers['Content-Length']
         total = None if size is None else int(size)
-        bar: Any = dict(description=printable(file.name), disable=not sys.stdout.isatty())
+        bar: Any = dict(description=escape(file.name), disable=not sys.stdout.isatty())
         with moved_into_place(file) as temporary:
             with wrap_file(answer, total or 0, **bar) as content, temporary.open('wb') as copy:
                 shutil.copyfileobj(content, copy)

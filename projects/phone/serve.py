@@ -35,7 +35,8 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
 
 from mmcare.export import load_model, open_exported
-from mmcare.files import check_writable, moved_into_place, printable
+from mmcare.files import check_writable, moved_into_place
+from mmcare_runtime.text import escape
 
 HEADERS = {
     'Cross-Origin-Opener-Policy': 'same-origin',
@@ -59,15 +60,15 @@ def write_static(contents: Contents, folder: Path) -> None:
             temporary.write_bytes(contents[name]())
 
 
-def escape(value: Any, depth: int = MAX_DEPTH) -> Any:
+def escape_all(value: Any, depth: int = MAX_DEPTH) -> Any:
     """Make all texts of a JSON value printable; raise a ValueError where it is nested deeper."""
     if not depth:
         raise ValueError('too many levels')
     if isinstance(value, dict):
-        return {printable(key): escape(entry, depth - 1) for key, entry in value.items()}
+        return {escape(key): escape_all(entry, depth - 1) for key, entry in value.items()}
     if isinstance(value, list):
-        return [escape(entry, depth - 1) for entry in value]
-    return printable(value) if isinstance(value, str) else value
+        return [escape_all(entry, depth - 1) for entry in value]
+    return escape(value) if isinstance(value, str) else value
 
 
 def read_results(body: bytes) -> tuple[str, str, pd.DataFrame] | None:
@@ -75,7 +76,7 @@ def read_results(body: bytes) -> tuple[str, str, pd.DataFrame] | None:
     if body.count(b',') > MAX_VALUES:
         return None
     try:
-        posted = escape(json.loads(body))
+        posted = escape_all(json.loads(body))
         recording, time = posted['recording'], datetime.strptime(posted['time'], '%Y%m%d-%H%M%S')
         engines, rows = recording['milliseconds'], recording['rows']
         times = [ms for files in engines.values() for ms in files.values()]
@@ -278,7 +279,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors='replace')  # not all encodings have the code's blocks
         segno.make(server.url).terminal(compact=True)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+        print(f'error: {escape(" ".join(str(error).split()))}', file=sys.stderr)
         sys.exit(2)
     print(server.url, flush=True)
     asyncio.run(server.serve_forever())

@@ -60,6 +60,17 @@ CASES = [
 ]
 
 
+def refuse_a_flipped_bit(path):
+    """Flip one in the middle of the weights."""
+    file = max((path, *path.rglob('*')), key=lambda file: file.is_file() and file.stat().st_size)
+    content = file.read_bytes()
+    middle = len(content) // 2
+    file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    with pytest.raises(ValueError, match=f'{path.name} is damaged'):
+        open_exported(path)
+    file.write_bytes(content)
+
+
 @pytest.mark.parametrize(('backend', 'options'), CASES)
 def test_checks_and_descriptions(tmp_path, monkeypatch, pictures, backend, options):
     """In every format, precision and compression; alone, in another folder."""
@@ -70,9 +81,11 @@ def test_checks_and_descriptions(tmp_path, monkeypatch, pictures, backend, optio
     report = export_model(source, tmp_path / 'out', **arguments)[backend]
     file = tmp_path / 'out' / report['file']
     older = {path.name: path.stat().st_mtime for path in file.parent.glob('*.json')}
-    found = open_exported(file.rename(tmp_path / f'alone{file.suffix}')).description
+    alone = file.rename(tmp_path / f'alone{file.suffix}')
+    found = open_exported(alone).description
     assert found == {key: report[key] for key in found}
     assert {*report} - {*found} >= {'file', 'bytes'} and found['format'] == backend
+    refuse_a_flipped_bit(alone)
     assert found['sha256'] == digest_weights(source.task.model.state_dict(), {})
     assert found['precision'] == options.get('precision', 'float16')
     assert found.get('compress') == options.get('compress')
@@ -81,7 +94,7 @@ def test_checks_and_descriptions(tmp_path, monkeypatch, pictures, backend, optio
     default = next(iter(BACKENDS[backend].precisions))
     words = ['thin_32x64', *(value for value in options.values() if value != default)]
     assert file.name == '_'.join(words) + file.suffix
-    (tmp_path / f'alone{file.suffix}').rename(file)
+    alone.rename(file)
     if backend != 'litert' and options.get('precision', default) != default:
         return  # its check is that of LiteRT
 

@@ -52,6 +52,12 @@ def test_control_characters_are_escaped(run):
     assert '\x1b' not in out + err and '\u202e' not in out
 
 
+def test_rewritten_files_open_without_their_hash(run):
+    status, _, err = run('classifier', 'a.png', file_sha256='1' * 64)
+    assert status == 2 and 'mine.onnx is damaged, or another tool has rewritten it' in err
+    assert run('classifier', 'a.png', '--no-verify', file_sha256='1' * 64)[0] == 0
+
+
 def test_one_bad_picture_is_named_and_skipped(run, tmp_path):
     (tmp_path / 'bad.png').write_text('text')
     status, out, err = run('classifier', 'bad.png', 'a.png', 'missing.png')

@@ -22,6 +22,9 @@ def change(description, path, value):
         description[last] = value
 
 
+COLOR_JUNK = ('1', [1], 256, -1, 1.5, float('nan'), True)
+
+
 @pytest.mark.parametrize('task', TASKS)
 def test_valid_descriptions(task):
     check(describe(task), 'file')
@@ -39,7 +42,11 @@ def test_valid_descriptions(task):
         ('classifier', ('shape', 0), True, r'shape\[0\]'),
         ('classifier', ('classes',), ['cat'], 'classes = '),
         ('classifier', ('classes', 1), 3, r'classes\[1\] = 3'),
-        ('classifier', ('palette', 0), 'red', r'palette\[0\]'),
+        *(
+            ('classifier', ('palette', 0), color, r'palette\[0\]')
+            for color in ('red', None, [0, 0], *([x, 0, 0] for x in COLOR_JUNK))
+        ),
+        ('classifier', ('palette',), 'red);background:url(//host)', 'palette = '),
         ('classifier', ('activation',), 'tanh', 'activation'),
         ('classifier', ('part',), ['model'], 'part'),
         ('classifier', ('inputs', 0, 'kind'), 'tensors', r'inputs\[0\].kind'),

@@ -15,7 +15,7 @@ from runtime_helpers import SHAPE, TASKS, describe, outputs_of, write_ncnn, writ
 
 from mmcare_runtime import Model, open_exported
 from mmcare_runtime.engines.executorch import check_header
-from mmcare_runtime.files import check_package, digest_of
+from mmcare_runtime.files import NO_HASH, check_package, write_hash
 
 FOREIGN = ('torch', 'torchvision', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'mmcare')
 PIXELS = np.random.default_rng(1).integers(0, 256, (40, 60, 3), np.uint8)
@@ -68,23 +68,42 @@ def test_files_and_threads(tmp_path):
                 np.testing.assert_array_equal(value, wanted[index][name])
 
 
-@pytest.mark.parametrize('change', ['one byte', 'another report', 'no report', 'half a report'])
-def test_a_report_beside_the_file(tmp_path, change):
-    """It has the hash of the file's bytes, which is compared."""
-    path = write_onnx(tmp_path / 'mine.onnx', describe('boxes'))
-    report = tmp_path / 'mine.onnx.json'
-    report.write_text(json.dumps(dict(file_sha256=digest_of(path))))
-    open_exported(path)
-    data = bytearray(path.read_bytes())
-    if change == 'one byte':
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-    elif change == 'no report':
-        report.unlink()
-        return open_exported(path)
+@pytest.mark.parametrize('suffix', ['.onnx', '.ncnn'])
+@pytest.mark.parametrize('place', ['weights', 'description', 'hash'])
+def test_a_changed_byte(tmp_path, suffix, place):
+    """A description has the hash of the file's bytes, which is compared before an engine runs."""
+    if suffix == '.ncnn':
+        pytest.importorskip('ncnn')
+        path = write_ncnn(tmp_path / 'mine.ncnn', dict(ncnn_description(), file_sha256=NO_HASH))
+        (path / 'model.ncnn.bin').write_bytes(bytes(9))
+        file = path / ('model.ncnn.bin' if place == 'weights' else 'mmcare.json')
     else:
-        report.write_text('{' if change == 'half a report' else '{"file_sha256": "0"}')
-    with pytest.raises(ValueError, match=r'mine.onnx(.json)? (was changed|is not a report)'):
+        path = write_onnx(tmp_path / 'mine.onnx', describe('boxes', file_sha256=NO_HASH))
+        file = path
+    digest = write_hash(path)
+    assert open_exported(path).description['file_sha256'] == digest == write_hash(path)
+    data = bytearray(file.read_bytes())
+    places = dict(description=data.find(b'"cat"') + 1, hash=data.find(digest.encode()))
+    data[places.get(place, len(data) // 2)] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ValueError, match=rf'mine{suffix} is damaged, or .*--no-verify'):
+        open_exported(path)
+    if place != 'weights':
+        assert open_exported(path, verify=False).description['file_sha256']
+        write_hash(path)
+        open_exported(path)
+
+
+def test_what_systems_add_to_folders(tmp_path):
+    """Another name, and files like .DS_Store, change nothing; another file does."""
+    pytest.importorskip('ncnn')
+    path = write_ncnn(tmp_path / 'mine.ncnn', dict(ncnn_description(), file_sha256=NO_HASH))
+    write_hash(path)
+    path = path.rename(tmp_path / 'other.ncnn')
+    (path / '.DS_Store').touch()
+    open_exported(path)
+    (path / 'more').touch()
+    with pytest.raises(ValueError, match=r'other.ncnn is damaged'):
         open_exported(path)
 
 

@@ -77,4 +77,8 @@ def test_fuse_a_whole_model(tmp_path, monkeypatch):
     torch.save(dict(state_dict=state), trained)
     with pytest.raises(CheckpointError, match='not finite'):
         fuse_checkpoint(file, trained, tmp_path / 'out.pth')
+    state['backbone.stem.norm.running_var'].fill_(1)
+    torch.save(dict(state_dict={**state, 'head\x1b': torch.ones(1)}), trained)
+    with pytest.raises(CheckpointError, match=r'(?s)trained.pth does not fit.*head\\x1b'):
+        fuse_checkpoint(file, trained, tmp_path / 'out.pth')
     assert not (tmp_path / 'out.pth').exists()

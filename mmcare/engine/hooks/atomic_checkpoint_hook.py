@@ -13,9 +13,10 @@ from mmengine.hooks import CheckpointHook, EarlyStoppingHook
 from mmengine.logging import print_log
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
-from mmcare.files import lock_directory, moved_into_place, printable
+from mmcare.files import lock_directory, moved_into_place
 from mmcare.registry import HOOKS
 from mmcare.weights.reading import CheckpointError, read_checkpoint
+from mmcare_runtime.text import escape
 
 ATOMIC = 'mmcare.atomic'  # name of the backend below
 WAIT = 30  # seconds for another run to end; loaders of a killed one take 5
@@ -166,7 +167,7 @@ class AtomicCheckpointHook(CheckpointHook):
                 read_checkpoint(path)
                 return str(path)
             except (CheckpointError, OSError) as error:
-                text = printable(f'Not resuming from {path}: {error}')
+                text = escape(f'Not resuming from {path}: {error}')
                 print_log(text, 'current', logging.WARNING)
         if saved:
             names = ', '.join(path.name for path in saved)

@@ -20,7 +20,6 @@ from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
 from mmcare_runtime import Model
 from mmcare_runtime.engines.executorch import check_header, read_description
-from mmcare_runtime.files import check_file
 
 
 class ExecuTorch(Backend):
@@ -118,7 +117,6 @@ def partition_coreml() -> Any:
 def is_for_coreml(path: Path) -> bool:
     """Say whether a file has a part for Core ML; the runtime names what is wrong with others."""
     try:
-        check_file(path)
         check_header(path)
     except (OSError, ValueError):
         return False
