@@ -21,8 +21,10 @@ from typing import Any
 START = time.perf_counter()
 FRAMES = 500
 WARM_UP = 20  # frames, in which engines take memory that they keep
-PACKAGES = dict(onnxruntime='onnxruntime', openvino='openvino', litert='ai-edge-litert')
-PACKAGES |= dict(ncnn='ncnn', executorch='executorch')
+# Of engines by name; ExecuTorch is left out, since it needs PyTorch.
+PACKAGES = dict(
+    onnxruntime='onnxruntime', openvino='openvino', litert='ai-edge-litert', ncnn='ncnn'
+)
 ROOT = Path(__file__).parents[1]
 
 
@@ -115,7 +117,7 @@ def main() -> None:
         subprocess.run([*build, '--no-build-isolation', '-w', folder, str(ROOT)], check=True)
         (wheel,) = Path(folder).glob('*.whl')
         for file in map(os.path.abspath, arguments.files):
-            for engine in ENGINES[Path(file).suffix]:
+            for engine in sorted(PACKAGES.keys() & {*ENGINES[Path(file).suffix]}):
                 rows.append(measure_fresh(file, engine, arguments.threads, wheel))
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     print(pd.DataFrame(rows).round(1).to_markdown(index=False))
