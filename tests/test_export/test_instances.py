@@ -1,9 +1,12 @@
 """Two-stage detectors in plain operators: RoIAlign, NMS, and results as mmdet's own."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from export_helpers import graph_of, odd_model, smooth, to_coreml
 from helpers import THIN
 from mmengine.config import Config
@@ -18,6 +21,7 @@ from mmcare.export.backends.mil import open_package
 from mmcare.export.plain_operators import RoIAlign, nms_mask
 from mmcare.export.tasks import OutputFormat, make_task
 from mmcare.export.tasks.instances import explain_refusal
+from mmcare.export.tasks.two_stage import RoIAlignOperator
 from mmcare_runtime.masks import paste_masks
 
 SHAPE = (128, 160)
@@ -50,6 +54,26 @@ def test_roi_align_is_that_of_torchvision(stride, sampling_ratio, aligned):
         align = RoIAlign(x.shape[2:], image_size, bins, sampling_ratio, aligned)
         averages = align(x, boxes / SIDES).permute(0, 3, 1, 2)
         torch.testing.assert_close(averages, expected, atol=1e-4 * expected.abs().max(), rtol=0)
+
+
+@pytest.mark.parametrize('aligned', [True, False])
+def test_the_operator_gets_boxes_with_samples(aligned, monkeypatch):
+    """OpenVINO divides by the number of samples, also for boxes that are not used."""
+
+    def strict(x, rois, *options):
+        averages = roi_align(x, rois, *options)
+        empty = (rois[:, 3:] <= rois[:, 1:3]).any(1)
+        return averages.masked_fill(empty[:, None, None, None] & aligned, torch.nan)
+
+    boxes = torch.cat(rois())
+    x, weights = torch.randn(1, 5, 32, 40), (torch.rand(len(boxes)) > 0.3).float()
+    expected = roi_align(x, [boxes], 7, 0.25, 0, aligned) * weights[:, None, None, None]
+    layer = SimpleNamespace(
+        output_size=(7, 7), spatial_scale=0.25, sampling_ratio=0, aligned=aligned
+    )
+    monkeypatch.setattr(torchvision.ops, 'roi_align', strict)
+    averages = RoIAlignOperator(layer, SHAPE)(x, boxes / SIDES, weights).permute(0, 3, 1, 2)
+    torch.testing.assert_close(averages, expected, atol=1e-4, rtol=0)
 
 
 def test_roi_align_in_float16():

@@ -23,19 +23,26 @@ class RoIAlignOperator(nn.Module):
     """
 
     sides: Tensor
+    cell: Tensor
 
     def __init__(self, layer: Any, shape: tuple[int, int]) -> None:
         super().__init__()
         self.options = layer.output_size, layer.spatial_scale, layer.sampling_ratio, layer.aligned
+        self.aligned, stride = layer.aligned, 1 / layer.spatial_scale
         self.register_buffer('sides', torch.tensor([*shape[::-1]] * 2).float())
+        self.register_buffer('cell', torch.tensor([0, 0, stride, stride]))
 
     def forward(self, x: Tensor, boxes: Tensor, weights: Tensor) -> Tensor:
         """Average a map (1, C, H, W) in boxes (N, 4), with weights (N,) 0 or 1, to (N, h, w, C)."""
         from torchvision.ops import roi_align  # which backends do without
 
+        if self.aligned:  # an empty box gives 0, in OpenVINO NaN
+            sides = boxes[:, 2:] - boxes[:, :2]
+            weights = weights * (sides.amin(1) > 0).to(weights.dtype)
         weights = weights[:, None]
-        # Boxes of weight 0 have no area, and so few samples.
-        rois = torch.cat([torch.zeros_like(weights), boxes * self.sides * weights], 1)
+        # Boxes of weight 0 are a cell, which has few samples.
+        rois = boxes * self.sides * weights + self.cell * (1 - weights)
+        rois = torch.cat([torch.zeros_like(weights), rois], 1)
         averages = roi_align(x, rois, *self.options) * weights[:, :, None, None]
         return averages.permute(0, 2, 3, 1)
 
