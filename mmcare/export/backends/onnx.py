@@ -8,6 +8,7 @@ import torch
 
 from mmcare.export.backends.base import Backend, Inputs, WriteResult, count_convolutions
 from mmcare.export.graph import Graph
+from mmcare.export.plain_operators import NMS_SCALE
 from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
 
@@ -33,6 +34,7 @@ class Onnx(Backend):
             input_names=['image'],
             output_names=list(graph.output_names),
             opset_version=OPSET,
+            custom_translation_table={torch.ops.mmcare.nms_mask.default: translate_nms},
             verbose=False,
         )
         assert converted is not None, 'an ONNXProgram, since no file is named'
@@ -43,6 +45,26 @@ class Onnx(Backend):
         return WriteResult(
             dict(opset=OPSET, convolutions=count_convolutions(graph.program, graph.info.stages))
         )
+
+
+def translate_nms(boxes: Any, scores: Any, iou_threshold: float, labels: Any, classes: int) -> Any:
+    """Write :func:`mmcare.export.plain_operators.nms_mask_operator` by ``NonMaxSuppression``.
+
+    It keeps classes apart in its scores (1, K, N): a box has score 0 for other classes than its
+    own, and boxes of score 0 are not looked at. So no label is computed with floats.
+    """
+    from onnxscript import opset18 as op
+
+    number, scores = boxes.shape[0], op.Unsqueeze(scores, [0])
+    if classes > 1:
+        numbers = op.Unsqueeze(op.Constant(value_ints=[*range(classes)]), [1])
+        own = op.Equal(numbers, op.Unsqueeze(labels, [0]))
+        scores = op.Where(own, scores, 0.0)
+    boxes = op.Unsqueeze(op.Mul(boxes, NMS_SCALE), [0])
+    kept = op.NonMaxSuppression(boxes, op.Unsqueeze(scores, [0]), number, iou_threshold, 0.0)
+    kept = op.Slice(kept, [2], [3], [1])  # the last of batch, class and box
+    ones = op.Expand(1.0, op.Shape(op.Squeeze(kept, [1])))
+    return op.ScatterND(op.Expand(0.0, [number]), kept, ones)
 
 
 def take_uint8(graph: Any) -> None:
