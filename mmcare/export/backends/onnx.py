@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from mmcare.export.backends.base import Backend, Inputs, WriteResult, count_convolutions
+from mmcare.export.backends.onnx_float16 import round_to_float16
 from mmcare.export.graph import Graph
 from mmcare.export.plain_operators import NMS_SCALE
 from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
+from mmcare_runtime import Model, open_exported
 
 OPSET = 20  # the first with an operator for GELU
 
@@ -45,6 +48,13 @@ class Onnx(Backend):
         return WriteResult(
             dict(opset=OPSET, convolutions=count_convolutions(graph.program, graph.info.stages))
         )
+
+    def open_float16(self, path: Path) -> Model:
+        """Open a file in ONNX Runtime, with each tensor rounded to float16."""
+        with TemporaryDirectory() as folder:
+            rounded = Path(folder, path.name)
+            round_to_float16(path, rounded)
+            return open_exported(rounded)
 
 
 def translate_nms(boxes: Any, scores: Any, iou_threshold: float, labels: Any, classes: int) -> Any:
