@@ -80,9 +80,7 @@ def nms_mask_operator(
 
 
 @nms_mask_operator.register_fake
-def _(
-    boxes: Tensor, scores: Tensor, iou_threshold: float, labels: Tensor, classes: int
-) -> Tensor:
+def _(boxes: Tensor, scores: Tensor, iou_threshold: float, labels: Tensor, classes: int) -> Tensor:
     return torch.empty_like(scores)
 
 

@@ -183,7 +183,8 @@ class Boxes(PostProcess):
     """Maps of a one-stage detector to boxes, scores and labels, as mmdet's base head decodes them.
 
     ``boxes`` (1, N, 4), ``scores`` (1, N) and ``labels`` (1, N), the best first; rows that are left
-    over have score 0. Without NMS all ``boxes`` (P, 4), and ``scores`` (P, K) of each class.
+    over have score 0. Without NMS all ``boxes`` (P, 4), and ``scores`` (P, K) of each class, or
+    (1, P, 4) and (1, P, K) if the format says so.
     """
 
     priors: Tensor
@@ -245,7 +246,8 @@ class Boxes(PostProcess):
         """Decode, then keep the best where NMS is inside."""
         boxes, scores = self.read(raw)
         if not self.format.has_nms:
-            return self.write(boxes), scores
+            results = self.write(boxes), scores
+            return tuple(x[None] for x in results) if self.format.with_batch else results
         if self.least >= 0:  # boxes outside of the image have no area
             sizes = (boxes[:, 2:] - boxes[:, :2]) * self.sides[:2]
             scores = scores * (sizes.amin(1, True) > self.least).float()
