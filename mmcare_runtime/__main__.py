@@ -45,6 +45,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument('--score', type=float, default=0.3, help='of boxes; default: %(default)s')
     parser.add_argument('--threads', type=int, default=1, help='default: %(default)s')
     parser.add_argument('--engine', help='openvino: for .onnx')
+    parser.add_argument('--bfloat16', action='store_true', help='compute so in OpenVINO')
     parser.add_argument('--providers', nargs='+', metavar='NAME', help='of ONNX Runtime')
     parser.add_argument('--json', action='store_true', help='print a line of JSON for each picture')
     parser.add_argument(
@@ -165,6 +166,7 @@ def main() -> int:
     try:
         jobs = plan(arguments.sources, arguments.out_dir)
         options = dict(providers=arguments.providers, engine=arguments.engine)
+        options['bfloat16'] = arguments.bfloat16
         model = open_exported(arguments.file, arguments.threads, **options)
         if model.description.get('part') != 'model':
             raise ValueError(f'{arguments.file} is not of a whole model: export --part model')

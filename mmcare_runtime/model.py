@@ -147,6 +147,7 @@ def open_exported(
     providers: Sequence[Any] | None = None,
     engine: str | None = None,
     float16: bool = False,
+    bfloat16: bool = False,
 ) -> Model:
     """Open an exported file, which says itself what it takes.
 
@@ -156,6 +157,7 @@ def open_exported(
         providers: Of ONNX Runtime, by name; None: the CPU alone.
         engine: None: the format's own. ``'openvino'`` also runs ``.onnx``, in float32.
         float16: Compute in float16, which only LiteRT does here.
+        bfloat16: Compute in bfloat16, which only OpenVINO does, on CPUs that have it.
 
     Raises:
         FileNotFoundError: If it does not exist.
@@ -171,8 +173,7 @@ def open_exported(
     check_file(path)
     check_digest(path)
     options: dict[str, Any] = dict(providers=providers) if providers is not None else {}
-    if float16:
-        options['float16'] = True
+    options.update({k: True for k, v in dict(float16=float16, bfloat16=bfloat16).items() if v})
     for name in options:
         if name not in module.OPTIONS:
             raise ValueError(escape(f'{module.NAME} has no {name} for {path}'))

@@ -20,7 +20,7 @@ from mmcare_runtime import Model, open_exported
 
 # Each with the IR version of the ONNX release that it is of: engines refuse a later one.
 OPSETS = {18: 8, 19: 9, 20: 9}
-OPSET = 18  # TensorRT 8.6 and ONNX Runtime 1.14 know it; from 20 on, GELU is one operator
+OPSET = 18  # ONNX Runtime 1.15, TensorRT 9 and RKNN Toolkit 2.5 read it
 
 
 class Onnx(Backend):
