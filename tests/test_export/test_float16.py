@@ -24,7 +24,9 @@ BIASES = (0, -3, -6, -9, -15, 300)
 ARCH = dict(THIN, depths=(1, 1, 3, 3), head_channels=(4, 4, 4, 4))
 
 
-@pytest.mark.parametrize(('backend', 'key'), [('coreml', ''), ('litert', '_float16')])
+@pytest.mark.parametrize(
+    ('backend', 'key'), [('coreml', ''), ('onnx', '_float16'), ('litert', '_float16')]
+)
 def test_heads_that_training_switches_off(tmp_path, backend, key):
     """On zeros and hundredfold images too. The released form returns NaN from -9 on."""
     for package in BACKENDS[backend].packages:
