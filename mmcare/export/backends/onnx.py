@@ -1,6 +1,7 @@
 """ONNX, for ONNX Runtime and other engines."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,7 @@ from torch import Tensor
 from mmcare.export.backends.base import Backend, Inputs, WriteResult, count_convolutions
 from mmcare.export.backends.onnx_float16 import round_to_float16
 from mmcare.export.graph import Graph
+from mmcare.export.rewrites import aten
 from mmcare.export.plain_operators import NMS_SCALE
 from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
@@ -20,6 +22,7 @@ from mmcare_runtime import Model, open_exported
 
 # Each with the IR version of the ONNX release that it is of: engines refuse a later one.
 OPSETS = {18: 8, 19: 9, 20: 9}
+GELU_OPSET = 20  # has an operator for it
 OPSET = 18  # ONNX Runtime 1.15, TensorRT 9 and RKNN Toolkit 2.5 read it
 
 
@@ -57,12 +60,15 @@ class Onnx(Backend):
     ) -> WriteResult:
         """Write an ONNX file; report opset and convolutions by stage."""
         opset = options.get('opset', OPSET)
+        translations: dict[Any, Any] = {torch.ops.mmcare.nms_mask.default: translate_nms}
+        if opset < GELU_OPSET:
+            translations[aten.gelu.default] = translate_gelu
         converted = torch.onnx.export(
             graph.program,
             input_names=['image'],
             output_names=list(graph.output_names),
             opset_version=opset,
-            custom_translation_table={torch.ops.mmcare.nms_mask.default: translate_nms},
+            custom_translation_table=translations,
             verbose=False,
         )
         assert converted is not None, 'an ONNXProgram, since no file is named'
@@ -128,6 +134,18 @@ def open_unfused(path: Path) -> Callable[[Tensor], Sequence[Any]]:
     session = onnxruntime.InferenceSession(path.read_bytes(), options, ['CPUExecutionProvider'])
     dtype = np.uint8 if session.get_inputs()[0].type == 'tensor(uint8)' else np.float32
     return lambda image: session.run(None, dict(image=image.numpy().astype(dtype)))
+
+
+def translate_gelu(x: Any, approximate: str = 'none') -> Any:
+    """Write GELU in the order that ONNX Runtime fuses to one operator, unlike PyTorch's exporter."""
+    from onnxscript import opset18 as op
+
+    if approximate == 'tanh':
+        cubes = op.Mul(op.Mul(op.Mul(x, x), x), 0.044715)
+        share = op.Tanh(op.Mul(op.Add(x, cubes), (2 / math.pi) ** 0.5))
+    else:
+        share = op.Erf(op.Div(x, 2**0.5))
+    return op.Mul(op.Mul(x, op.Add(share, 1.0)), 0.5)
 
 
 def translate_nms(boxes: Any, scores: Any, iou_threshold: float, labels: Any, classes: int) -> Any:
