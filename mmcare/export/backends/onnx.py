@@ -14,8 +14,8 @@ from torch import Tensor
 from mmcare.export.backends.base import Backend, Inputs, WriteResult, count_convolutions
 from mmcare.export.backends.onnx_float16 import round_to_float16
 from mmcare.export.graph import Graph
-from mmcare.export.rewrites import aten
 from mmcare.export.plain_operators import NMS_SCALE
+from mmcare.export.rewrites import aten
 from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
 from mmcare_runtime import Model, open_exported
@@ -137,7 +137,7 @@ def open_unfused(path: Path) -> Callable[[Tensor], Sequence[Any]]:
 
 
 def translate_gelu(x: Any, approximate: str = 'none') -> Any:
-    """Write GELU in the order that ONNX Runtime fuses to one operator, unlike PyTorch's exporter."""
+    """Write GELU in the order that ONNX Runtime fuses to one operator; PyTorch's has another."""
     from onnxscript import opset18 as op
 
     if approximate == 'tanh':
