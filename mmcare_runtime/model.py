@@ -112,11 +112,12 @@ class Model:
         """
         if self.description.get('part') != 'model':
             raise ValueError('only files of whole models predict: export with --part model')
-        if not isinstance(picture, (list, tuple)):
-            return self._predict([picture], score)[0]
+        is_list = isinstance(picture, (list, tuple))
+        pictures: Any = picture if is_list else [picture]  # which may be something else
         batch = self.description['inputs'][0]['shape'][0]
-        parts = [picture[start : start + batch] for start in range(0, len(picture), batch)]
-        return [results for part in parts for results in self._predict(part, score)]
+        parts = [pictures[start : start + batch] for start in range(0, len(pictures), batch)]
+        results = [result for part in parts for result in self._predict(part, score)]
+        return results if is_list else results[0]
 
     def _predict(self, pictures: Sequence[Picture], score: float | None) -> list[dict[str, Any]]:
         """Run the file for as many pictures as it takes, or fewer."""

@@ -138,8 +138,9 @@ def open_unfused(path: Path) -> Callable[[Tensor], Sequence[Any]]:
 
 def translate_gelu(x: Any, approximate: str = 'none') -> Any:
     """Write GELU in the order that ONNX Runtime fuses to one operator; PyTorch's has another."""
-    from onnxscript import opset18 as op
+    from onnxscript import opset18
 
+    op: Any = opset18  # its types do not know constants
     if approximate == 'tanh':
         cubes = op.Mul(op.Mul(op.Mul(x, x), x), 0.044715)
         share = op.Tanh(op.Mul(op.Add(x, cubes), (2 / math.pi) ** 0.5))
@@ -154,8 +155,9 @@ def translate_nms(boxes: Any, scores: Any, iou_threshold: float, labels: Any, cl
     It keeps classes apart in its scores (1, K, N): a box has score 0 for other classes than its
     own, and boxes of score 0 are not looked at. So no label is computed with floats.
     """
-    from onnxscript import opset18 as op
+    from onnxscript import opset18
 
+    op: Any = opset18  # its types do not know constants
     number, scores = boxes.shape[0], op.Unsqueeze(scores, [0])
     if classes > 1:
         numbers = op.Unsqueeze(op.Constant(value_ints=[*range(classes)]), [1])

@@ -27,7 +27,7 @@ def round_to_float16(source: Path, target: Path) -> None:
         if len(node.inputs) > index
     }
     for value in {*graph.initializers.values()} - kept:
-        if value.dtype == ir.DataType.FLOAT:
+        if value.dtype == ir.DataType.FLOAT and value.const_value is not None:
             with np.errstate(over='ignore'):  # it becomes infinite, as in the engine
                 half = value.const_value.numpy().astype(np.float16)
             value.const_value = ir.tensor(half.astype(np.float32), name=value.name)

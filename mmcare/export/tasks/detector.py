@@ -246,8 +246,8 @@ class Boxes(PostProcess):
         """Decode, then keep the best where NMS is inside."""
         boxes, scores = self.read(raw)
         if not self.format.has_nms:
-            results = self.write(boxes), scores
-            return tuple(x[None] for x in results) if self.format.with_batch else results
+            everything = self.write(boxes), scores
+            return tuple(x[None] for x in everything) if self.format.with_batch else everything
         if self.least >= 0:  # boxes outside of the image have no area
             sizes = (boxes[:, 2:] - boxes[:, :2]) * self.sides[:2]
             scores = scores * (sizes.amin(1, True) > self.least).float()
