@@ -1,11 +1,11 @@
 """Measure the latency of CARE and its peers: from an image to four maps, in turn in one process.
 
 Engines are ONNX Runtime, XNNPACK (of ExecuTorch) and LiteRT, the last two also with convolutions in
-int8, all on one thread of the CPU. Peers are timm's. Networks have random weights, are fused as far
-as possible, and are exported by the same function. The output is recording.json (all times, and the
-instruction sets of the machine), latency.csv (every median and quartile), latency.md (the table of
-docs/latency.md), and for each engine a figure, accuracy_<engine>.png: published accuracy over
-latency, with the Pareto line.
+int8, and on request ONNX Runtime in int8 and OpenVINO, all on one thread of the CPU. Peers are
+timm's. Networks have random weights, are fused as far as possible, and are exported by the same
+function. The output is recording.json (all times, and the instruction sets of the machine),
+latency.csv (every median and quartile), latency.md (the table of docs/latency.md), and for each
+engine a figure, accuracy_<engine>.png: published accuracy over latency, with the Pareto line.
 """
 
 import argparse
@@ -43,6 +43,7 @@ from mmcare.files import check_writable
 from mmcare.models import CARE
 from mmcare.models.deployment import BackboneInfo
 from mmcare.version import __version__
+from mmcare_runtime import Model
 
 PURPOSE = 'the latency benchmark'
 STRIDES = [4, 8, 16, 32]
@@ -55,6 +56,13 @@ ENGINES = {
     'litert': ('litert', 'float32'),
     'litert-int8': ('litert', 'int8'),
 }
+ON_REQUEST = {
+    'onnxruntime-int8': ('onnx', 'int8'),
+    'openvino': ('onnx', 'float32'),
+    'openvino-bf16': ('onnx', 'float32'),
+    'openvino-int8': ('onnx', 'int8'),
+}
+FILES = ENGINES | ON_REQUEST
 RUNTIMES = dict(onnx='onnxruntime', executorch='executorch', litert='ai-edge-litert')
 BUSY = 0.9  # of a core: below it, something else was running
 Run = Callable[[], object]
@@ -116,7 +124,7 @@ def fuse_norms(network: nn.Module) -> nn.Module:
 
 def find_report(key: str, shape: Sequence[int], engine: str, directory: Path) -> dict[str, Any]:
     """Find the report of a file that an earlier run of this version has left; empty if none has."""
-    name, precision = ENGINES[engine]
+    name, precision = FILES[engine]
     wanted = dict(key=key, format=name, precision=precision, shape=[*shape])
     wanted['mmcare_version'] = __version__
     for path in directory.glob(f'{key}_*.json'):  # written last
@@ -128,7 +136,7 @@ def find_report(key: str, shape: Sequence[int], engine: str, directory: Path) ->
 
 def prepare(key: str, network: Task, image: Tensor, engine: str, directory: Path) -> Prepared:
     """Export a network, unless an earlier run has, and return a run and the report."""
-    name, precision = ENGINES[engine]
+    name, precision = FILES[engine]
     shape = image.shape[2], image.shape[3]
     report = find_report(key, shape, engine, directory)
     if not report:
@@ -143,9 +151,21 @@ def prepare(key: str, network: Task, image: Tensor, engine: str, directory: Path
             report = export_model(model, directory, shape, **options)[name]
     if BACKENDS[name].layout == 'NHWC':  # as apps have it: not to be converted in each run
         image = image.to(memory_format=torch.channels_last)
-    run = partial(open_exported(directory / report['file']).run, image.numpy())
+    run = partial(open_file(directory / report['file'], engine).run, image.numpy())
     run()
     return run, report
+
+
+def open_file(path: Path, engine: str) -> Model:
+    """Open an exported file in an engine."""
+    if not engine.startswith('openvino'):
+        return open_exported(path)
+    return open_exported(path, engine='openvino', bfloat16=engine.endswith('bf16'))
+
+
+def package_of(engine: str) -> str:
+    """Name the package of an engine."""
+    return 'openvino' if engine.startswith('openvino') else RUNTIMES[FILES[engine][0]]
 
 
 def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
@@ -182,7 +202,7 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
     times = measure_in_turn(runs, arguments.rounds).round(3)
     times.columns = pd.MultiIndex.from_tuples(runs)
     share = (time.process_time() - start[1]) / (time.perf_counter() - start[0])
-    packages = {RUNTIMES[ENGINES[engine][0]] for engine in arguments.engine}
+    packages = {package_of(engine) for engine in arguments.engine}
     if arguments.peers:
         packages.add('timm')
     return dict(
@@ -217,7 +237,7 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     classes = table['top1'].map(lambda top1: (cares - top1).abs().idxmin(), na_action='ignore')
     nearest = times.reindex(columns=classes).set_axis(times.columns, axis='columns')
     table['care'], table['x_care'] = classes, (times / nearest).median()
-    float32 = engine.removesuffix('-int8')
+    float32 = engine.partition('-')[0]
     if float32 in recording['milliseconds'] and float32 != engine:
         table['x_float32'] = (times / pd.DataFrame(recording['milliseconds'][float32])).median()
     table = table.sort_values(['ms', 'top1'], ascending=[True, False])
@@ -324,7 +344,8 @@ def parse_args() -> argparse.Namespace:
     add('--archs', nargs='*', choices=archs, default=archs, help='CARE networks; default: all')
     add('--peers', nargs='*', choices=peers, default=peers, help='none, if no name follows')
     add('--shape', type=int, nargs=2, default=(512, 512), metavar=('H', 'W'))
-    add('--engine', nargs='+', choices=ENGINES, default=ENGINES, help='default: all')
+    help_engine = f'default: {" ".join(ENGINES)}; OpenVINO needs pip install openvino'
+    add('--engine', nargs='+', choices=FILES, default=ENGINES, help=help_engine)
     add('--rounds', type=int, default=9, help='default: %(default)s')
     add('--out-dir', type=Path, default=Path('work_dirs/latency'), metavar='DIR')
     add('--keep', type=Path, metavar='DIR', help='leave exported files there, and go on with them')
@@ -344,7 +365,9 @@ def main() -> None:
         recording = json.loads(arguments.from_recording.read_text(encoding='utf-8'))
     else:
         for engine in arguments.engine:
-            BACKENDS[ENGINES[engine][0]].require()
+            BACKENDS[FILES[engine][0]].require()
+            if engine.startswith('openvino'):
+                require('openvino', PURPOSE, 'bench')
         with TemporaryDirectory() as directory:
             recording = measure(arguments, arguments.keep or Path(directory))
         text = json.dumps(recording, indent=1)

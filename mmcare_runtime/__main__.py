@@ -45,6 +45,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument('--score', type=float, default=0.3, help='of boxes; default: %(default)s')
     parser.add_argument('--threads', type=int, default=1, help='default: %(default)s')
     parser.add_argument('--engine', help='openvino: for .onnx')
+    parser.add_argument('--bfloat16', action='store_true', help='compute so in OpenVINO')
     parser.add_argument('--providers', nargs='+', metavar='NAME', help='of ONNX Runtime')
     parser.add_argument('--no-verify', action='store_true', help='open a file that was rewritten')
     parser.add_argument('--json', action='store_true', help='print a line of JSON for each picture')
@@ -170,6 +171,7 @@ def main() -> int:
             arguments.threads,
             arguments.providers,
             arguments.engine,
+            bfloat16=arguments.bfloat16,
             verify=not arguments.no_verify,
         )
         if model.description.get('part') != 'model':

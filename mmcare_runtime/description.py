@@ -14,6 +14,7 @@ from mmcare_runtime.text import escape
 LARGEST_SIDE = 8192  # of images and maps, in pixels
 MOST_CHANNELS = 65536
 MOST_CANDIDATES = 10_000_000  # rows of boxes
+LARGEST_BATCH = 64
 PARTS = ('backbone', 'neck', 'model')
 OUTPUT_KINDS = ('boxes', 'scores', 'labels', 'count', 'masks', 'probabilities')
 INTERPOLATIONS = {
@@ -119,11 +120,11 @@ def check(description: Any, file: object) -> Mapping[str, Any]:
     part = top['part'].one_of(PARTS)
     for side in top['shape'].items(2):
         side.integer()
-    image = _check_input(top)
+    image, batch = _check_input(top)
     outputs = top['outputs'].items()
     if not outputs.value:
         raise outputs.fail('a list with an output at least')
-    shapes = [_check_output(output) for output in outputs]
+    shapes = [_check_output(output, batch) for output in outputs]
     names = [output['name'].value for output in outputs]
     if len({*names, image['name'].value}) <= len(names):
         raise outputs.fail('different names of inputs and outputs')
@@ -133,7 +134,7 @@ def check(description: Any, file: object) -> Mapping[str, Any]:
 
 
 def nchw(tensor: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Return the shape of an input or output; four dimensions as (1, C, H, W)."""
+    """Return the shape of an input or output; four dimensions as (B, C, H, W)."""
     shape = tuple(tensor['shape'])
     if len(shape) == 4 and tensor.get('layout') == 'NHWC':
         return shape[0], shape[3], shape[1], shape[2]
@@ -210,11 +211,13 @@ def _check_shape(tensor: Field) -> tuple[int | None, ...]:
     return result
 
 
-def _check_input(top: Field) -> Field:
+def _check_input(top: Field) -> tuple[Field, int]:
+    """Check the input, and return it with the number of images that it takes."""
     (image,) = top['inputs'].items(1)
     shape = _check_shape(image)
-    if len(shape) != 4 or shape[0] != 1:
-        raise image['shape'].fail('one image, of four dimensions')
+    if len(shape) != 4:
+        raise image['shape'].fail('images, of four dimensions')
+    batch = image['shape'][0].integer(high=LARGEST_BATCH)
     height, width = top['shape'].value
     if not fits(shape[2:], (height, width)):
         raise image['shape'].fail(f'height and width of shape, {height} and {width}')
@@ -236,7 +239,7 @@ def _check_input(top: Field) -> Field:
     if image['dtype'].value == 'uint8':
         image['padding'].numbers(channels, 0, 255)
     _check_resize(image['resize'], (height, width))
-    return image
+    return image, batch
 
 
 def _check_resize(resize: Field, shape: tuple[int, int]) -> None:
@@ -253,8 +256,13 @@ def _check_resize(resize: Field, shape: tuple[int, int]) -> None:
             side.integer(high=most)
 
 
-def _check_output(output: Field) -> tuple[int | None, ...]:
+def _check_output(output: Field, batch: int) -> tuple[int | None, ...]:
+    """Check an output, and return its shape for one image."""
     shape = _check_shape(output)
+    if batch > 1:
+        if shape[0] != batch:
+            raise output['shape'].fail(f'results for each of {batch} images')
+        shape = 1, *shape[1:]
     if output.value.get('kind') is None:
         return shape
     kind = output['kind'].one_of(OUTPUT_KINDS)

@@ -67,7 +67,7 @@ def evaluate_boxes(model: Model, images: Path, annotations: Path) -> dict[str, f
     with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does
         truth = COCO(str(annotations))
     names = model.description.get('classes') or []
-    ids = {category['name']: category['id'] for category in truth.dataset['categories']}
+    ids = {str(category['name']): category['id'] for category in truth.dataset['categories']}
     missing = [name for name in names if name not in ids]
     if missing or not names:
         text = ', '.join(missing) or 'names of the classes of the file'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Callable, List, Mapping, Sequence
+from typing import Any, Callable, List, Mapping, Sequence, Union
 
 import numpy as np
 
@@ -16,14 +16,15 @@ from mmcare_runtime.results import read_results
 from mmcare_runtime.text import escape
 
 Run = Callable[[np.ndarray], List[np.ndarray]]
+Picture = Union[str, 'os.PathLike[str]', np.ndarray]
 
 
 class Model:
     """A file, opened by an engine; or what computes the same.
 
     Args:
-        run: Maps an image (1, C, H, W) to the outputs in the file's order, maps as (1, C, h, w).
-        input_shape: (1, C, H, W); of a free height or width, its name.
+        run: Maps an image (B, C, H, W) to the outputs in the file's order, maps as (B, C, h, w).
+        input_shape: (B, C, H, W); of a free height or width, its name.
         description: Of the file, checked here; empty if the file has none.
         file: For errors.
         timed: The format's own engine computes it, so that its time means something.
@@ -60,10 +61,10 @@ class Model:
         """Compute the outputs for an image.
 
         Args:
-            image: (1, C, H, W), float32, or uint8 values if the file takes pixels.
+            image: (B, C, H, W), float32, or uint8 values if the file takes pixels.
 
         Returns:
-            The outputs in the file's order, maps as (1, C, h, w).
+            The outputs in the file's order, maps as (B, C, h, w).
 
         Raises:
             ValueError: If the image has another shape than the file takes, or an output another
@@ -88,14 +89,13 @@ class Model:
                 )
         return outputs
 
-    def predict(
-        self, picture: str | os.PathLike[str] | np.ndarray, score: float | None = None
-    ) -> dict[str, Any]:
+    def predict(self, picture: Picture | Sequence[Picture], score: float | None = None) -> Any:
         """Prepare a picture as the file describes, run the file, and read its outputs.
 
         Args:
             picture: A path, or uint8 pixels as OpenCV reads them: (H, W, 3) in BGR, (H, W) or
-                (H, W, 1). Files of other than one or three channels take (H, W, C).
+                (H, W, 1). Files of other than one or three channels take (H, W, C). Or a list of
+                them: as many as the file takes are computed at once.
             score: Least score of boxes; None: the ``score_thr`` of the config alone.
 
         Returns:
@@ -103,7 +103,7 @@ class Model:
             (N,) and ``labels`` (N,), the best first; of a two-stage detector with masks also
             ``masks`` (N, H, W) of bool. For a segmentor, ``labels`` (H, W). For a classifier,
             ``scores`` (K,) and ``labels`` (K,), the best first. ``names`` of the classes, or None.
-            See :func:`mmcare_runtime.results.read_results`.
+            See :func:`mmcare_runtime.results.read_results`. For a list, a list of these.
 
         Raises:
             ValueError: If the file is not of a whole model, or does not describe what is needed,
@@ -112,16 +112,34 @@ class Model:
         """
         if self.description.get('part') != 'model':
             raise ValueError('only files of whole models predict: export with --part model')
+        is_list = isinstance(picture, (list, tuple))
+        pictures: Any = picture if is_list else [picture]  # which may be something else
+        batch = self.description['inputs'][0]['shape'][0]
+        parts = [pictures[start : start + batch] for start in range(0, len(pictures), batch)]
+        results = [result for part in parts for result in self._predict(part, score)]
+        return results if is_list else results[0]
+
+    def _predict(self, pictures: Sequence[Picture], score: float | None) -> list[dict[str, Any]]:
+        """Run the file for as many pictures as it takes, or fewer."""
         image = self.description['inputs'][0]
-        channels = nchw(image)[1]
-        assert channels is not None, 'as checked'
-        if isinstance(picture, (str, os.PathLike)):
-            picture = read_picture(picture, channels)
-        pixels = check_pixels(picture, channels)
-        prepared, place = prepare(pixels, image, self.description['shape'])
-        outputs = self.run(prepared)
-        results = read_results(self.description, outputs, place, pixels.shape[:2], score)
-        return dict(results, names=self.description.get('classes'))
+        batch, channels = nchw(image)[:2]
+        assert batch is not None and channels is not None, 'as checked'
+        pixels = [
+            check_pixels(
+                read_picture(x, channels) if isinstance(x, (str, os.PathLike)) else x, channels
+            )
+            for x in pictures
+        ]
+        prepared = [prepare(x, image, self.description['shape']) for x in pixels]
+        images = [x for x, _ in prepared]
+        images += images[-1:] * (batch - len(images))
+        outputs = self.run(np.concatenate(images) if batch > 1 else images[0])
+        predicted = []
+        for row, (x, (_, place)) in enumerate(zip(pixels, prepared)):
+            own = [output[row : row + 1] for output in outputs] if batch > 1 else outputs
+            results = read_results(self.description, own, place, x.shape[:2], score)
+            predicted.append(dict(results, names=self.description.get('classes')))
+        return predicted
 
 
 def open_exported(
@@ -130,6 +148,7 @@ def open_exported(
     providers: Sequence[Any] | None = None,
     engine: str | None = None,
     float16: bool = False,
+    bfloat16: bool = False,
     verify: bool = True,
 ) -> Model:
     """Open an exported file, which says itself what it takes.
@@ -140,6 +159,7 @@ def open_exported(
         providers: Of ONNX Runtime, by name; None: the CPU alone.
         engine: None: the format's own. ``'openvino'`` also runs ``.onnx``, in float32.
         float16: Compute in float16, which only LiteRT does here.
+        bfloat16: Compute in bfloat16, which only OpenVINO does, on CPUs that have it.
         verify: Compare the file with the hash in its description, if it has one. False opens files
             that other tools have rewritten.
 
@@ -157,8 +177,7 @@ def open_exported(
     if verify:
         check_hash(path)
     options: dict[str, Any] = dict(providers=providers) if providers is not None else {}
-    if float16:
-        options['float16'] = True
+    options.update({k: True for k, v in dict(float16=float16, bfloat16=bfloat16).items() if v})
     for name in options:
         if name not in module.OPTIONS:
             raise ValueError(escape(f'{module.NAME} has no {name} for {path}'))

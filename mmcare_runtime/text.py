@@ -1,6 +1,8 @@
-"""Text of files, of which nothing is known, for terminals."""
+"""Text of files, of which nothing is known, for terminals, and names of classes."""
 
 from __future__ import annotations
+
+from typing import Sequence
 
 
 def escape(text: str) -> str:
@@ -9,3 +11,13 @@ def escape(text: str) -> str:
         character if character.isprintable() else character.encode('unicode_escape').decode()
         for character in text
     )
+
+
+def tell_apart(names: Sequence[str]) -> list[str]:
+    """Append its number to each name of a class that another one has also, for Core ML.
+
+    "crane" is twice in ImageNet's list, a bird and a machine.
+    """
+    return [
+        f'{name} ({index})' if names.count(name) > 1 else name for index, name in enumerate(names)
+    ]

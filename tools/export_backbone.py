@@ -100,6 +100,7 @@ def parse_args() -> argparse.Namespace:
     add('--calibration', type=int, metavar='N', help=help_number)
     help_images = "pictures for int8 and to check files on; default: those of the config's data"
     add('--images', metavar='FOLDER', help=help_images)
+    add('--batch', type=int, default=1, metavar='N', help='images at once, in ONNX; default: 1')
     for name, option in OPTIONS.items():
         add(f'--{name.replace("_", "-")}', **option)
     add('--verbose', action='store_true', help='show what converters print, as it comes')
@@ -118,6 +119,7 @@ def make_request(arguments: argparse.Namespace) -> ExportRequest:
         precision=arguments.precision,
         calibration=arguments.calibration,
         images=arguments.images,
+        batch=arguments.batch,
         options={name: value for name, value in options.items() if value is not None},
     )
 

@@ -58,12 +58,16 @@ def replaced_part(model: Any, program: Any, checked: bool = False) -> Iterator[s
         ValueError: If the file is of another model or of other weights.
     """
     device = next(model.parameters()).device
-    image = torch.zeros(program.input_shape, device=device)
+    batch, *shape = program.input_shape
+    image = torch.zeros(1, *shape, device=device)
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
         if program.input_kind == 'image':
             images = images * model.data_preprocessor.std + model.data_preprocessor.mean
-        outputs = map(torch.from_numpy, program.run(images.cpu().contiguous().numpy()))
+        images = images.repeat(batch, 1, 1, 1).cpu().contiguous()
+        outputs = [torch.from_numpy(output) for output in program.run(images.numpy())]
+        if batch > 1:  # of which a toolbox tests one
+            outputs = [output[:1] for output in outputs]
         # mmcv silently misreads tensors that are not contiguous.
         return tuple(output.to(device).contiguous() for output in outputs)
 

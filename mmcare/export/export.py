@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -34,7 +35,7 @@ from mmcare.export.reference import Reference
 from mmcare.export.request import LARGEST_SIDE, ExportRequest, quote
 from mmcare.export.tasks import OPTIONS as TASK_OPTIONS
 from mmcare.export.tasks import OutputFormat, PostProcess
-from mmcare.export.tasks.base import max_rel_error
+from mmcare.export.tasks.base import EachImage, max_rel_error, of_each_image
 from mmcare.files import check_writable, moved_into_place, size_of
 from mmcare_runtime import Model
 from mmcare_runtime.files import write_hash
@@ -55,6 +56,7 @@ def export_model(
     images: Pictures = None,
     tolerance: float | None = None,
     compare_float16: bool = True,
+    batch: int = 1,
     **options: Any,
 ) -> dict[str, dict[str, Any]]:
     """Fuse a network, and write a file and a report ``FILE.json`` for each format.
@@ -83,6 +85,7 @@ def export_model(
         images=images,
         tolerance=tolerance,
         compare_float16=compare_float16,
+        batch=batch,
         options={name: value for name, value in options.items() if value is not None},
     )
     return run_request(model, out_dir, request)
@@ -132,7 +135,7 @@ class Export:
     shape: tuple[int, int]
     images: Images
     reference: Reference
-    outputs: Sequence[Tensor]  # of the network
+    outputs: Sequence[Tensor]  # of the network, for a batch
     output_names: Sequence[str]
     description: Mapping[str, Any]  # of the model
 
@@ -140,8 +143,12 @@ class Export:
         """Return what turns outputs into results, if that was asked for."""
         if self.request.outputs == 'raw':
             return None
-        options = self.request.options
-        return self.model.task.post_process(self.outputs, self.shape, output_format, options)
+        options, batch = self.request.options, self.request.batch
+        post_process = self.model.task.post_process(
+            self.outputs, self.shape, output_format, options
+        )
+        is_single = batch > 1 and not post_process.takes_batches
+        return EachImage(post_process) if is_single else post_process
 
     @cached_property
     def graph(self) -> Callable[[str, OutputFormat | None, bool], Graph]:
@@ -159,7 +166,14 @@ class Export:
             self.output_names,
             self.post_process(output_format) if output_format else None,
             separate_convolutions,
+            self.request.batch,
         )
+
+    def batch(self, name: str) -> list[str]:
+        """Name the images of a batch: the first is this one, others are ordinary ones."""
+        images = self.images.checked
+        others = [other for other in images if images[other].enforced and other != name]
+        return [*islice(cycle([name, *others]), self.request.batch)]
 
     def to_input(self, pixels: Tensor, input_kind: str) -> Tensor:
         """Turn pixels into what files take."""
@@ -196,6 +210,9 @@ def prepare_export(model: LoadedModel, request: ExportRequest) -> Export:
     except RuntimeError as error:
         raise ValueError(f'the network cannot compute images of {shape}: {error}') from error
     names = task.name_outputs(outputs)
+    outputs = [output.repeat_interleave(request.batch, 0) for output in outputs]
+    if 'nms' in request.options and not task.keeps_best(OutputFormat()):
+        raise ValueError(f'nms= is not for {task.summary or task.part}')
     for name in request.options.keys() & TASK_OPTIONS.keys():
         if name not in task.options:
             raise ValueError(f'{name}= is not for {task.summary or task.part}')
@@ -276,6 +293,7 @@ def write_file(
     words = [model.name] if model.task.part == 'backbone' else [model.name, model.task.part]
     words.append('{}x{}'.format(*export.shape))
     words += ['decoded'] if decoded else []
+    words += [f'batch{request.batch}'] if request.batch > 1 else []
     words += ['center'] if request.letterbox == 'center' else []
     words += [value for value in settings.values() if value != default]
     path = folder / ('_'.join(words) + backend.suffix)
@@ -346,14 +364,18 @@ def make_checker(export: Export, file: ExportedFile) -> Checker:
     """Gather what a file is compared on, and with what."""
     (described,), images = file.description['inputs'], export.images.checked
     inputs = {
-        name: export.to_input(image.pixels, described['kind'])
+        name: export.to_input(
+            torch.cat([images[x].pixels for x in export.batch(name)]), described['kind']
+        )
         for name, image in images.items()
         if described['dtype'] != 'uint8' or image.fits_bytes
     }
-    post_process = file.graph.post_process
+    post_process, is_batch = file.graph.post_process, export.request.batch > 1
+    max_error = post_process.max_error if post_process else max_rel_error
 
     def expected(name: str) -> Sequence[Tensor]:
-        outputs = export.reference.outputs(name)
+        rows = map(export.reference.outputs, export.batch(name))
+        outputs = [torch.cat(parts) for parts in zip(*rows, strict=True)]
         return [output.float() for output in outputs] if post_process else outputs
 
     return Checker(
@@ -362,7 +384,7 @@ def make_checker(export: Export, file: ExportedFile) -> Checker:
         enforced=[name for name in inputs if images[name].enforced],
         pictures=[name for name in inputs if images[name].is_picture] or ['smooth'],
         expected=expected,
-        max_error=post_process.max_error if post_process else max_rel_error,
+        max_error=of_each_image(max_error) if is_batch else max_error,
         output_names=file.graph.output_names,
     )
 

@@ -22,7 +22,7 @@ class Graph:
     """A network that maps a file's input to the file's outputs."""
 
     network: nn.Module
-    example: Tensor  # an input (1, C, H, W)
+    example: Tensor  # an input (B, C, H, W)
     output_names: Sequence[str]
     info: BackboneInfo
     parameters: int  # of the fused network
@@ -41,6 +41,7 @@ def build_graph(
     output_names: Sequence[str],
     post_process: PostProcess | None,
     separate_convolutions: bool,
+    batch: int = 1,
 ) -> Graph:
     """Change a copy of a network step by step.
 
@@ -51,9 +52,10 @@ def build_graph(
         output_names: Of the network.
         post_process: Turns its outputs into results; None: files have the outputs themselves.
         separate_convolutions: Whether modules that share a convolution get a copy each.
+        batch: Number of images.
     """
     info = model.task.info
-    example = torch.zeros(1, info.in_channels, *shape)
+    example = torch.zeros(batch, info.in_channels, *shape)
     network: Any = deepcopy(model.task)
     fuse_all(network)
     parameters = sum(parameter.numel() for parameter in network.parameters())

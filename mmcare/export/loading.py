@@ -119,7 +119,8 @@ def load_model(
         torch.manual_seed(0)
         try:
             model = MODELS.build(model_config)
-        except (LookupError, TypeError) as error:  # a name or an argument that does not exist
+        # A name or an argument that does not exist, or a mean of four channels.
+        except (AssertionError, LookupError, TypeError) as error:
             raise ValueError(f'the model of {source} cannot be built: {error}') from error
     task = make_task(model, part)
     if checkpoint is not None:

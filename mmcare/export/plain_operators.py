@@ -1,5 +1,7 @@
 """Non-maximum suppression and RoIAlign in plain operators, which all runtimes have.
 
+Beside them, non-maximum suppression as one operator, for runtimes that have it.
+
 Boxes are shares of the image here: areas in pixels leave the range of float16, 65504.
 """
 
@@ -48,6 +50,38 @@ def nms_mask(
     for _ in range(NMS_ROUNDS):  # a box stays unless one that stays overlaps it
         kept = torch.relu(valid - kept @ overlaps)
     return kept[0]
+
+
+@torch.library.custom_op('mmcare::nms_mask', mutates_args=())
+def nms_mask_operator(
+    boxes: Tensor, scores: Tensor, iou_threshold: float, labels: Tensor, classes: int
+) -> Tensor:
+    """Mark the boxes that non-maximum suppression keeps, as :func:`nms_mask` does, exactly.
+
+    Backends translate it to their operator, which has the same result; boxes may be in any order.
+
+    Args:
+        boxes: (N, 4), x1, y1, x2, y2 as shares of the image.
+        scores: (N,); what becomes of boxes with score 0 is not defined.
+        iou_threshold: A box goes if a better one that stays has a larger IoU with it.
+        labels: (N,), from 0 to ``classes`` - 1; only boxes of the same label suppress each other.
+        classes: Number of classes.
+
+    Returns:
+        (N,) floats, 1 for boxes that stay and 0 for others.
+    """
+    from torchvision.ops import nms  # which backbones do without
+
+    kept = torch.zeros_like(scores)
+    for label in range(classes):  # not batched_nms, which adds labels to boxes
+        rows = (labels == label).nonzero()[:, 0]
+        kept[rows[nms(boxes[rows], scores[rows], iou_threshold)]] = 1
+    return kept
+
+
+@nms_mask_operator.register_fake
+def _(boxes: Tensor, scores: Tensor, iou_threshold: float, labels: Tensor, classes: int) -> Tensor:
+    return torch.empty_like(scores)
 
 
 class BinWeights(nn.Module):

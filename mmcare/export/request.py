@@ -16,6 +16,7 @@ OUTPUTS = ('raw', 'decoded')
 PRECISIONS = ('float32', 'float16', 'int8')
 CALIBRATION = 64  # pictures
 LARGEST_SIDE = 4096  # of images, in pixels
+LARGEST_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class ExportRequest:
         tolerance: Largest error, as a share of an output's largest magnitude; None: that of the
             format, and 2e-2 for computation in float16. Not for int8.
         compare_float16: Also compare files as phones may compute them, in float16.
+        batch: Number of images that a file takes at once.
         options: Of single formats and tasks, such as ``target`` of Core ML.
 
     Raises:
@@ -58,6 +60,7 @@ class ExportRequest:
     images: Pictures = None
     tolerance: float | None = None
     compare_float16: bool = True
+    batch: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,6 +75,11 @@ class ExportRequest:
                 raise ValueError(f'{name}={value!r} is none of {", ".join(known)}')
         if self.shape and not all(1 <= side <= LARGEST_SIDE for side in self.shape):
             raise ValueError(f'height and width must be 1 to {LARGEST_SIDE}, got {self.shape}')
+        if not 1 <= self.batch <= LARGEST_BATCH:
+            raise ValueError(f'batch= is 1 to {LARGEST_BATCH}, got {self.batch}')
+        able = [name for name, backend in BACKENDS.items() if backend.takes_batches]
+        if self.batch > 1 and not {*self.formats} <= {*able}:
+            raise ValueError(f'batch={self.batch} is only for formats={quote(able)}')
         self._check_options()
         able = [name for name, b in BACKENDS.items() if self.precision in (None, *b.precisions)]
         if not {*self.formats} <= {*able}:
@@ -93,6 +101,8 @@ class ExportRequest:
                     )
             elif not able:
                 raise TypeError(f'export_model() got an unexpected keyword argument {name!r}')
+            elif name == 'nms' and self.outputs != 'decoded':
+                raise ValueError("nms= is for outputs='decoded' of detectors")
             elif not {*able} & {*self.formats}:
                 raise ValueError(f'{name}={value!r} is for formats={quote(able)}')
             for option in able.values():

@@ -12,6 +12,7 @@ from mmcare_runtime.description import parse
 from mmcare_runtime.engines.base import OpenedFile, to_input
 from mmcare_runtime.engines.executorch import INTERPRETER
 from mmcare_runtime.files import check_package
+from mmcare_runtime.text import tell_apart
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'coremltools', 'coremltools', 'coremltools', ()
 
@@ -42,7 +43,7 @@ def open_file(path: Path, threads: int) -> OpenedFile:
             given = Image.fromarray(np.ascontiguousarray(given.squeeze()))
         found = model.predict({image['name']: given})
         if classes:  # probabilities by name
-            values = [[found[classes][name] for name in description['classes']]]
+            values = [[found[classes][name] for name in tell_apart(description['classes'])]]
             return [np.array(values, np.float32)]
         return [np.asarray(found[output['name']]) for output in outputs]
 

@@ -1,4 +1,4 @@
-"""ONNX by OpenVINO, on the CPU."""
+"""ONNX by OpenVINO, on the CPU, in float32 or bfloat16."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ import numpy as np
 from mmcare_runtime.description import parse
 from mmcare_runtime.engines.base import OpenedFile, to_input
 
-NAME, PACKAGE, INSTALL, OPTIONS = 'OpenVINO', 'openvino', 'openvino', ()
+NAME, PACKAGE, INSTALL, OPTIONS = 'OpenVINO', 'openvino', 'openvino', ('bfloat16',)
 KEY = ['framework', 'mmcare']  # where it keeps what an ONNX file says of itself
 
 
-def open_file(path: Path, threads: int) -> OpenedFile:
+def open_file(path: Path, threads: int, bfloat16: bool = False) -> OpenedFile:
     """Open a file."""
     import openvino
 
     core = openvino.Core()
+    if bfloat16 and 'BF16' not in core.get_property('CPU', 'OPTIMIZATION_CAPABILITIES'):
+        raise ValueError('this CPU does not compute in bfloat16')
     model = core.read_model(str(path))
     text = model.get_rt_info(KEY).astype(str) if model.has_rt_info(KEY) else None
     description = parse(text, path)
     options = {
         'INFERENCE_NUM_THREADS': threads,
-        'INFERENCE_PRECISION_HINT': 'f32',  # its default is bfloat16 where the CPU has it
+        # Its default is bfloat16 where the CPU has it.
+        'INFERENCE_PRECISION_HINT': 'bf16' if bfloat16 else 'f32',
     }
     compiled = core.compile_model(model, 'CPU', options)
     image, uint8_input = compiled.input(0), compiled.input(0).element_type == openvino.Type.u8

@@ -118,6 +118,12 @@ def test_scores():
             assert described == dict(expected, activation=activation)
 
 
+def test_classes_that_are_numbers():
+    two = type('Two', (BaseDataset,), dict(METAINFO=dict(classes=(0, 1), palette=[(1, 2, 3)] * 2)))
+    described = describe_classes(Config(dict(test_dataloader=dict(dataset=dict(type=two)))), 2)
+    assert described == dict(classes=['0', '1'], palette=[[1, 2, 3]] * 2)
+
+
 def test_classes_of_a_file_of_names(tmp_path):
     (tmp_path / 'classes.txt').write_text('ant\nbee')
     config = Config.fromfile(ROOT / 'configs/your_data/classifier.py')

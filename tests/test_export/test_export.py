@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import mmcv
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from export_helpers import SHAPE, STAGES, run_file, thin_model
@@ -42,6 +43,17 @@ def test_files_and_reports(exported):
     )
     kinds = {node.op_type for node in onnx.load(out_dir / 'thin_64x96.onnx').graph.node}
     assert 'Conv' in kinds and 'BatchNormalization' not in kinds
+
+
+def test_gelu_in_onnx_runtime(exported, tmp_path):
+    """Opset 18 has no operator for it; ONNX Runtime fuses what is in its place."""
+    out_dir, reports = exported
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / 'optimized.onnx')
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(out_dir / 'thin_64x96.onnx', options)
+    kinds = {node.op_type for node in onnx.load(tmp_path / 'optimized.onnx').graph.node}
+    assert reports['onnx']['opset'] == 18 and 'Gelu' in kinds and 'Erf' not in kinds
 
 
 def test_coreml(exported):
@@ -172,7 +184,7 @@ def failing(tmp_path, monkeypatch, capsys):
         ('s0 --shape 0 512', 'height and width must be 1 to 4096'),
         ('s0 --shape 16 512', 'height and width must be 32 to 4096'),
         ('s0 --compress int8 --format onnx litert', '--compress int8 is for --format coreml'),
-        ('s0 --precision int8', '--precision int8 is only for --format executorch, litert'),
+        ('s0 --precision int8', '--precision int8 is only for --format onnx, executorch, litert'),
         ('s0 --calibration 8', '--calibration is for --precision int8'),
         ('s0 --calibration 0 --precision int8 --format litert', 'int8, and at least 1'),
         ('s0 --images gone', 'gone'),

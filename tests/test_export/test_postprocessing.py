@@ -1,5 +1,6 @@
 """Results in files: probabilities, maps of labels, and boxes are those of the toolboxes."""
 
+import zipfile
 from dataclasses import replace
 from functools import partial
 
@@ -185,6 +186,21 @@ def test_core_ml_says_what_vision_and_xcode_look_for(tmp_path):
     assert [x.name for x in program.description.output] == ['coordinates', 'confidence']
     settings = nms.nonMaximumSuppression
     assert [*settings.stringClassLabels.vector] == ['a', 'b'] and settings.iouThreshold == 0.5
+
+
+def test_names_of_classes(tmp_path):
+    """Of two classes of one name, Core ML would give one; a line of labels.txt is a class."""
+    source = source_of('classifier', tmp_path)
+    source = replace(source, metadata=dict(classes=['a', 'crane', 'b\nc', 'crane', 'd']))
+    options = dict(outputs='decoded', formats=('coreml',))
+    report = export_model(source, tmp_path, SHAPE, **options)['coreml']
+    spec = ct.utils.load_spec(str(tmp_path / report['file'])).SerializeToString()
+    assert b'crane (1)' in spec and b'crane (3)' in spec and report['classes'].count('crane') == 2
+    (tmp_path / 'file').write_bytes(b'')
+    tflite_metadata.append_labels(tmp_path / 'file', report)
+    with zipfile.ZipFile(tmp_path / 'file') as archive:
+        lines = archive.read('labels.txt').decode().splitlines()
+    assert lines == ['a', 'crane', 'b c', 'crane', 'd']
 
 
 def test_labels_of_many_classes_in_float16(tmp_path):

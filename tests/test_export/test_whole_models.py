@@ -103,6 +103,12 @@ def test_parts_and_shapes_that_do_not_fit(tmp_path):
     assert not (tmp_path / 'out').exists()
 
 
+def test_a_mean_of_four_channels(tmp_path):
+    changes = {f'model.data_preprocessor.{key}': [1.0] * 4 for key in ('mean', 'std')}
+    with pytest.raises(ValueError, match=r'cannot be built: .*`mean` should have 1 or 3 values'):
+        load_model(write_config(tmp_path, 'retinanet', **changes), part='model')
+
+
 @pytest.mark.parametrize('lost', ['neck.', 'decode_head.conv_seg'])
 def test_weights_of_less(whole, lost):
     model, config, weights = whole('fpn')

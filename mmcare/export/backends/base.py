@@ -48,6 +48,7 @@ class Backend:
     precisions: ClassVar[Mapping[str, float | None]] = {'float32': 1e-4}
     runtime: str  # what computes its files here
     layout = 'NCHW'  # of images and maps
+    takes_batches = False  # several images at once
     separate_convolutions = False  # modules cannot share one
     output_format = OutputFormat()  # of results
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # its own, for add_argument

@@ -15,6 +15,7 @@ from mmcare.export.rewrites import COREML, aten
 from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
 from mmcare_runtime import Model
+from mmcare_runtime.text import tell_apart
 
 TARGETS = ('iOS16', 'iOS17', 'iOS18', 'iOS26')
 COMPRESSIONS = ('palettize4', 'palettize8', 'int8')
@@ -124,7 +125,7 @@ def convert_coreml(graph: Graph, description: Description, target: str) -> Any:
         for name, output in zip(graph.output_names, description['outputs'], strict=True)
     ]
     if kind == 'probabilities' and description.get('classes'):
-        classifier, outputs = ct.ClassifierConfig(description['classes']), None
+        classifier, outputs = ct.ClassifierConfig(tell_apart(description['classes'])), None
     if taken['kind'] == 'tensor':
         image = ct.TensorType(name='image', shape=shape, dtype=dtype)
     else:
@@ -177,7 +178,7 @@ def append_nms(model: Any, description: Description) -> Any:
     nms.confidenceInputFeatureName = nms.confidenceOutputFeatureName = scores
     number = program.description.output[1].type.multiArrayType.shape[1]
     classes = description.get('classes') or [str(index) for index in range(number)]
-    nms.stringClassLabels.vector.extend(classes)
+    nms.stringClassLabels.vector.extend(tell_apart(classes))
     return ct.models.MLModel(pipeline, weights_dir=model.weights_dir, skip_model_load=True)
 
 

@@ -1,17 +1,29 @@
 """ONNX, for ONNX Runtime and other engines."""
 
 import json
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from mmcare.export.backends.base import Backend, Inputs, WriteResult, count_convolutions
+from mmcare.export.backends.onnx_float16 import round_to_float16
 from mmcare.export.graph import Graph
+from mmcare.export.plain_operators import NMS_SCALE
+from mmcare.export.rewrites import aten
 from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
+from mmcare_runtime import Model, open_exported
 
-OPSET = 20  # the first with an operator for GELU
+# Each with the IR version of the ONNX release that it is of: engines refuse a later one.
+OPSETS = {18: 8, 19: 9, 20: 9}
+GELU_OPSET = 20  # has an operator for it
+OPSET = 18  # ONNX Runtime 1.15, TensorRT 9 and RKNN Toolkit 2.5 read it
 
 
 class Onnx(Backend):
@@ -22,27 +34,140 @@ class Onnx(Backend):
     packages = ('onnx', 'onnxscript', 'onnxruntime')
     runtime = 'ONNX Runtime'
     uint8_input = True
-    output_format = OutputFormat(nms='operator')
+    takes_batches = True
+    precisions: ClassVar = {**Backend.precisions, 'int8': None}
+    options: ClassVar = {
+        'opset': dict(type=int, choices=OPSETS, help=f'of ONNX; default: {OPSET}'),
+        'nms': dict(
+            choices=('outside',),
+            help='outside: decoded detectors in ONNX have all boxes and scores, for engines '
+            'without NonMaxSuppression or with their own',
+        ),
+    }
+
+    def choose_output_format(self, options: Options) -> OutputFormat:
+        """Leave NMS to the engine or the app, if that was asked for."""
+        if options.get('nms') == 'outside':
+            return OutputFormat(nms='outside', with_batch=True)
+        return OutputFormat(nms='operator')
+
+    def settings(self, options: Options) -> dict[str, str]:
+        """Name where NMS is, if it is not in the file."""
+        return {key: options[key] for key in ('nms',) if key in options}
 
     def write(
         self, graph: Graph, path: Path, description: Description, options: Options, images: Inputs
     ) -> WriteResult:
         """Write an ONNX file; report opset and convolutions by stage."""
+        opset = options.get('opset', OPSET)
+        translations: dict[Any, Any] = {torch.ops.mmcare.nms_mask.default: translate_nms}
+        if opset < GELU_OPSET:
+            translations[aten.gelu.default] = translate_gelu
         converted = torch.onnx.export(
             graph.program,
             input_names=['image'],
             output_names=list(graph.output_names),
-            opset_version=OPSET,
+            opset_version=opset,
+            custom_translation_table=translations,
             verbose=False,
         )
         assert converted is not None, 'an ONNXProgram, since no file is named'
-        if description['inputs'][0]['dtype'] == 'uint8':
+        dtype = description['inputs'][0]['dtype']
+        if dtype == 'uint8':
             take_uint8(converted.model.graph)
+        converted.model.ir_version = OPSETS[opset]
         converted.model.metadata_props['mmcare'] = json.dumps(description)
         converted.save(path, external_data=False)
-        return WriteResult(
-            dict(opset=OPSET, convolutions=count_convolutions(graph.program, graph.info.stages))
+        facts = dict(opset=opset, convolutions=count_convolutions(graph.program, graph.info.stages))
+        if description['precision'] != 'int8':
+            return WriteResult(facts)
+        batch = len(graph.example)
+        quantize(path, [x.repeat(batch, 1, 1, 1).numpy().astype(dtype) for x in images])
+        return WriteResult(facts, open_unfused(path), 'ONNX Runtime without fused operators')
+
+    def open_float16(self, path: Path) -> Model:
+        """Open a file in ONNX Runtime, with each tensor rounded to float16."""
+        with TemporaryDirectory() as folder:
+            rounded = Path(folder, path.name)
+            round_to_float16(path, rounded)
+            return open_exported(rounded, verify=False)
+
+
+def quantize(path: Path, images: Sequence[np.ndarray]) -> None:
+    """Quantize the convolutions of a file, in place: symmetrically, weights for each channel.
+
+    Engines find pairs of ``QuantizeLinear`` and ``DequantizeLinear``. TensorRT takes no other zero
+    point than 0.
+    """
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.images: Iterator[np.ndarray] = iter(images)
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            image = next(self.images, None)
+            return None if image is None else dict(image=image)
+
+    with TemporaryDirectory() as folder:
+        quantized = Path(folder, path.name)
+        quantize_static(
+            path,
+            quantized,
+            Reader(),
+            op_types_to_quantize=['Conv'],
+            per_channel=True,
+            activation_type=QuantType.QInt8,
+            weight_type=QuantType.QInt8,
+            extra_options=dict(ActivationSymmetric=True, WeightSymmetric=True),
         )
+        path.write_bytes(quantized.read_bytes())
+
+
+def open_unfused(path: Path) -> Callable[[Tensor], Sequence[Any]]:
+    """Open a quantized file so that its operators compute floats between roundings to int8."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(path.read_bytes(), options, ['CPUExecutionProvider'])
+    dtype = np.uint8 if session.get_inputs()[0].type == 'tensor(uint8)' else np.float32
+    return lambda image: session.run(None, dict(image=image.numpy().astype(dtype)))
+
+
+def translate_gelu(x: Any, approximate: str = 'none') -> Any:
+    """Write GELU in the order that ONNX Runtime fuses to one operator; PyTorch's has another."""
+    from onnxscript import opset18
+
+    op: Any = opset18  # its types do not know constants
+    if approximate == 'tanh':
+        cubes = op.Mul(op.Mul(op.Mul(x, x), x), 0.044715)
+        share = op.Tanh(op.Mul(op.Add(x, cubes), (2 / math.pi) ** 0.5))
+    else:
+        share = op.Erf(op.Div(x, 2**0.5))
+    return op.Mul(op.Mul(x, op.Add(share, 1.0)), 0.5)
+
+
+def translate_nms(boxes: Any, scores: Any, iou_threshold: float, labels: Any, classes: int) -> Any:
+    """Write :func:`mmcare.export.plain_operators.nms_mask_operator` by ``NonMaxSuppression``.
+
+    It keeps classes apart in its scores (1, K, N): a box has score 0 for other classes than its
+    own, and boxes of score 0 are not looked at. So no label is computed with floats.
+    """
+    from onnxscript import opset18
+
+    op: Any = opset18  # its types do not know constants
+    number, scores = boxes.shape[0], op.Unsqueeze(scores, [0])
+    if classes > 1:
+        numbers = op.Unsqueeze(op.Constant(value_ints=[*range(classes)]), [1])
+        own = op.Equal(numbers, op.Unsqueeze(labels, [0]))
+        scores = op.Where(own, scores, 0.0)
+    boxes = op.Unsqueeze(op.Mul(boxes, NMS_SCALE), [0])
+    kept = op.NonMaxSuppression(boxes, op.Unsqueeze(scores, [0]), number, iou_threshold, 0.0)
+    kept = op.Slice(kept, [2], [3], [1])  # the last of batch, class and box
+    ones = op.Expand(1.0, op.Shape(op.Squeeze(kept, [1])))
+    return op.ScatterND(op.Expand(0.0, [number]), kept, ones)
 
 
 def take_uint8(graph: Any) -> None:

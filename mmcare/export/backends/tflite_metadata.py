@@ -55,8 +55,9 @@ def write_metadata(description: Mapping[str, Any], author: str, terms: str) -> b
 def append_labels(path: Path, description: Mapping[str, Any]) -> None:
     """Append the names of classes to a file, which is then also a zip archive."""
     if 'classes' in description:
+        lines = [' '.join(name.splitlines()) for name in description['classes']]  # one for each
         with zipfile.ZipFile(path, 'a') as archive:
-            archive.writestr('labels.txt', '\n'.join(description['classes']) + '\n')
+            archive.writestr('labels.txt', '\n'.join(lines) + '\n')
 
 
 def finish(table: Mapping[int, Any], identifier: bytes) -> bytes:

@@ -35,6 +35,7 @@ class OutputFormat:
     score_name: str = 'scores'
     labels: torch.dtype = torch.int32  # of boxes
     label_map: torch.dtype = torch.uint8
+    with_batch: bool = False  # boxes of which NMS is left to the app have an axis for images
     lacks: str = ''  # says that the runtime cannot select rows, if it cannot
 
     @property
@@ -46,12 +47,31 @@ class OutputFormat:
 class PostProcess(nn.Module):
     """Turn the outputs of a network, for one image, into results."""
 
+    takes_batches = False  # also those for several images
     outputs: list[dict[str, Any]]  # of each result: name, kind and what else there is to say
     metadata: Mapping[str, Any] = {}  # for the description
 
     def max_error(self, raw: Outputs, results: Sequence[Any]) -> float:
         """Compare a file's results with those of the network's outputs."""
         return max_rel_error(self(raw), results)
+
+
+class EachImage(PostProcess):
+    """Turn the outputs of a network, for several images, into results, one image after another."""
+
+    def __init__(self, post_process: PostProcess) -> None:
+        super().__init__()
+        self.post_process = post_process
+        self.outputs, self.metadata = post_process.outputs, post_process.metadata
+
+    def forward(self, raw: Outputs) -> tuple[Tensor, ...]:
+        images = zip(*(x.split(1) for x in raw), strict=True)
+        results = zip(*map(self.post_process, images), strict=True)
+        return tuple(torch.cat(parts) for parts in results)
+
+    def max_error(self, raw: Outputs, results: Sequence[Any]) -> float:
+        """Compare the results for one image."""
+        return self.post_process.max_error(raw, results)
 
 
 class Task(nn.Module):
@@ -171,10 +191,10 @@ def describe_classes(config: Config | None, number: int) -> dict[str, Any]:
     if load and dataset.get('classes'):  # mmpretrain's argument: names, or a file of names
         metainfo = load(dict(metainfo, classes=dataset.classes))
     described = {}
-    for key in ('classes', 'palette'):
+    for key, convert in (('classes', str), ('palette', list)):  # numbers may be names of classes
         values = metainfo.get(key) or ()
         if len(values) == number and not isinstance(values, str):
-            described[key] = [value if isinstance(value, str) else [*value] for value in values]
+            described[key] = [convert(value) for value in values]
     return described
 
 
@@ -183,6 +203,21 @@ def innermost_dataset(dataset: Any) -> Any:
     while 'dataset' in dataset:
         dataset = dataset.dataset
     return dataset
+
+
+def of_each_image(
+    max_error: Callable[[Outputs, Sequence[Any]], float],
+) -> Callable[[Outputs, Sequence[Any]], float]:
+    """Let a function that compares the results for one image compare those for several."""
+
+    def largest(expected: Outputs, results: Sequence[Any]) -> float:
+        def of_image(row: int) -> float:
+            wanted, got = ([x[row : row + 1] for x in xs] for xs in (expected, results))
+            return max_error(wanted, got)
+
+        return np.max([of_image(row) for row in range(len(expected[0]))])  # not max(), see below
+
+    return largest
 
 
 def max_rel_error(expected: Sequence[Tensor], results: Sequence[Any]) -> float:

@@ -60,7 +60,9 @@ class Classifier(Task):
 
 
 class Probabilities(PostProcess):
-    """Logits (1, K) to probabilities."""
+    """Logits (B, K) to probabilities."""
+
+    takes_batches = True
 
     def __init__(self, activation: str) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from mmengine.structures import InstanceData
 from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
 
-from mmcare.export.plain_operators import nms_mask
+from mmcare.export.plain_operators import nms_mask, nms_mask_operator
 from mmcare.export.tasks.base import (
     Description,
     Options,
@@ -217,11 +217,14 @@ class Boxes(PostProcess):
     """Maps of a one-stage detector to boxes, scores and labels, as mmdet's base head decodes them.
 
     ``boxes`` (1, N, 4), ``scores`` (1, N) and ``labels`` (1, N), the best first; rows that are left
-    over have score 0. Without NMS all ``boxes`` (P, 4), and ``scores`` (P, K) of each class.
+    over have score 0. Without NMS all ``boxes`` (P, 4), and ``scores`` (P, K) of each class, or
+    (1, P, 4) and (1, P, K) if the format says so.
     """
 
     priors: Tensor
     sides: Tensor
+    pair_rows: Tensor
+    pair_labels: Tensor
 
     def __init__(
         self,
@@ -246,6 +249,12 @@ class Boxes(PostProcess):
         self.candidates = min(most if most > 0 else CANDIDATES, CANDIDATES, len(priors))
         self.number, self.iou = min(number, self.candidates), config['nms']['iou_threshold']
         self.least = config.get('min_bbox_size', -1)
+        # Of a candidate with a class. Tables: runtimes divide in floats, and float16 does not have
+        # all integers above 2048.
+        self.labels = self.classes if self.is_sigmoid else self.classes - 1  # without background
+        rows, labels = torch.arange(self.candidates), torch.arange(self.labels)
+        self.register_buffer('pair_rows', rows.repeat_interleave(self.labels))
+        self.register_buffer('pair_labels', labels.repeat(self.candidates))
         boxes: dict[str, Any] = dict(box_format=output_format.box_format)
         boxes['scale'] = self.sides.tolist() if output_format.relative else [1.0] * 4
         kinds = ['boxes', 'scores'] + ['labels'] * output_format.has_nms
@@ -272,16 +281,16 @@ class Boxes(PostProcess):
         """Decode, then keep the best where NMS is inside."""
         boxes, scores = self.read(raw)
         if not self.format.has_nms:
-            return self.write(boxes), scores
+            everything = self.write(boxes), scores
+            return tuple(x[None] for x in everything) if self.format.with_batch else everything
         if self.least >= 0:  # boxes outside of the image have no area
             sizes = (boxes[:, 2:] - boxes[:, :2]) * self.sides[:2]
             scores = scores * (sizes.amin(1, True) > self.least).float()
         best = scores.amax(1).topk(self.candidates).indices
-        number_of_classes = scores.shape[1]
         scores, pairs = scores.index_select(0, best).flatten().topk(self.candidates)
-        rows = torch.div(pairs, number_of_classes, rounding_mode='floor')
-        boxes = boxes.index_select(0, best).index_select(0, rows)
-        labels = pairs % number_of_classes  # in integers, which float16 does not have above 2048
+        boxes = boxes.index_select(0, best)
+        boxes = boxes.index_select(0, self.pair_rows.index_select(0, pairs))
+        labels = self.pair_labels.index_select(0, pairs)
         scores, order = (scores * self.suppress(boxes, scores, labels)).topk(self.number)
         boxes, labels = self.write(boxes.index_select(0, order)), labels.index_select(0, order)
         results = [boxes[None], scores[None], labels[None].to(self.format.labels)]
@@ -289,12 +298,9 @@ class Boxes(PostProcess):
 
     def suppress(self, boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
         """Return 1 for boxes (N, 4) that stay, from the best to the worst, and 0 for others."""
-        from torchvision.ops import nms  # which backbones do without
-
         if self.format.nms == 'operator':
-            kept = nms(boxes + 2.0 * labels[:, None], scores, self.iou)  # classes lie apart
-            return torch.zeros_like(scores).index_fill(0, kept, 1.0)
-        return nms_mask(boxes, self.iou, labels if self.classes > 1 else None)
+            return nms_mask_operator(boxes, scores, self.iou, labels, self.labels)
+        return nms_mask(boxes, self.iou, labels if self.labels > 1 else None)
 
     def write(self, boxes: Tensor) -> Tensor:
         """Write boxes (N, 4) as the format says."""

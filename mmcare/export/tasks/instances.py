@@ -174,6 +174,10 @@ class Instances(Task):
                 f"{output_format.lacks}, which two-stage detectors need: use part='neck', or leave "
                 'out the format'
             )
+        if 'nms' in options:
+            raise ValueError('nms= is for one-stage detectors')
+        if len(outputs[0]) > 1:
+            raise ValueError('batch= is not for two-stage detectors')
         if not output_format.has_nms:
             output_format = OutputFormat()
         number = options.get('max_detections', MAX_DETECTIONS)

@@ -70,8 +70,9 @@ class Segmentor(Task):
 
 
 class LabelMap(PostProcess):
-    """Logits (1, K, h, w) to the class of each pixel (1, H, W); one channel to 0 and 1."""
+    """Logits (B, K, h, w) to the class of each pixel (B, H, W); one channel to 0 and 1."""
 
+    takes_batches = True
     classes: Tensor
 
     def __init__(self, head: Any, channels: int, shape: Shape, dtype: torch.dtype):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmcare.export.plain_operators import RoIAlign, nms_mask
+from mmcare.export.plain_operators import RoIAlign, nms_mask, nms_mask_operator
 from mmcare.export.tasks.base import OutputFormat, PostProcess
 from mmcare.export.tasks.detector import CANDIDATES, read_test_cfg
 
@@ -209,21 +209,31 @@ class TwoStageResults(PostProcess):
             if self.least >= 0:
                 sides = (boxes[:, 2:] - boxes[:, :2]) - self.least / self.sides[:2]
                 valid = (sides.amin(1) > 0).to(boxes.dtype)
-            kept.append(self._suppress(boxes, scores, valid))
+            kept.append(self._suppress(boxes, scores, self.rpn_iou, valid=valid))
         boxes, scores = (torch.cat(values) for values in zip(*candidates, strict=True))
         valid = torch.cat(kept)
         scores, best = (scores * valid).topk(self.proposals)
         return boxes.index_select(0, best), valid.index_select(0, best), scores
 
-    def _suppress(self, boxes: Tensor, scores: Tensor, valid: Tensor | None) -> Tensor:
-        """Return 1 for candidates (N, 4) of a level that stay, from the best to the worst, or 0."""
-        if self.format.nms != 'operator':
-            return nms_mask(boxes, self.rpn_iou, valid=valid)
-        from torchvision.ops import nms  # which backends do without
+    def _suppress(
+        self,
+        boxes: Tensor,
+        scores: Tensor,
+        iou: float,
+        labels: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
+        """Return 1 for boxes (N, 4) that stay, from the best to the worst, and 0 for others.
 
+        Those of another label are not compared, if there are labels; those not valid do not stay.
+        """
+        if self.format.nms != 'operator':
+            return nms_mask(boxes, iou, labels, valid)
         if valid is not None:  # others are the worst, and suppress none
             scores = scores * valid
-        kept = torch.zeros_like(scores).index_fill(0, nms(boxes, scores, self.rpn_iou), 1.0)
+        classes = 1 if labels is None else self.classes
+        labels = torch.zeros_like(scores, dtype=torch.long) if labels is None else labels
+        kept = nms_mask_operator(boxes, scores, iou, labels, classes)
         return kept if valid is None else kept * valid
 
     def classify(self, maps: Sequence[Tensor], proposals: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,8 +250,7 @@ class TwoStageResults(PostProcess):
         boxes = self._repeat(proposals).index_select(0, pairs)
         boxes = self.refine(boxes, self._repeat(deltas).index_select(0, pairs))
         labels = self.pair_labels.index_select(0, pairs)
-        # By matrices in every format: operators would take classes as offsets of boxes, in floats.
-        kept = nms_mask(boxes, self.iou, labels if self.classes > 1 else None)
+        kept = self._suppress(boxes, scores, self.iou, labels if self.classes > 1 else None)
         scores, best = (scores * kept).topk(self.number)
         boxes, labels, pairs = (x.index_select(0, best) for x in (boxes, labels, pairs))
         return boxes, scores, labels, pairs
