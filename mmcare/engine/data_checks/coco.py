@@ -103,6 +103,7 @@ def check_duplicates(run: Run) -> Iterator[Stop | Warn]:
 
 def check_category_order(run: Run) -> Iterator[Stop]:
     """Find ids of categories that do not ascend: AP of classes goes to other names."""
+    # Training numbers classes in the file's order, which check_categories compares.
     for split in run.of_mode('val', 'test'):
         if split.coco is None or not _evaluates_coco(split):
             continue
@@ -140,7 +141,7 @@ def check_lost_objects(run: Run) -> Iterator[Stop | Warn]:
         if small and not split.dataset.test_mode:
             yield Warn(
                 f'{len(small)} of {len(images)} pictures in {split.name} are left out, with sides '
-                f'below filter_cfg.min_size={least}, such as {small[0]["file_name"]!r}'
+                f'below filter_cfg.min_size={least}, such as {_names(coco)[small[0]["id"]]!r}'
             )
         elif kept - loaded > TOLERATED * objects.number:
             yield Warn(
