@@ -48,7 +48,7 @@ def test_distributed_resume(results, loop):
 
 
 def test_a_fault_in_data_stops_all_processes(results):
-    """The main process finds it; the other would wait for it."""
+    """The main process finds it, and the other raises the same error."""
     main, other = (result['data_check'] for result in results)
     assert len(main) == 2 and main == other
     assert main[0].endswith('[required_keys]') and '[crowds]' in main[1]

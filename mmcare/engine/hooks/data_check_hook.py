@@ -117,7 +117,7 @@ class DataCheckHook(SwitchableHook):
         return [] if name in self.skip else [(name, finding) for finding in check(*arguments)]
 
     def _report_to_all(self, findings: list[tuple[str, Stop | Warn]]) -> None:
-        """Report what the main process found; the others would wait for one that has stopped."""
+        """Report what the main process found; the others would wait, or fail for another reason."""
         shared = [findings]
         broadcast_object_list(shared)
         self._report(shared[0])
