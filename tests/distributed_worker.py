@@ -146,6 +146,28 @@ def resume(folder, by_epoch):
     )
 
 
+def data_check(folder):
+    """What each process raises where the annotations lack a key, and where all are crowds."""
+    data = folder / 'detection'
+    config = toy_config('detection', data, folder / f'check_{RANK}', **ON_CPU)
+    file = data / 'annotations/instances_train2017.json'
+    content = json.loads(file.read_text())
+    errors = []
+    for number, (key, value) in enumerate([('area', None), ('iscrowd', 1)]):
+        broken = data / f'annotations/{key}.json'
+        if RANK == 0:
+            items = [{**item, key: value} for item in content['annotations']]
+            broken.write_text(json.dumps(dict(content, annotations=items)))
+        torch.distributed.barrier()
+        config.experiment_name = f'check_{RANK}_{number}'
+        config.train_dataloader.dataset.ann_file = f'annotations/{broken.name}'
+        try:
+            Runner.from_cfg(config).train()
+        except ValueError as error:
+            errors.append(str(error))
+    return errors
+
+
 def main(folder):
     fixed = {'model.backbone.drop_path_rate': 0.0, 'model.decode_head.dropout_ratio': 0.0}
     recomputed = {'model.backbone.drop_path_rate': 0.5, 'model.backbone.with_cp': 'activations'}
@@ -154,6 +176,7 @@ def main(folder):
         channels_last=channels_last(),
         detection=gradients('detection', folder, **recomputed),
         segmentation=gradients('segmentation', folder, **fixed),
+        data_check=data_check(folder),
         resume=dict(epochs=resume(folder, True), iterations=resume(folder, False)),
     )
     (folder / f'rank{RANK}.json').write_text(json.dumps(results))

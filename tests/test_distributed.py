@@ -1,4 +1,4 @@
-"""Two gloo processes: gradients, one writer, exact resume, no unused parameters.
+"""Two gloo processes: gradients, one writer, exact resume, checks of data, no unused parameters.
 
 Both are started once, by distributed_worker.py; each test looks at the results. Unused parameters,
 for any out_indices, would stop them.
@@ -45,3 +45,10 @@ def test_distributed_resume(results, loop):
     assert results[0]['resume'][loop]['draws'] != results[1]['resume'][loop]['draws']
     for result in (result['resume'][loop] for result in results):
         assert result['same_files'] and result['different'] == []
+
+
+def test_a_fault_in_data_stops_all_processes(results):
+    """The main process finds it, and the other raises the same error."""
+    main, other = (result['data_check'] for result in results)
+    assert len(main) == 2 and main == other
+    assert main[0].endswith('[required_keys]') and '[crowds]' in main[1]

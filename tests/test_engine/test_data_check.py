@@ -4,6 +4,8 @@ import io
 import json
 import re
 import shutil
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from mmcare.engine.hooks.data_check_hook import DataCheckHook
 
 pytest.importorskip('mmdet')
 from mmdet.datasets import CocoDataset
+from mmdet.datasets.api_wrappers import COCO
 from mmseg.models.losses import CrossEntropyLoss
 from pycocotools import mask as run_lengths
 
@@ -77,6 +80,20 @@ def make_coco(folder):
         (folder / f'{split}.json').write_text(json.dumps(content()))
     shutil.copy(folder / 'val.json', folder / 'other.json')
     (folder / 'unlabelled.json').write_text(json.dumps(dict(content(), annotations=[])))
+
+
+def make_lvis(folder):
+    """Files without iscrowd and names of files; a category has another name than in mmdet."""
+    make_coco(folder)
+    for split in ('train', 'val'):
+        lvis = content()
+        every(iscrowd=None, segmentation=[[3, 2, 11, 2, 11, 7, 3, 7]])(lvis)
+        for image in lvis['images']:
+            image.update(neg_category_ids=[9], not_exhaustive_category_ids=[5])
+            name = image.pop('file_name')
+            image['coco_url'] = f'http://images.cocodataset.org/{split}/{name}'
+        lvis['categories'][1].update(name='bea', synonyms=['bea'], frequency='r')
+        (folder / f'{split}.json').write_text(json.dumps(lvis))
 
 
 def make_panoptic(folder):
@@ -149,6 +166,11 @@ def instances(folder, split):
     return dict(coco(folder, split), pipeline=[dict(type='LoadImageFromFile'), load])
 
 
+def lvis(folder, split):
+    kind = 'mmdet.LVISV1Dataset'
+    return dict(instances(folder, split), type=kind, data_prefix=dict(img=''))
+
+
 def panoptic(folder, split):
     return dict(
         coco(folder, split),
@@ -195,6 +217,7 @@ LAYOUTS = dict(
     instances=(make_coco, instances, 3),
     ade20k=(make_ade20k, ade20k, 150),
     imagenet=(make_imagenet, imagenet, 3),
+    lvis=(make_lvis, lvis, 3),
     listed=(make_imagenet, listed, 3),
     panoptic=(make_panoptic, panoptic, 3),
     voc=(make_voc, voc, 3),
@@ -212,6 +235,9 @@ class Picky(CocoDataset):
 @pytest.fixture
 def data(tmp_path, monkeypatch):
     monkeypatch.setattr(Runner, '_log_env', lambda *_: None)  # it looks for compilers, for a second
+    monkeypatch.setitem(
+        sys.modules, 'lvis', SimpleNamespace(LVIS=COCO)
+    )  # its methods that are used
     return tmp_path / 'data'
 
 
@@ -368,6 +394,34 @@ def compress(held):
         entry['segmentation'] = dict(runs, counts=runs['counts'].decode())
 
 
+def roboflow(held):
+    """Boxes, a first category that has no objects, and keys of Roboflow's own."""
+    supercategory(held)
+    every(segmentation=[])(held)
+    for entry in held['images']:
+        entry.update(license=1, date_captured='2024-01-01T00:00:00', extra=dict(name='a.jpg'))
+
+
+def cvat(held):
+    """Polygons, a crowd as run lengths, and keys of CVAT's own."""
+    every(attributes=dict(occluded=True, rotation=0.0, track_id=0, keyframe=True))(held)
+    for entry in held['images']:
+        entry.update(license=0, flickr_url='', coco_url='', date_captured=0)
+
+
+def labelme(held):
+    """Rectangles as polygons, floats, and keys of labelme2coco's own."""
+    every(segmentation=[[3.0, 2.0, 11.0, 2.0, 11.0, 7.0, 3.0, 7.0]], area=40.0, group_id=None)(held)
+    for entry in held['images']:
+        entry.update(license=0, url=None, date_captured=None)
+
+
+def label_studio(held):
+    """Boxes, numbers from 0, and `ignore: 0`."""
+    ids_of(0, 1, 2)(held)
+    every(segmentation=[], ignore=0)(held)
+
+
 def brush(held):
     """Make all objects what CVAT exports for masks drawn with a brush."""
     runs = dict(counts=[17, 3, 300], size=[16, 20])
@@ -495,14 +549,13 @@ HEALTHY = dict(
     balanced=('coco', str, wrap('ClassBalancedDataset', oversample_thr=0.1)),
     mixed=('coco', str, wrap('mmdet.MultiImageMixDataset', pipeline=[])),
     filtered=('coco', str, FILTERED),
-    supercategory_of_roboflow=('coco', both(supercategory), {}),
-    boxes_alone=('coco', both(every(segmentation=[])), {}),
+    roboflow=('coco', both(roboflow), {}),
     no_segmentation=('coco', both(every(segmentation=None)), {}),
-    attributes_of_cvat=('coco', both(every(attributes=dict(occluded=True, rotation=0.0))), {}),
-    keys_of_label_studio=('coco', both(every(ignore=0, segmentation=[])), {}),
+    cvat=('instances', both(cvat), {}),
+    label_studio=('coco', both(label_studio), {}),
+    labelme=('instances', both(labelme), {}),
     ids_as_strings=('coco', both(strings), {}),
     categories_as_strings=('coco', both(ids_of('a', 'b', 'c')), {}),
-    ids_from_0=('coco', both(ids_of(0, 1, 2)), {}),
     subset=('coco', str, named('ant', 'cat')),
     no_iscrowd_in_training=('coco', edit(every(iscrowd=None)), {}),
     over_the_border=('coco', both(item(bbox=[-2, 9, 8, 8])), {}),
@@ -521,7 +574,6 @@ HEALTHY = dict(
         both(item(segmentation=[[1, 1, 4, 1, 4, 4], [5, 5, 9, 5, 9, 9]])),
         {},
     ),
-    rectangles_of_labelme=('instances', both(every(segmentation=[[3, 2, 11, 2, 11, 7, 3, 7]])), {}),
     turned_as_drawn=('coco', turn('train'), dict(pipeline=[AS_DRAWN, *STEPS])),
     orientation_1=('coco', turn('train', 1), {}),
     turned_and_annotated_so=(
@@ -633,6 +685,18 @@ COCO_CASES = dict(
         together(add('train/3.jpg', size=(10, 8)), edit(picture(1, width=10, height=8))),
         dict(filter_cfg=dict(min_size=12)),
         r"warn: 1 of 3 pictures .*min_size=12, such as '3\.jpg'",
+    ),
+    too_small_of_lvis=(
+        'lvis',
+        together(add('train/3.jpg', size=(10, 8)), edit(picture(1, width=10, height=8))),
+        dict(filter_cfg=dict(min_size=12)),
+        r"warn: 1 of 3 pictures .* such as 'http.*train/3\.jpg'",
+    ),
+    other_places_of_lvis=(
+        'lvis',
+        edit(lambda c: c['categories'].reverse()),
+        {},
+        r"stop: \['bee'\] are not among .* \('cat', 'bea', 'ant'\)",
     ),
     left_out_by_a_subclass=(
         'coco',
@@ -1032,7 +1096,7 @@ class Sample(dict):
         self.gt_sem_seg = self['gt_sem_seg']
 
 
-def build(layout, data, hook=(), evaluated='val', **changes):
+def build(layout, data, hook=(), kind=Runner, **changes):
     """A runner for one iteration; `changes` go into the datasets."""
     _, dataset, number = LAYOUTS[layout]
     train, val = (
@@ -1045,7 +1109,7 @@ def build(layout, data, hook=(), evaluated='val', **changes):
         for split in ('train', 'val')
     )
     evaluator = dict(type='DumpResults', out_file_path=str(data / 'results.pkl'))
-    return Runner(
+    return kind(
         model=Tiny(number),
         work_dir=str(data / 'work'),
         experiment_name=f'{data}{hook}',
@@ -1110,6 +1174,17 @@ def test_checked_once(data, monkeypatch):
     runner.call_hook('before_run')
     runner.test()
     assert runs == [2, 1]
+
+
+def test_flexible_runner(data):
+    FlexibleRunner = pytest.importorskip('mmengine.runner').FlexibleRunner
+    make_coco(data)
+    runner = build('coco', data, kind=FlexibleRunner)
+    runner.train()
+    assert runner.iter == 1
+    edit(brush)(data)
+    with pytest.raises(ValueError, match=r'iscrowd=1.* \[crowds\]'):
+        build('coco', data, kind=FlexibleRunner).train()
 
 
 def test_classes_as_types(data):

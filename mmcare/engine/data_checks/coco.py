@@ -103,6 +103,7 @@ def check_duplicates(run: Run) -> Iterator[Stop | Warn]:
 
 def check_category_order(run: Run) -> Iterator[Stop]:
     """Find ids of categories that do not ascend: AP of classes goes to other names."""
+    # Training numbers classes in the file's order, which check_categories compares.
     for split in run.of_mode('val', 'test'):
         if split.coco is None or not _evaluates_coco(split):
             continue
@@ -140,7 +141,7 @@ def check_lost_objects(run: Run) -> Iterator[Stop | Warn]:
         if small and not split.dataset.test_mode:
             yield Warn(
                 f'{len(small)} of {len(images)} pictures in {split.name} are left out, with sides '
-                f'below filter_cfg.min_size={least}, such as {small[0]["file_name"]!r}'
+                f'below filter_cfg.min_size={least}, such as {_names(coco)[small[0]["id"]]!r}'
             )
         elif kept - loaded > TOLERATED * objects.number:
             yield Warn(
@@ -181,20 +182,18 @@ def check_box_form(run: Run) -> Iterator[Stop]:
         shares = (x + width <= 1) & (y + height <= 1) & (width < 1) & (height < 1) & (x >= 0)
         beyond = (x + width > 1.1 * right) | (y + height > 1.1 * bottom)
         corners = (width > x) & (height > y) & (x >= 0) & (y >= 0)
-        example = f'such as {rows[0][:4]} in a picture of {rows[0][4]}x{rows[0][5]}'
         if shares.mean() > 0.5:
             yield Stop(
-                f'the boxes in {split.name} are shares of width and height, {example}: COCO counts '
-                'pixels. Multiply x and width by the width of the picture, y and height by its '
-                'height'
+                f'the boxes in {split.name} are shares of width and height, such as '
+                f'{_describe(rows[0])}: COCO counts pixels. Multiply x and width by the width of '
+                'the picture, y and height by its height'
             )
         elif beyond.mean() > 0.5 or (corners.all() and beyond.mean() > 0.1):
-            example = f'such as {rows[beyond.argmax()][:4]} in a picture of '
-            example += 'x'.join(map(str, rows[beyond.argmax()][4:]))
             yield Stop(
                 f'{beyond.sum()} of {len(rows)}{_sampled(coco)} boxes in {split.name} reach far '
-                f'beyond their pictures, {example}: COCO writes x, y, width, height, not the right '
-                'and lower sides; or the boxes are those of larger pictures'
+                f'beyond their pictures, such as {_describe(rows[beyond.argmax()])}: COCO '
+                'writes x, y, width, height, not the right and lower sides; or the boxes are those '
+                'of larger pictures'
             )
 
 
@@ -228,6 +227,10 @@ def check_segmentations(run: Run) -> Iterator[Stop]:
 def _value(entry: Any, *keys: str) -> Any:
     held = [entry[key] for key in keys if isinstance(entry, dict) and key in entry]
     return held[0] if held and _is_id(held[0]) else None
+
+
+def _describe(row: Any) -> str:
+    return f'{row[:4]} in a picture of {row[4]}x{row[5]}'
 
 
 def _is_id(value: Any) -> bool:

@@ -7,8 +7,9 @@ from functools import lru_cache, partial, wraps
 from time import monotonic
 from typing import Any, Callable
 
-from mmengine.dist import is_main_process
+from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.logging import print_log
+from mmengine.model import is_model_wrapper
 from mmengine.registry import DATASETS
 from mmengine.runner import BaseLoop, Runner
 
@@ -26,10 +27,10 @@ class DataCheckHook(SwitchableHook):
     """Check the data for what the toolboxes assume, by :mod:`mmcare.engine.data_checks`.
 
     Files of COCO and folders of classes are looked at before datasets are built from them, the rest
-    before the run, once, on the main process; what may be intended is a warning. Before each
-    iteration, the labels of mmseg's maps are compared with the classes. Headers of 10,000 pictures
-    and masks of a dataset are read, evenly spread, and of COCO files above 32 MiB 20,000 objects.
-    Remote data (``backend_args``, ``://``) are not checked.
+    before the run, once, on the main process; a fault stops all processes, and what may be intended
+    is a warning. Before each iteration, the labels of mmseg's maps are compared with the classes.
+    Headers of 10,000 pictures and masks of a dataset are read, evenly spread, and of COCO files
+    above 32 MiB 20,000 objects. Remote data (``backend_args``, ``://``) are not checked.
 
     ``Runner.build_dataloader`` is wrapped from the first such hook on; it does the same as before
     for runners without one. ``FlexibleRunner`` has its own: checks then run before the run only.
@@ -74,7 +75,7 @@ class DataCheckHook(SwitchableHook):
                 folders = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
                 arguments = folders, names, folder
                 findings += self._run('folder_names', classes.check_folder_names, *arguments)
-        self._report(findings)
+        self._report_to_all(findings)
 
     def before_run(self, runner: Runner) -> None:
         """Check the datasets that were built for this run, those of each mode once."""
@@ -82,7 +83,7 @@ class DataCheckHook(SwitchableHook):
         splits = self._find_splits(runner) if is_main_process() else []
         fresh = [split for split in splits if split.mode not in self._checked]
         self._checked.update(split.mode for split in splits)
-        run = Run(runner.model, fresh, splits[0] if splits else None)
+        run = Run(_unwrap(runner.model), fresh, splits[0] if splits else None)
         findings: list[tuple[str, Stop | Warn]] = []
         for name, check in CHECKS.items() if fresh else ():
             findings += self._run(name, check, run)
@@ -92,7 +93,7 @@ class DataCheckHook(SwitchableHook):
         seconds = monotonic() - start
         if seconds > 10:
             _log(f'The data were checked in {seconds:.0f} seconds, see mmcare.DataCheckHook')
-        self._report(findings)
+        self._report_to_all(findings)
 
     def _before_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, mode: str = 'train'
@@ -104,7 +105,7 @@ class DataCheckHook(SwitchableHook):
             return
         samples = data_batch['data_samples']
         views = isinstance(samples[0], (list, tuple))
-        arguments = runner.model, dataset, samples[0] if views else samples
+        arguments = _unwrap(runner.model), dataset, samples[0] if views else samples
         findings = self._run('label_values', masks.check_label_values, *arguments)
         if mode == 'train':
             findings += self._run('class_weights', masks.check_class_weights, *arguments)
@@ -114,6 +115,12 @@ class DataCheckHook(SwitchableHook):
         self, name: str, check: Callable[..., Iterable[Stop | Warn]], *arguments: Any
     ) -> list[tuple[str, Stop | Warn]]:
         return [] if name in self.skip else [(name, finding) for finding in check(*arguments)]
+
+    def _report_to_all(self, findings: list[tuple[str, Stop | Warn]]) -> None:
+        """Report what the main process found; the others would wait, or fail for another reason."""
+        shared = [findings]
+        broadcast_object_list(shared)
+        self._report(shared[0])
 
     def _report(self, findings: list[tuple[str, Stop | Warn]]) -> None:
         """Log warnings, and raise an error that has all faults."""
@@ -158,6 +165,11 @@ class _CheckedBuild(staticmethod):
             return build(dataloader, *arguments, **options)
 
         return check_and_build if hooks else build
+
+
+def _unwrap(model: Any) -> Any:
+    """Return the model within DDP and the like."""
+    return model.module if is_model_wrapper(model) else model
 
 
 def _datasets(config: Any) -> Iterator[dict[str, Any]]:
