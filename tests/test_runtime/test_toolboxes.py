@@ -29,7 +29,8 @@ def describe(model, outputs, letterbox, folder):
     from mmcare.export.request import ExportRequest
 
     class Unwritten(Onnx):
-        def write(self, *arguments):
+        def write(self, graph, path, description, *_):
+            path.write_text(json.dumps(description))
             return WriteResult({})
 
     request = ExportRequest(SHAPE, ('onnx',), outputs=outputs, letterbox=letterbox)
