@@ -1,9 +1,11 @@
 """What backends share: images of pixels, checks, descriptions, and a backend that a test adds."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from export_helpers import odd_model, thin_model
@@ -71,6 +73,20 @@ def refuse_a_flipped_bit(path):
     file.write_bytes(content)
 
 
+def run_in_two_threads(program):
+    """Run one file for two images at the same time."""
+    images = [
+        np.random.default_rng(seed).normal(size=program.input_shape).astype(np.float32)
+        for seed in range(2)
+    ]
+    expected, jobs = [*map(program.run, images)], [0, 1] * 4
+    with ThreadPoolExecutor(2) as pool:
+        results = pool.map(lambda index: program.run(images[index]), jobs)
+        for index, outputs in zip(jobs, results, strict=True):
+            for output, wanted in zip(outputs, expected[index], strict=True):
+                np.testing.assert_array_equal(output, wanted)
+
+
 @pytest.mark.parametrize(('backend', 'options'), CASES)
 def test_checks_and_descriptions(tmp_path, monkeypatch, pictures, backend, options):
     """In every format, precision and compression; alone, in another folder."""
@@ -82,7 +98,10 @@ def test_checks_and_descriptions(tmp_path, monkeypatch, pictures, backend, optio
     file = tmp_path / 'out' / report['file']
     older = {path.name: path.stat().st_mtime for path in file.parent.glob('*.json')}
     alone = file.rename(tmp_path / f'alone{file.suffix}')
-    found = open_exported(alone).description
+    program = open_exported(alone)
+    if program.timed:
+        run_in_two_threads(program)
+    found = program.description
     assert found == {key: report[key] for key in found}
     assert {*report} - {*found} >= {'file', 'bytes'} and found['format'] == backend
     refuse_a_flipped_bit(alone)

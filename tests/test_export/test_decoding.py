@@ -46,7 +46,8 @@ model = dict(
     neck=dict(type='FPN', in_channels=[16, 32, 128], out_channels=8, num_outs=3),
     bbox_head=dict(num_classes={classes}, in_channels=8, feat_channels=8, stacked_convs=1,
         {HEADS[name]}),
-    test_cfg=dict(nms_pre=100_000, min_bbox_size=-1, score_thr=-1.0))
+    test_cfg=dict(nms_pre=100_000, min_bbox_size=-1, score_thr=-1.0,
+        nms=dict(type='nms', iou_threshold=0.5)))
 """)
     source = load_model(path, part='model')
     torch.manual_seed(0)

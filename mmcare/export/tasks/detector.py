@@ -317,7 +317,8 @@ class Boxes(PostProcess):
 
         Returns:
             The largest of: the distance of a box with its score from the nearest candidate of its
-            class; the score of a missing box above those of its neighbours; 1 for a box too many.
+            class; the score of a missing box above those of its neighbours, or above the last one
+            that takes part; 1 for a box too many.
         """
         from torchvision.ops import box_iou
 
@@ -338,7 +339,9 @@ class Boxes(PostProcess):
         same = wanted_labels[:, None] == labels
         near = ~(box_iou(wanted, boxes) <= (1 - IOU_MARGIN) * self.iou) & same
         lower = (wanted_scores[:, None] - scores).masked_fill(~near, torch.inf)
-        missing = torch.cat([lower, (wanted_scores - least)[:, None]], 1).clamp(min=0).amin(1)
+        last = their_scores.flatten().topk(self.candidates).values[-1]  # that takes part in NMS
+        spare = wanted_scores - torch.maximum(least, last)
+        missing = torch.cat([lower, spare[:, None]], 1).clamp(min=0).amin(1)
         same = labels[:, None] == labels
         near = (box_iou(boxes, boxes) > (1 + IOU_MARGIN) * self.iou) & same
         return torch.cat([strange, missing, near.triu(1).any().float()[None]]).max().item()
