@@ -138,7 +138,7 @@ def phone():
 
 
 def until(page, pattern, place='#status'):
-    return page.wait_for_selector(f'{place}:text-matches("{pattern}")', timeout=60_000).inner_text()
+    return page.wait_for_selector(f'{place}:text-matches("{pattern}")', timeout=180_000).inner_text()
 
 
 def start(page, rounds, backend='wasm'):
