@@ -301,7 +301,7 @@ def test_numbers_and_styles():
     assert labels.dtype == torch.float32 and count.item() == (scores > 0).sum()
     assert torch.equal(scores, their_scores) and torch.equal(masks, their_masks)
     assert other.outputs[0]['scale'] == SIDES.tolist()
-    read = other.read(centers[0]) * SIDES
+    read = other.read_boxes(centers[0]) * SIDES
     torch.testing.assert_close(read, boxes[0], atol=1e-4, rtol=0)
 
 

@@ -43,6 +43,11 @@ class OutputFormat:
         """Whether the network keeps the best boxes, and not what comes after it."""
         return self.nms in ('matrix', 'operator')
 
+    @property
+    def has_count(self) -> bool:
+        """Whether the number of boxes is a result, as LiteRT's own detectors have it."""
+        return self.labels == torch.float32
+
 
 class PostProcess(nn.Module):
     """Turn the outputs of a network, for one image, into results."""

@@ -213,16 +213,54 @@ def describe_decoding(head: Any) -> dict[str, Any]:
     return dict(decode=json.loads(json.dumps(described, default=Tensor.tolist)))
 
 
-class Boxes(PostProcess):
+class Detections(PostProcess):
+    """Boxes, scores and labels, as a format writes them; after them masks, if there are any.
+
+    ``boxes`` (1, N, 4), ``scores`` (1, N), ``labels`` (1, N), the best first; unused rows have
+    score 0.
+    """
+
+    sides: Tensor
+
+    def __init__(self, shape: Shape, output_format: OutputFormat, kinds: Sequence[str]) -> None:
+        super().__init__()
+        self.format = output_format
+        height, width = shape
+        self.register_buffer('sides', torch.tensor([width, height, width, height]).float())
+        names = dict(boxes=output_format.box_name, scores=output_format.score_name)
+        self.outputs = [dict(name=names.get(kind, kind), kind=kind) for kind in kinds]
+        scale = self.sides.tolist() if output_format.relative else [1.0] * 4
+        self.outputs[0] |= dict(box_format=output_format.box_format, scale=scale)
+
+    def write(self, boxes: Tensor, scores: Tensor, labels: Tensor) -> list[Tensor]:
+        """Write boxes (N, 4), scores (N,) and labels (N,) as the format says."""
+        results = [self.write_boxes(boxes)[None], scores[None], labels[None].to(self.format.labels)]
+        return results + [(scores > 0).float().sum()[None]] * self.format.has_count
+
+    def write_boxes(self, boxes: Tensor) -> Tensor:
+        """Write boxes (N, 4), x1, y1, x2, y2 as shares of the image, as the format says."""
+        if self.format.box_format == 'cxcywh':
+            low, high = boxes.chunk(2, 1)
+            boxes = torch.cat([(low + high) / 2, high - low], 1)
+        return boxes if self.format.relative else boxes * self.sides
+
+    def read_boxes(self, boxes: Tensor) -> Tensor:
+        """Do the reverse."""
+        boxes = boxes if self.format.relative else boxes / self.sides
+        if self.format.box_format == 'cxcywh':
+            center, size = boxes.chunk(2, 1)
+            boxes = torch.cat([center - size / 2, center + size / 2], 1)
+        return boxes
+
+
+class Boxes(Detections):
     """Maps of a one-stage detector to boxes, scores and labels, as mmdet's base head decodes them.
 
-    ``boxes`` (1, N, 4), ``scores`` (1, N) and ``labels`` (1, N), the best first; rows that are left
-    over have score 0. Without NMS all ``boxes`` (P, 4), and ``scores`` (P, K) of each class, or
-    (1, P, 4) and (1, P, K) if the format says so.
+    Without NMS all ``boxes`` (P, 4), and ``scores`` (P, K) of each class, or (1, P, 4) and
+    (1, P, K) if the format says so.
     """
 
     priors: Tensor
-    sides: Tensor
     pair_rows: Tensor
     pair_labels: Tensor
 
@@ -234,17 +272,16 @@ class Boxes(PostProcess):
         number: int,
         output_format: OutputFormat,
     ) -> None:
-        super().__init__()
+        kinds = ['boxes', 'scores'] + ['labels'] * output_format.has_nms
+        super().__init__(shape, output_format, kinds + ['count'] * output_format.has_count)
         generator, config = head.prior_generator, read_test_cfg(head.test_cfg)
         assert config is not None, 'others are refused'
-        self.levels, self.format = len(generator.strides), output_format
+        self.levels = len(generator.strides)
         self.classes, self.is_sigmoid = head.cls_out_channels, head.use_sigmoid_cls
         self.decode = head.bbox_coder.decode
         sizes = [output.shape[2:] for output in raw[: self.levels]]
         priors = torch.cat(generator.grid_priors(sizes, device='cpu'))
-        height, width = shape
         self.register_buffer('priors', priors)
-        self.register_buffer('sides', torch.tensor([width, height, width, height]).float())
         most = config.get('nms_pre', -1)  # not positive: all of them
         self.candidates = min(most if most > 0 else CANDIDATES, CANDIDATES, len(priors))
         self.number, self.iou = min(number, self.candidates), config['nms']['iou_threshold']
@@ -255,13 +292,6 @@ class Boxes(PostProcess):
         rows, labels = torch.arange(self.candidates), torch.arange(self.labels)
         self.register_buffer('pair_rows', rows.repeat_interleave(self.labels))
         self.register_buffer('pair_labels', labels.repeat(self.candidates))
-        boxes: dict[str, Any] = dict(box_format=output_format.box_format)
-        boxes['scale'] = self.sides.tolist() if output_format.relative else [1.0] * 4
-        kinds = ['boxes', 'scores'] + ['labels'] * output_format.has_nms
-        kinds += ['count'] * (output_format.labels == torch.float32)
-        names = dict(boxes=output_format.box_name, scores=output_format.score_name)
-        self.outputs = [dict(name=names.get(kind, kind), kind=kind) for kind in kinds]
-        self.outputs[0] |= boxes
         self.metadata = dict(nms=output_format.nms, test_cfg=config)
 
     def read(self, raw: Outputs) -> tuple[Tensor, Tensor]:
@@ -281,7 +311,7 @@ class Boxes(PostProcess):
         """Decode, then keep the best where NMS is inside."""
         boxes, scores = self.read(raw)
         if not self.format.has_nms:
-            everything = self.write(boxes), scores
+            everything = self.write_boxes(boxes), scores
             return tuple(x[None] for x in everything) if self.format.with_batch else everything
         if self.least >= 0:  # boxes outside of the image have no area
             sizes = (boxes[:, 2:] - boxes[:, :2]) * self.sides[:2]
@@ -292,22 +322,14 @@ class Boxes(PostProcess):
         boxes = boxes.index_select(0, self.pair_rows.index_select(0, pairs))
         labels = self.pair_labels.index_select(0, pairs)
         scores, order = (scores * self.suppress(boxes, scores, labels)).topk(self.number)
-        boxes, labels = self.write(boxes.index_select(0, order)), labels.index_select(0, order)
-        results = [boxes[None], scores[None], labels[None].to(self.format.labels)]
-        return *results, *[(scores > 0).float().sum()[None]] * (len(self.outputs) - 3)
+        boxes, labels = boxes.index_select(0, order), labels.index_select(0, order)
+        return tuple(self.write(boxes, scores, labels))
 
     def suppress(self, boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
         """Return 1 for boxes (N, 4) that stay, from the best to the worst, and 0 for others."""
         if self.format.nms == 'operator':
             return nms_mask_operator(boxes, scores, self.iou, labels, self.labels)
         return nms_mask(boxes, self.iou, labels if self.labels > 1 else None)
-
-    def write(self, boxes: Tensor) -> Tensor:
-        """Write boxes (N, 4) as the format says."""
-        if self.format.box_format == 'cxcywh':
-            low, high = boxes.chunk(2, 1)
-            boxes = torch.cat([(low + high) / 2, high - low], 1)
-        return boxes if self.format.relative else boxes * self.sides
 
     def max_error(self, raw: Outputs, results: Sequence[Any]) -> float:
         """Compare a file's results with candidates and with the results that it should have.
@@ -327,7 +349,7 @@ class Boxes(PostProcess):
 
         def read(tensors: Sequence[Any]) -> list[Tensor]:
             boxes, scores, labels = (torch.as_tensor(x)[0] for x in tensors[:3])
-            return [boxes if self.format.relative else boxes / self.sides, scores, labels.long()]
+            return [self.read_boxes(boxes), scores, labels.long()]
 
         boxes, scores, labels = read(results)
         least, used = scores.min(), scores > 0

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mmcare.export.plain_operators import RoIAlign, nms_mask, nms_mask_operator
-from mmcare.export.tasks.base import OutputFormat, PostProcess
-from mmcare.export.tasks.detector import CANDIDATES, read_test_cfg
+from mmcare.export.tasks.base import OutputFormat
+from mmcare.export.tasks.detector import CANDIDATES, IOU_MARGIN, Detections, read_test_cfg
 
 FLOAT16_ROUNDING = 2e-3  # share of a box's size
 
@@ -95,12 +95,11 @@ class RoIExtractor(nn.Module):
         return sum(averages[1:], averages[0]).permute(0, 3, 1, 2)
 
 
-class TwoStageResults(PostProcess):
+class TwoStageResults(Detections):
     """Maps and proposals of a two-stage detector to boxes, scores, labels and masks, as mmdet does.
 
-    ``boxes`` (1, N, 4), ``scores`` (1, N), ``labels`` (1, N) and, of a model with a mask head,
-    ``masks`` (1, N, h, w), the probability of the box's class at points within the box; the best
-    first. Unused rows have score 0.
+    ``masks`` (1, N, h, w), of a model with a mask head, are the probability of the box's class at
+    points within the box.
 
     Args:
         model: An mmdet model; its heads are copied.
@@ -112,7 +111,6 @@ class TwoStageResults(PostProcess):
         proposals: Number of proposals.
     """
 
-    sides: Tensor
     pair_labels: Tensor
     first_masks: Tensor
 
@@ -125,12 +123,13 @@ class TwoStageResults(PostProcess):
         output_format: OutputFormat,
         proposals: int,
     ) -> None:
-        super().__init__()
         rpn, head = model.rpn_head, model.roi_head
-        self.format, self.levels = output_format, len(rpn.prior_generator.strides)
+        kinds = ['boxes', 'scores', 'labels'] + ['count'] * output_format.has_count
+        super().__init__(shape, output_format, kinds + ['masks'] * head.with_mask)
+        if head.with_mask:
+            self.outputs[-1]['layout'] = 'NCHW'  # N masks, in every format
+        self.levels = len(rpn.prior_generator.strides)
         operator = output_format.nms == 'operator'
-        height, width = shape
-        self.register_buffer('sides', torch.tensor([width, height, width, height]).float())
         self._build_rpn(rpn, raw)
         maps = raw[: len(raw) - 2 * self.levels]
         self.box_rois = RoIExtractor(head.bbox_roi_extractor, maps, shape, operator)
@@ -147,14 +146,6 @@ class TwoStageResults(PostProcess):
         labels, first = torch.arange(self.classes), torch.arange(self.number) * self.classes
         self.register_buffer('pair_labels', labels.repeat(self.proposals))
         self.register_buffer('first_masks', first)
-        kinds = ['boxes', 'scores', 'labels'] + ['count'] * (output_format.labels == torch.float32)
-        kinds += ['masks'] * head.with_mask
-        names = dict(boxes=output_format.box_name, scores=output_format.score_name)
-        self.outputs = [dict(name=names.get(kind, kind), kind=kind) for kind in kinds]
-        if head.with_mask:
-            self.outputs[-1]['layout'] = 'NCHW'  # N masks, in every format
-        scale = self.sides.tolist() if output_format.relative else [1.0] * 4
-        self.outputs[0] |= dict(box_format=output_format.box_format, scale=scale)
         test_cfg = read_test_cfg(head.test_cfg)
         self.metadata = dict(nms=output_format.nms, test_cfg=test_cfg, proposals=self.proposals)
 
@@ -175,9 +166,7 @@ class TwoStageResults(PostProcess):
         maps = raw[: len(raw) - 2 * self.levels]
         proposals, valid, _ = self.propose(raw)
         boxes, scores, labels, _ = self.detect(maps, proposals, valid)
-        results = [self.write(boxes)[None], scores[None], labels[None].to(self.format.labels)]
-        if self.format.labels == torch.float32:
-            results.append((scores > 0).float().sum()[None])
+        results = self.write(boxes, scores, labels)
         if self.mask_head is not None:
             results.append(self.segment(maps, boxes, labels)[None])
         return tuple(results)
@@ -274,13 +263,6 @@ class TwoStageResults(PostProcess):
             masks = masks.flatten(0, 1).index_select(0, self.first_masks + labels)
         return masks.reshape(len(boxes), *masks.shape[-2:]).sigmoid()
 
-    def write(self, boxes: Tensor) -> Tensor:
-        """Write boxes (N, 4) as the format says."""
-        if self.format.box_format == 'cxcywh':
-            low, high = boxes.chunk(2, 1)
-            boxes = torch.cat([(low + high) / 2, high - low], 1)
-        return boxes if self.format.relative else boxes * self.sides
-
     def max_error(self, raw: Sequence[Tensor], results: Sequence[Any]) -> float:
         """Compare a file's results with what the network's outputs admit.
 
@@ -300,7 +282,11 @@ class TwoStageResults(PostProcess):
         by_kind: dict[str, Tensor] = {}
         for output, values in zip(self.outputs, results, strict=True):
             by_kind[output['kind']] = torch.as_tensor(values)[0]
-        boxes, scores, labels = self.read(by_kind['boxes']), by_kind['scores'], by_kind['labels']
+        boxes, scores, labels = (
+            self.read_boxes(by_kind['boxes']),
+            by_kind['scores'],
+            by_kind['labels'],
+        )
         labels = labels.long()
         strange = self._find_strange(maps, raw, boxes, scores, labels)
         errors = [strange[scores > 0]]
@@ -316,17 +302,9 @@ class TwoStageResults(PostProcess):
         boxes, scores, labels = boxes[used], scores[used], labels[used]
         errors.append(self._find_missing(raw, boxes, scores, labels, least))
         same = labels[:, None] == labels
-        twice = (box_iou(boxes, boxes) > 1.1 * self.iou) & same
+        twice = (box_iou(boxes, boxes) > (1 + IOU_MARGIN) * self.iou) & same
         errors.append(twice.triu(1).any().float()[None])
         return torch.cat(errors).max().item()
-
-    def read(self, boxes: Tensor) -> Tensor:
-        """Read boxes (N, 4) of a file as x1, y1, x2, y2 in shares of the image."""
-        boxes = boxes if self.format.relative else boxes / self.sides
-        if self.format.box_format == 'cxcywh':
-            center, size = boxes.chunk(2, 1)
-            boxes = torch.cat([center - size / 2, center + size / 2], 1)
-        return boxes
 
     def _find_strange(
         self,
@@ -362,7 +340,8 @@ class TwoStageResults(PostProcess):
         maps = raw[: len(raw) - 2 * self.levels]
         proposals, valid, objectness = self.propose(raw)
         wanted, wanted_scores, wanted_labels, pairs = self.detect(maps, proposals, valid)
-        near = ~(box_iou(wanted, boxes) <= 0.9 * self.iou) & (wanted_labels[:, None] == labels)
+        same = wanted_labels[:, None] == labels
+        near = ~(box_iou(wanted, boxes) <= (1 - IOU_MARGIN) * self.iou) & same
         lower = (wanted_scores[:, None] - scores).masked_fill(~near, torch.inf)
         last, rows = objectness.min(), pairs // self.classes
         proposals, objectness = proposals[rows], objectness[rows]
@@ -370,7 +349,7 @@ class TwoStageResults(PostProcess):
         for candidates, their_scores in self.find_candidates(raw):
             overlaps = box_iou(proposals, candidates)
             itself = overlaps > 1 - 1e-6
-            others = (overlaps > 0.9 * self.rpn_iou) & ~itself & itself.any(1, True)
+            others = (overlaps > (1 - IOU_MARGIN) * self.rpn_iou) & ~itself & itself.any(1, True)
             rivals = rivals.maximum((their_scores * others.float()).amax(1))
         causes = [wanted_scores - least, objectness - rivals, objectness - last]
         return torch.cat([lower, torch.stack(causes, 1)], 1).clamp(min=0).amin(1)
