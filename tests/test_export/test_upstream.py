@@ -137,3 +137,21 @@ def test_litert_quantizes_maps_that_are_also_outputs(tmp_path, kind):
     program.allocate_tensors()
     outputs = program.get_signature_runner()(image=image.numpy())
     assert all(output.dtype == np.float32 for output in outputs.values())
+
+
+@pytest.mark.xfail(strict=True, reason='ExecuTorch: the copy in executorch.decompose')
+def test_constant_propagation_leaves_the_given_program():
+    pytest.importorskip('executorch')
+    from executorch.exir.passes.constant_prop_pass import constant_prop_pass
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.ones(3)
+
+        def forward(self, x):
+            return x * (2 * self.scale)
+
+    program = torch.export.export(Scaled(), (torch.rand(1, 3),))
+    constant_prop_pass(program.run_decompositions({}))
+    assert 'scale' in program.constants

@@ -157,7 +157,7 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     """Write a program in operators that XNNPACK has; pieces of weights become weights."""
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
-    # A copy: the pass deletes buffers that are not used, also from the program that it is given.
+    # A copy: the pass deletes constants that are not used, also from the program that it is given.
     return constant_prop_pass(deepcopy(program).run_decompositions(dict(rewrites.EXECUTORCH)))
 
 
