@@ -55,7 +55,7 @@ optim_wrapper = dict(
     paramwise_cfg=dict(custom_keys=dict(_base_.rates_from_scratch, shared_fcs=dict(lr_mult=0.15))),
 )
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
+    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=200),
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),
 ]
 default_hooks = dict(logger=dict(interval=10))

@@ -73,7 +73,7 @@ optim_wrapper = dict(
     paramwise_cfg=dict(custom_keys=dict(_base_.rates_from_scratch, shared_fcs=dict(lr_mult=0.15))),
 )
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
+    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=200),
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),
 ]
 auto_scale_lr = dict(base_batch_size=4)

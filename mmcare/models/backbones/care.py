@@ -320,15 +320,17 @@ class CARE(BaseModule):
             weights: batch norm and exact (erf) GELU.
         with_cp: Compute again in the backward pass to save memory: whole blocks (True), or only
             activations and depth-wise convolutions of the interactions (``'activations'``).
-        out_norm_cfg: Config of a norm on each output map; None for raw stage outputs.
+        out_norm_cfg: Config of a norm on each output map; None for raw stage outputs, but
+            ``norm_cfg`` with ``from_scratch``.
         expand_last: Omit the projection of the last block, as in the published networks: it returns
             its latent channels (1024, or 1536 for S2). False: a last block like the others.
         deploy: Build the network as :meth:`switch_to_deploy` leaves it, for fused weights.
         from_scratch: Start as small data sets without weights need it, which is ours: Kaiming in
-            place of a std of 0.02, layer scales of 0.1 in place of 1e-6. The paper's values are for
-            300 epochs of ImageNet: with them, a short training hardly uses the blocks. Adam changes
-            a parameter by the learning rate in each step, so layer scales also need ten times the
-            rate: see ``configs/_base_/from_scratch.py``.
+            place of a std of 0.02, layer scales of 0.1 in place of 1e-6, and ``norm_cfg`` also on
+            each output map. The paper's values are for 300 epochs of ImageNet: with them, a short
+            training hardly uses the blocks. Adam changes a parameter by the learning rate in each
+            step, so layer scales also need ten times the rate: see
+            ``configs/_base_/from_scratch.py``.
         init_cfg: By default truncated normal, std 0.02, biases 0. ``dict(type='Pretrained',
             checkpoint=...)`` takes published files, converted ones and checkpoints of MM toolboxes;
             weights for RGB are adapted to other ``in_channels``.
@@ -426,6 +428,8 @@ class CARE(BaseModule):
             if index <= self.out_indices[-1]
         )
         self.out_norms = nn.ModuleDict()
+        if from_scratch:
+            out_norm_cfg = out_norm_cfg or self.norm_cfg
         if out_norm_cfg is not None:
             for index, channels in zip(self.out_indices, self.out_channels):
                 self.out_norms[str(index)] = build_norm(out_norm_cfg, channels)
