@@ -36,9 +36,9 @@ MASKS = {'coco/segm_mAP': 'mask AP', 'coco/segm_mAP_50': 'mask AP50', 'coco/bbox
 BOXES = {'coco/bbox_mAP': 'box AP', 'pascal_voc/AP50': 'AP50 (VOC)'}
 # Config, height and width for GMACs and latency, factor that makes metrics per cent, metrics.
 SETS = {
-    'nuclei': ('mask_rcnn/care_s0_nuclei', (256, 256), 100, MASKS),
-    'cells': ('retinanet/care_s0_cells', (256, 320), 100, BOXES),
-    'streets': ('fpn/care_s0_streets', (256, 320), 1, {'mIoU': 'mIoU', 'aAcc': 'pixel accuracy'}),
+    'dsb2018': ('mask_rcnn/care_s0_dsb2018', (256, 256), 100, MASKS),
+    'bccd': ('retinanet/care_s0_bccd', (256, 320), 100, BOXES),
+    'camvid': ('fpn/care_s0_camvid', (256, 320), 1, {'mIoU': 'mIoU', 'aAcc': 'pixel accuracy'}),
 }
 
 
@@ -69,7 +69,7 @@ def train(name: str, key: str, seed: int) -> None:
     rows = rows.drop_duplicates(['split', 'step'], keep='last').sort_values('step')
     rows = pd.concat([rows, pd.DataFrame([tested])])
     save(RESULTS / f'{folder.name}.csv', rows[['split', 'step', 'loss', *SETS[name][3]]].round(4))
-    if key == 's0' and name != 'streets':  # whose licence allows research only
+    if key == 's0' and name != 'camvid':  # whose licence allows research only
         draw_predictions(runner, CURVES.with_name(f'{name}.jpg'), number=3)
 
 

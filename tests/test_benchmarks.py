@@ -171,7 +171,7 @@ def test_the_page_of_results_shows_the_runs(tmp_path, monkeypatch):
     pytest.importorskip('timm')
     page, text = tmp_path / 'page.md', accuracy.PAGE.read_text()
     page.write_text(text)
-    monkeypatch.setattr(accuracy, 'SETS', {'streets': accuracy.SETS['streets']})
+    monkeypatch.setattr(accuracy, 'SETS', {'camvid': accuracy.SETS['camvid']})
     monkeypatch.setattr(accuracy, 'PAGE', page)
     monkeypatch.setattr(accuracy, 'CURVES', tmp_path / 'curves.png')
     accuracy.report()

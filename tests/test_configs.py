@@ -59,7 +59,7 @@ RECIPES = {
     'imagenet': IMAGENET,
     'ablation': IMAGENET,
 }
-PICTURES = ('_nuclei', '_cells', '_streets')
+PICTURES = ('_dsb2018', '_bccd', '_camvid')
 WITH_RECIPE = [n for n in NAMES if n.split('/')[0] in RECIPES and not n.endswith(PICTURES)]
 
 

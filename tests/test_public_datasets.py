@@ -77,9 +77,9 @@ def draw_streets(root):
 
 
 CONFIGS = {
-    'nuclei': ('mask_rcnn/care_s0_nuclei', draw_nuclei, {'coco/segm_mAP', 'coco/bbox_mAP'}),
-    'cells': ('retinanet/care_s0_cells', draw_cells, {'coco/bbox_mAP', 'pascal_voc/AP50'}),
-    'streets': ('fpn/care_s0_streets', draw_streets, {'mIoU', 'aAcc'}),
+    'nuclei': ('mask_rcnn/care_s0_dsb2018', draw_nuclei, {'coco/segm_mAP', 'coco/bbox_mAP'}),
+    'cells': ('retinanet/care_s0_bccd', draw_cells, {'coco/bbox_mAP', 'pascal_voc/AP50'}),
+    'streets': ('fpn/care_s0_camvid', draw_streets, {'mIoU', 'aAcc'}),
 }
 
 

@@ -1,17 +1,13 @@
 # What the configs that train a CARE without ImageNet weights share; they name it as
-# `_base_.care_from_scratch` and `_base_.adamw_from_scratch`.
+# `_base_.care_from_scratch` and so on.
 
-# No file of weights, and the norms learn. The published initialisation (std 0.02), layer scale
-# (1e-6) and drop path are meant for hundreds of epochs: with them the blocks would pass hardly any
-# signal for as long as a short run takes.
-care_from_scratch = dict(
-    init_cfg=[
-        dict(type='Kaiming', layer=['Conv2d'], mode='fan_in', distribution='normal'),
-        dict(type='Constant', layer=['_BatchNorm'], val=1.0, bias=0.0),
-    ],
-    norm_eval=False,
-    layer_scale_init_value=0.1,
-    drop_path_rate=0.0,
+# The start for short trainings, see mmcare.CARE: no file of weights, and the norms learn.
+care_from_scratch = dict(from_scratch=True, init_cfg=None, norm_eval=False, drop_path_rate=0.0)
+optim_from_scratch = dict(
+    # The second moment forgets the first steps within a short run.
+    optimizer=dict(lr=3e-3, betas=(0.9, 0.98)),
+    clip_grad=dict(max_norm=5, norm_type=2),
 )
-# The second moment forgets the first steps within a short run.
-adamw_from_scratch = dict(lr=1e-3, betas=(0.9, 0.98))
+# Adam changes a parameter by the learning rate in each step. Without this, a layer scale stays near
+# its start, and a block hardly becomes part of the network.
+rates_from_scratch = dict(gamma=dict(lr_mult=10.0))

@@ -54,18 +54,13 @@ val_evaluator = [
 test_evaluator = val_evaluator
 
 if pretrained is None:
-    # The published layer scale, 1e-6, and initialisation are meant for hundreds of epochs.
-    weights = dict(
-        init_cfg=[
-            dict(type='Kaiming', layer=['Conv2d'], mode='fan_in', distribution='normal'),
-            dict(type='Constant', layer=['_BatchNorm'], val=1.0, bias=0.0),
-        ],
-        layer_scale_init_value=0.1,
-    )
-    lr, betas = 1e-3, (0.9, 0.98)
+    weights = dict(from_scratch=True)  # what that is: see mmcare.CARE
+    lr, betas = 3e-3, (0.9, 0.98)
+    gamma_rate = 10.0  # layer scales change by the learning rate in each step, and have far to go
 else:
     weights = dict(init_cfg=dict(type='Pretrained', checkpoint=pretrained), drop_path_rate=0.1)
     lr, betas = 2e-4, (0.9, 0.999)  # the paper's rate; not tried with the published weights
+    gamma_rate = 1.0
 
 model = dict(
     type='ImageClassifier',
@@ -92,11 +87,15 @@ test_cfg = dict(type='TestLoop')
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=lr, betas=betas, weight_decay=0.05),
-    paramwise_cfg=dict(norm_decay_mult=0.0, flat_decay_mult=0.0),
-    clip_grad=dict(max_norm=10, norm_type=2),
+    paramwise_cfg=dict(
+        norm_decay_mult=0.0,
+        flat_decay_mult=0.0,
+        custom_keys=dict(gamma=dict(lr_mult=gamma_rate, decay_mult=0.0)),
+    ),
+    clip_grad=dict(max_norm=5, norm_type=2),
 )
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
+    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=200),
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),
 ]
 

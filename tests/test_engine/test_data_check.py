@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers import THIN
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, METRICS
 from mmengine.runner import Runner
@@ -23,7 +24,9 @@ from mmcare.engine.data_checks.coco import check_required_keys
 from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.findings import Run, Split, Stop
 from mmcare.engine.data_checks.masks import check_class_weights, unwrap
+from mmcare.engine.data_checks.weights import check_layer_scale
 from mmcare.engine.hooks.data_check_hook import DataCheckHook
+from mmcare.models import CARE
 
 pytest.importorskip('mmdet')
 from mmdet.datasets import CocoDataset
@@ -1139,6 +1142,20 @@ def test_healthy_data_are_trained_on(data, layout):
 
 
 @pytest.mark.parametrize(
+    ('arguments', 'pictures', 'warnings'),
+    [
+        (dict(), 664, 1),
+        (dict(), 118_287, 0),  # COCO
+        (dict(from_scratch=True), 664, 0),
+        (dict(layer_scale_init_value=1e-3), 664, 0),  # weights that were trained have more
+    ],
+)
+def test_published_start_on_few_pictures(arguments, pictures, warnings):
+    model = nn.Sequential(CARE(THIN, **arguments), nn.Linear(1, 1))
+    assert len([*check_layer_scale(model, [None] * pictures)]) == warnings
+
+
+@pytest.mark.parametrize(
     ('case', 'name', 'error'),
     [('no_area', 'required_keys', KeyError), ('crowds_of_val', 'crowds', None)],
 )
@@ -1205,11 +1222,13 @@ def test_what_may_be_meant_is_a_warning(data, capfd):
     runner.model.head.num_classes = 2
     runner.model.other = nn.Identity()
     runner.model.other.num_classes = 80
+    runner.model.backbone = CARE(THIN)
     gone = dict(runner._test_dataloader['dataset'], ann_file='gone.json')
     runner._test_dataloader = dict(runner._test_dataloader, dataset=gone)
     runner.train()
     warned = ''.join(capfd.readouterr())
     assert runner.iter == 1 and "is one of the classes ['bee']" in warned
+    assert 'backbone has random weights and layer scales of 1e-06' in warned
     assert 'model.head.num_classes=2' in warned and 'model.other.num_classes=80' in warned
     assert f"the test split needs '{data}/gone.json'" in warned
 

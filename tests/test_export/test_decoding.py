@@ -141,7 +141,7 @@ def test_classes_of_a_file_of_names(tmp_path):
         ('your_data/segmentor', (480, 640)),
         ('your_data/classifier', (224, 224)),
         ('mask_rcnn/care_s0_coco', (800, 1344)),
-        ('mask_rcnn/care_s0_nuclei', (512, 512)),  # whose pictures keep their sizes
+        ('mask_rcnn/care_s0_dsb2018', (512, 512)),  # whose pictures keep their sizes
     ],
 )
 def test_default_shape(name, shape):

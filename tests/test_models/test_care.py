@@ -101,6 +101,18 @@ def test_initialisation():
     assert [block.gamma is None for block in blocks] == [False] * 17 + [True]
 
 
+@pytest.mark.parametrize('variant', ['s0', 's1', 's2'])
+def test_start_from_scratch(variant):
+    """No stage begins with maps that are much larger or smaller than an image's values."""
+    model = CARE(variant, from_scratch=True)
+    model.init_weights()
+    for block in [block for stage in model.stages for block in stage.blocks][:-1]:
+        assert (block.gamma == 0.1).all()
+    with torch.no_grad():
+        maps = model.train()(torch.randn(2, 3, 128, 160))
+    assert all(0.1 < stage_map.std() < 10 for stage_map in maps)
+
+
 @pytest.mark.parametrize('frozen_stages', [-1, 0, 2, 4])
 def test_freezing(frozen_stages):
     model = CARE(THIN, frozen_stages=frozen_stages)
@@ -154,7 +166,10 @@ def test_layer_depth():
         (dict(out_indices=(0, 4)), 'out_indices must be some of -4 to 3'),
         (dict(out_indices=(2, 1)), 'out_indices must be .*ascending'),
         (dict(drop_path_rate=1.0), r'drop_path_rate must be in \[0, 1\), got 1.0'),
-        (dict(layer_scale_init_value=None), "not 'NoneType'"),  # would be blocks without shortcuts
+        (
+            dict(from_scratch=True, init_cfg=dict(type='Pretrained', checkpoint='care.pth')),
+            'from_scratch must be False where init_cfg names a file, got True',
+        ),
         (dict(frozen_stages=5), 'frozen_stages must be -1 to 4, got 5'),
         (dict(with_cp='some'), r"with_cp must be .*'activations'.*, got 'some'"),
     ],

@@ -34,4 +34,11 @@ _CHECKS = (
     masks.check_ignored_labels,
 )
 CHECKS = {check.__name__[len('check_') :]: check for check in _CHECKS}
-LATER = ('required_keys', 'folder_names', 'test_split', 'label_values', 'class_weights')
+LATER = (
+    'required_keys',
+    'folder_names',
+    'test_split',
+    'layer_scale',
+    'label_values',
+    'class_weights',
+)

@@ -13,7 +13,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.registry import DATASETS
 from mmengine.runner import BaseLoop, Runner
 
-from mmcare.engine.data_checks import CHECKS, LATER, classes, coco, masks
+from mmcare.engine.data_checks import CHECKS, LATER, classes, coco, masks, weights
 from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn
 from mmcare.engine.hooks import SwitchableHook
@@ -28,7 +28,8 @@ class DataCheckHook(SwitchableHook):
 
     Files of COCO and folders of classes are looked at before datasets are built from them, the rest
     before the run, once, on the main process; a fault stops all processes, and what may be intended
-    is a warning. Before each iteration, the labels of mmseg's maps are compared with the classes.
+    is a warning. Once weights are loaded, random layer scales are compared with the number of
+    pictures. Before each iteration, the labels of mmseg's maps are compared with the classes.
     Headers of 10,000 pictures and masks of a dataset are read, evenly spread, and of COCO files
     above 32 MiB 20,000 objects. Remote data (``backend_args``, ``://``) are not checked.
 
@@ -94,6 +95,13 @@ class DataCheckHook(SwitchableHook):
         if seconds > 10:
             _log(f'The data were checked in {seconds:.0f} seconds, see mmcare.DataCheckHook')
         self._report_to_all(findings)
+
+    def before_train(self, runner: Any) -> None:
+        """Check the weights, which have been loaded by now, for the number of pictures."""
+        dataset = runner.train_dataloader.dataset
+        if hasattr(dataset, '__len__'):
+            model = _unwrap(runner.model)
+            self._report(self._run('layer_scale', weights.check_layer_scale, model, dataset))
 
     def _before_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, mode: str = 'train'

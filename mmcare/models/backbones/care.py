@@ -312,17 +312,25 @@ class CARE(BaseModule):
         out_indices: Stages whose output is returned, ascending; negative ones count from the end.
             Later stages are not built.
         drop_path_rate: Stochastic depth; rises linearly from 0 to this rate over all blocks.
-        layer_scale_init_value: Initial value of each block's layer scale (gamma).
+        layer_scale_init_value: Initial value of each block's layer scale (gamma). None: 1e-6, or
+            0.1 with ``from_scratch``.
         frozen_stages: -1: none; n: the stem and the first n stages (evaluation mode, no gradient).
         norm_eval: Keep all batch norms of the backbone in evaluation mode while training.
         norm_cfg, act_cfg: Configs of norms and activations, by default those of the published
             weights: batch norm and exact (erf) GELU.
         with_cp: Compute again in the backward pass to save memory: whole blocks (True), or only
             activations and depth-wise convolutions of the interactions (``'activations'``).
-        out_norm_cfg: Config of a norm on each output map; None for raw stage outputs.
+        out_norm_cfg: Config of a norm on each output map; None for raw stage outputs, but
+            ``norm_cfg`` with ``from_scratch``.
         expand_last: Omit the projection of the last block, as in the published networks: it returns
             its latent channels (1024, or 1536 for S2). False: a last block like the others.
         deploy: Build the network as :meth:`switch_to_deploy` leaves it, for fused weights.
+        from_scratch: Start as small data sets without weights need it, which is ours: Kaiming in
+            place of a std of 0.02, layer scales of 0.1 in place of 1e-6, and ``norm_cfg`` also on
+            each output map. The paper's values are for 300 epochs of ImageNet: with them, a short
+            training hardly uses the blocks. Adam changes a parameter by the learning rate in each
+            step, so layer scales also need ten times the rate: see
+            ``configs/_base_/from_scratch.py``.
         init_cfg: By default truncated normal, std 0.02, biases 0. ``dict(type='Pretrained',
             checkpoint=...)`` takes published files, converted ones and checkpoints of MM toolboxes;
             weights for RGB are adapted to other ``in_channels``.
@@ -371,7 +379,7 @@ class CARE(BaseModule):
         in_channels: int = 3,
         out_indices: int | Sequence[int] = (0, 1, 2, 3),
         drop_path_rate: float = 0.0,
-        layer_scale_init_value: float = 1e-6,
+        layer_scale_init_value: float | None = None,
         frozen_stages: int = -1,
         norm_eval: bool = False,
         norm_cfg: dict | None = None,
@@ -380,15 +388,16 @@ class CARE(BaseModule):
         out_norm_cfg: dict | None = None,
         expand_last: bool = True,
         deploy: bool = False,
+        from_scratch: bool = False,
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
-        super().__init__(
-            init_cfg
-            or [
-                dict(type='TruncNormal', layer=['Conv2d', 'Linear'], std=0.02, bias=0.0),
-                dict(type='Constant', layer=['_BatchNorm', 'LayerNorm', 'GroupNorm'], val=1.0),
-            ]
-        )
+        convs = dict(type='TruncNormal', layer=['Conv2d', 'Linear'], std=0.02, bias=0.0)
+        if from_scratch:
+            convs = dict(type='Kaiming', layer=['Conv2d'], mode='fan_in', distribution='normal')
+        norms = dict(type='Constant', layer=['_BatchNorm', 'LayerNorm', 'GroupNorm'], val=1.0)
+        super().__init__(init_cfg or [convs, norms])
+        without_file = not (from_scratch and pretrained_cfgs(self))
+        check('from_scratch', from_scratch, 'False where init_cfg names a file', without_file)
         self.arch = resolve_arch(arch, self.arch_zoo)
         indices = [out_indices] if isinstance(out_indices, int) else list(out_indices)
         self.out_indices = tuple(index + NUM_STAGES if index < 0 else index for index in indices)
@@ -399,7 +408,9 @@ class CARE(BaseModule):
         check('frozen_stages', frozen_stages, '-1 to 4', frozen_stages in range(-1, NUM_STAGES + 1))
         known = type(with_cp) in (bool, str) and with_cp in RECOMPUTATIONS  # 1 == True
         check('with_cp', with_cp, f'one of {RECOMPUTATIONS}', known)
-        self.layer_scale_init_value = float(layer_scale_init_value)  # blocks take None otherwise
+        if layer_scale_init_value is None:
+            layer_scale_init_value = 0.1 if from_scratch else 1e-6
+        self.layer_scale_init_value = layer_scale_init_value
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
         self.norm_cfg = norm_cfg or dict(type='BN')
@@ -417,6 +428,8 @@ class CARE(BaseModule):
             if index <= self.out_indices[-1]
         )
         self.out_norms = nn.ModuleDict()
+        if from_scratch:
+            out_norm_cfg = out_norm_cfg or self.norm_cfg
         if out_norm_cfg is not None:
             for index, channels in zip(self.out_indices, self.out_channels):
                 self.out_norms[str(index)] = build_norm(out_norm_cfg, channels)

@@ -1,0 +1,35 @@
+"""Check whether a CARE starts as the number of pictures needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from mmcare.engine.data_checks.findings import Warn
+from mmcare.models import CARE
+
+# COCO has 118,287, and MM's recipes train on it from scratch for 72 epochs and more.
+FEW = 100_000
+# Ten times the published start. Adam moves a layer scale past it in ten steps at a rate of 1e-6.
+UNTRAINED = 1e-5
+
+
+def check_layer_scale(model: nn.Module, dataset: Any) -> Iterator[Warn]:
+    """Layer scales that start at the published 1e-6, for a training on few pictures."""
+    for name, module in model.named_modules():
+        if not isinstance(module, CARE):
+            continue
+        gammas = [
+            value.detach().abs().max()
+            for key, value in module.named_parameters()
+            if key.endswith('.gamma') and value.numel()  # FSDP's parts may be empty
+        ]
+        if gammas and max(gammas) < UNTRAINED and len(dataset) < FEW:
+            yield Warn(
+                f'{name or "the CARE"} has random weights and layer scales of {max(gammas):.0e}, '
+                'which is the start for 300 epochs of ImageNet. Its blocks will hardly learn from '
+                f'{len(dataset):,} pictures: load weights by init_cfg or load_from, or set '
+                'from_scratch=True, see mmcare.CARE'
+            )
