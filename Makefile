@@ -1,13 +1,13 @@
-# Interpreters are searched for; any other is named so: make PYTHON=/path/to/python3.11 .venv
+# Make searches for an interpreter. To choose one: make PYTHON=/path/to/python3.11 .venv
 PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install -c requirements/constraints.txt
-# Three equals signs: two may take a CPU build of PyTorch, which torchvision from elsewhere does not fit
-# (`operator torchvision::nms does not exist`). CPU builds, 192 MB in place of 3 GB, come as a pair from the
+# Three equals signs, since two also allow a CPU build of PyTorch, which does not fit a torchvision
+# from elsewhere (`operator torchvision::nms does not exist`). CPU builds, 192 MB in place of 3 GB, come as a pair from the
 # index that pytorch.org names: make TORCH='--extra-index-url URL torch==2.13.0+cpu torchvision==0.28.0+cpu'
 TORCH ?= torch===2.13.0 torchvision===0.28.0
-# Written last: an installation that was interrupted is taken up again by the next `make`.
+# Written last, so that the next `make` continues an interrupted installation.
 READY := .venv/.ready
 # MMCV's own operators, compiled, in place of torchvision's.
 MMCV_READY := .venv-mmcv/.ready
@@ -21,8 +21,8 @@ CORE_READY := .venv-core/.ready
 # mim and mmengine import pkg_resources, which later versions of setuptools no longer have.
 SETUPTOOLS := setuptools>=77,<81
 
-# Makes an environment with one of the versions $(1), unless there is one: of PYTHON, of the path (where
-# a shim of pyenv can be that fails), or of pyenv's folder.
+# Make an environment with one of the versions $(1), unless it exists. The interpreter is PYTHON, one on
+# the path (where a shim of pyenv may fail), or one in pyenv's folder.
 HAS_VERSION = -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in "$(1)".split())' 2>/dev/null
 define make_environment
 	@$(BIN)/python $(HAS_VERSION) || { \
@@ -40,11 +40,11 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
 	@test -e $(READY) || echo 'The first target that needs .venv downloads 3.5 GB, mostly PyTorch for CUDA.'
 
-.venv: $(READY) ## set up the environment in .venv, if it is missing or older than what it is made of
+.venv: $(READY) ## set up the environment in .venv, if it is missing or out of date
 
 install: $(READY) ## the same
 
-.venv-mmcv: $(MMCV_READY) ## the same with MMCV compiled: gcc, and on a machine with a GPU nvcc
+.venv-mmcv: $(MMCV_READY) ## the same with MMCV compiled; needs gcc, and with a GPU also nvcc
 
 .venv-onedl: $(ONEDL_READY) ## the same with the maintained forks of the MM family, compiled
 
@@ -57,14 +57,14 @@ $(ONEDL_READY): requirements/stack-onedl.txt
 $(ONEDL_READY): STACK := requirements/stack-onedl.txt
 $(ONEDL_READY): MMCV := onedl-mmcv==2.3.6
 $(ONEDL_READY) test-onedl: BIN := .venv-onedl/bin
-# Without debugging information, which halves the time.
+# Without debugging information, compiling takes half the time.
 COMPILE := MMCV_WITH_OPS=1 CFLAGS=-g0
 define check_compilers
 	@$(BIN)/python -c 'import torch; from torch.utils.cpp_extension import CUDA_HOME; \
 		raise SystemExit(torch.cuda.is_available() and CUDA_HOME is None)' || { \
 		echo 'MMCV would not compile: PyTorch sees a GPU, but there is no CUDA toolkit (nvcc). Install it,' \
 		'or compile for the CPU alone: CUDA_VISIBLE_DEVICES=-1 make $(@D)' >&2; exit 1; }
-	@echo '      Compiling takes 4 to 15 minutes, in which pip prints "still running"; it keeps the wheel'
+	@echo '      Compiling takes 4 to 15 minutes, in which pip prints "still running"; pip keeps the wheel'
 endef
 
 $(READY) $(MMCV_READY) $(ONEDL_READY): Makefile pyproject.toml setup.py projects/phone/requirements.txt \
@@ -86,9 +86,9 @@ $(READY) $(MMCV_READY) $(ONEDL_READY): Makefile pyproject.toml setup.py projects
 	$(INSTALL) -r $(STACK) -r requirements/tests.txt -r requirements/lint.txt -r projects/phone/requirements.txt
 	@echo '      setuptools again, since openmim pulls in 60.2 (the remark about openxlab is harmless)'
 	$(PIP) install '$(SETUPTOOLS)'
-	@echo '      in a call of their own, or pip would take another torch: timm and the converter to ncnn'
+	@echo '      timm and the converter to ncnn, in their own call: otherwise pip would take another torch'
 	$(INSTALL) -r requirements/timm.txt -r requirements/ncnn.txt
-	@echo '      LiteRT, without transformers 5, which mmpretrain cannot be imported together with'
+	@echo '      LiteRT, without transformers 5: with it installed, mmpretrain cannot be imported'
 	$(PIP) install --no-deps -r requirements/litert-nodeps.txt
 	@echo "[4/5] done at $$(date +%T)"
 	@echo '[5/5] mmcare itself, editable'
@@ -142,10 +142,10 @@ demo-seg: $(READY) ## the same for semantic segmentation
 bench: $(READY) ## measure latency next to the peers, into work_dirs/latency
 	$(BIN)/python benchmarks/latency.py
 
-# On the CPU anywhere, so that the outcome does not depend on the machine.
+# Always on the CPU, so that the outcome does not depend on the machine.
 test test-core test-mmcv test-onedl test-onnx test-phone test-third-party test-slow test-torch2.0 test-torch2.1: \
 	export CUDA_VISIBLE_DEVICES := -1
-# One thread for each of the processes, which share no fixtures but those of a file.
+# One thread for each process. The tests of a file run in one process, since they share fixtures.
 test test-core test-mmcv test-onedl test-phone test-torch2.0 test-torch2.1: export OMP_NUM_THREADS := 1
 PARALLEL := -m 'not slow' --numprocesses auto --dist loadfile
 PYTEST_FAST = $(BIN)/python -m pytest $(PARALLEL)
@@ -165,14 +165,14 @@ test-torch2.1: $(OLD_READY) ## all tests but those of exports, with PyTorch 2.1 
 
 CORE_TESTS := $(addprefix tests/,test_models test_weights test_engine test_torch_tooling.py test_mm_hooks.py)
 test-torch2.0: $(OLDEST_READY) ## the tests of models, weights and hooks with PyTorch 2.0 and Python 3.8
-test-core: $(CORE_READY) ## the same with today's PyTorch, any Python, and nothing of the toolboxes
+test-core: $(CORE_READY) ## the same with today's PyTorch, any Python, and without the toolboxes
 test-core test-torch2.0:
 	$(BIN)/python -m pytest $(CORE_TESTS) $(PARALLEL)
 
 # The browsers' runtimes, in the versions of the lock file; npm runs none of their scripts.
 RUNTIMES := projects/phone/node_modules
 
-phone: $(RUNTIMES)/.ready ## what the page for phones needs, through npm
+phone: $(RUNTIMES)/.ready ## install what the page for phones needs, with npm
 
 $(RUNTIMES)/.ready: projects/phone/package-lock.json
 	npm ci --ignore-scripts --no-audit --no-fund --prefix projects/phone
@@ -181,7 +181,7 @@ $(RUNTIMES)/.ready: projects/phone/package-lock.json
 test-phone: $(READY) $(RUNTIMES)/.ready ## test the page for phones, in Chromium
 	$(BIN)/python -m pytest projects/phone
 
-# Python for ARM and its libraries from Debian, the runtimes from PyPI, and what emulates the processor.
+# Python for ARM and its libraries from Debian, runtimes from PyPI, and an emulator of the processor.
 # All of it is unpacked below ARM; nothing is installed, so nobody has to be root.
 ARM := .venv/arm
 ARM_LIBRARIES := libc6 libexpat1 libffi8 libgcc-s1 libgomp1 libstdc++6 zlib1g
@@ -202,11 +202,11 @@ $(ARM)/.ready: $(READY)
 	$(PIP) freeze | grep -E '^($(ARM_RUNTIMES))==' | sed s/opencv-python/opencv-python-headless/ > $(ARM)/runtimes.txt
 	$(PIP) install --target $(ARM)/site --no-deps --only-binary :all: --python-version 3.11 \
 		$(foreach glibc,17 24 27 28,--platform manylinux_2_$(glibc)_aarch64) -r $(ARM)/runtimes.txt
-	@: 'Compiled for ARMv8.1, and LiteRT, which loads it where it is, then stops on older processors.'
+	@: 'Compiled for ARMv8.1: LiteRT loads this library if it exists, then stops on older processors.'
 	rm $(ARM)/site/ai_edge_litert/libLiteRtWebGpuAccelerator.so
 	@touch $@
 
-# The oldest that docs/boards.md names, which needs an older NumPy, in a folder of its own.
+# The oldest version that docs/boards.md names. It needs an older NumPy, so it has its own folder.
 OLD_ORT := .venv/onnxruntime-1.15
 
 test-onnx: $(READY) $(OLD_ORT)/.ready ## run exported files on the oldest ONNX Runtime that is supported
@@ -220,7 +220,7 @@ $(OLD_ORT)/.ready: $(READY)
 test-slow: $(READY) ## run the slow tests
 	$(BIN)/python -m pytest tests -m slow
 
-# What runs with Python 3.8; exports and analysis need more.
+# These run with Python 3.8; exports and analysis need a later Python.
 CORE := mmcare/*.py $(addprefix mmcare/,classification engine models weights) mmcare_runtime setup.py \
 	$(patsubst %,tools/%.py,convert_checkpoint make_sample_data reparameterize_model)
 
@@ -236,8 +236,8 @@ typecheck: $(READY) ## check type annotations
 # not allow.
 SPHINX := .venv/sphinx
 RELEASE := .venv/release
-# Without dependencies, which the stack has: pip would install another torch next to them. mmpretrain 1.2
-# cannot be imported together with transformers 5.
+# Without dependencies: the stack has them, and pip would install another torch. With transformers 5
+# installed, mmpretrain 1.2 cannot be imported.
 THIRD_PARTY := .venv/third-party
 
 test-third-party: $(READY) $(THIRD_PARTY)/.ready ## test CARE in other projects that build on timm

@@ -24,7 +24,7 @@ RESOURCES = ('configs', 'model-index.yml', 'tools')
 
 
 def copy_resource(name: str, folder: Path) -> None:
-    """Copies one of the RESOURCES, a file or a folder, into `folder`."""
+    """Copy one of the RESOURCES, a file or a folder, into `folder`."""
     if (ROOT / name).is_dir():
         ignore = shutil.ignore_patterns('__pycache__', '*.py[cod]')
         shutil.copytree(ROOT / name, folder / name, ignore=ignore)
@@ -33,13 +33,13 @@ def copy_resource(name: str, folder: Path) -> None:
 
 
 class BuildPy(build_py):
-    """Copies the resources into wheels."""
+    """Copy the resources into wheels."""
 
     def run(self) -> None:
         if self.editable_mode:  # nothing is built: the package stays in the checkout
             return
         package = Path(self.build_lib, 'mmcare')
-        # setuptools keeps this folder between builds: it may hold what is gone from the checkout.
+        # setuptools keeps this folder between builds, with files that the checkout no longer has.
         for name in PACKAGES:
             shutil.rmtree(Path(self.build_lib, name), ignore_errors=True)
         super().run()
@@ -49,7 +49,7 @@ class BuildPy(build_py):
 
 
 class EditableWheel(editable_wheel):
-    """Links the resources into the checkout's package, and leads mim and mmengine there."""
+    """Link the resources into the checkout's package, and lead mim and mmengine there."""
 
     def run(self) -> None:
         self.link_resources(ROOT / 'mmcare' / '.mim')

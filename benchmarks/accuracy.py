@@ -1,9 +1,9 @@
 """Measure the accuracy of backbones that are trained from scratch on three public data sets.
 
-With the name of a data set, train a backbone in the shipped config (resuming from its last
-checkpoint), test it once, and write the log's scalars to benchmarks/results/accuracy. Without
-arguments, draw the curves of all these files and write their tables into docs/results.md. Latencies
-come from recordings of latency.py.
+If a data set is named, the script trains a backbone in the shipped config (a second call resumes
+from the last checkpoint), tests it once, and writes the log's scalars to
+benchmarks/results/accuracy. Without arguments, it draws the curves of all files there and writes
+their tables into docs/results.md. Latencies come from recordings of latency.py.
 """
 
 import argparse
@@ -43,7 +43,7 @@ SETS = {
 
 
 def read_config(name: str, key: str) -> Config:
-    """Read the shipped config of a set, with another backbone unless ``key`` is of a CARE."""
+    """Read the shipped config of a data set; replace its backbone unless ``key`` is a CARE."""
     config = Config.fromfile(shipped_config(SETS[name][0]))
     if model_name := PEERS['timm_model'][key]:
         timm = require('timm', 'a peer', 'bench')
@@ -69,7 +69,7 @@ def train(name: str, key: str, seed: int) -> None:
     rows = rows.drop_duplicates(['split', 'step'], keep='last').sort_values('step')
     rows = pd.concat([rows, pd.DataFrame([tested])])
     save(RESULTS / f'{folder.name}.csv', rows[['split', 'step', 'loss', *SETS[name][3]]].round(4))
-    if key == 's0' and name != 'camvid':  # whose licence allows research only
+    if key == 's0' and name != 'camvid':  # CamVid's licence allows research only
         draw_predictions(runner, CURVES.with_name(f'{name}.jpg'), number=3)
 
 
@@ -98,7 +98,7 @@ def make_table(name: str, runs: pd.DataFrame) -> str:
         for metric, title in metrics.items():
             spread = (seeds[metric].max() - seeds[metric].min()) / 2
             row[title] = f'{seeds[metric].mean():.1f}' + f' ± {spread:.1f}' * (len(seeds) > 1)
-        row['parameters, M'] = f'{sum(one.numel() for one in backbone.parameters()) / 1e6:.1f}'
+        row['parameters, M'] = f'{sum(p.numel() for p in backbone.parameters()) / 1e6:.1f}'
         row['GMACs'] = f'{count_macs(backbone, torch.zeros(1, 3, *shape))[""] / 1e9:.2f}'
         row['ms'] = f'{pd.Series(times[key]).median():.1f}'
         rows.append(row)
@@ -106,7 +106,7 @@ def make_table(name: str, runs: pd.DataFrame) -> str:
 
 
 def report() -> None:
-    """Draw the validation curves, and replace the table of each set in the page."""
+    """Draw the validation curves, and replace the table of each data set in docs/results.md."""
     text, figure = PAGE.read_text(encoding='utf-8'), Figure(figsize=(15, 4.5), layout='constrained')
     for place, name in enumerate(SETS):
         axes, runs = figure.add_subplot(1, len(SETS), place + 1), read_runs(name)

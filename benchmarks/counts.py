@@ -1,9 +1,10 @@
 """Count the kernels and bytes of a training step of backbones, without a device to run it on.
 
-A step is a forward and a backward pass. Each operator of PyTorch that computes counts as one
-kernel (views do not), and moves its inputs and outputs once. So many an eager GPU launches, about:
-some operators launch several. They run on FakeTensors, which have shapes and no values, on the
-CPU: autograd wants a real CUDA device, and autocast casts the same layers there.
+A step is a forward and a backward pass. Each PyTorch operator that computes something counts as
+one kernel (views do not count), which moves the operator's inputs and outputs once. An eager GPU
+launches about as many kernels; some operators launch several. The operators run on FakeTensors,
+which have shapes but no values. The FakeTensors are on the CPU, since autograd needs a real CUDA
+device; on the CPU, autocast casts the same layers.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from training import ARCHS, PRECISIONS, build, step
 from mmcare.files import check_writable
 
 PEERS = 'repvit_m1_1', 'mobilenetv4_conv_medium', 'resnet50', 'swin_tiny_patch4_window7_224'
-# They launch nothing.
+# These operators launch no kernel.
 FREE = 'detach', 'empty', 'empty_like', 'new_empty', '_unsafe_view', 'promote_types'
 
 
@@ -39,9 +40,9 @@ class Counter(TorchDispatchMode):
         out = func(*args, **kwargs or {})
         namespace, name = func.name().split('.')[0].split('::')
         if namespace == 'aten' and not func.is_view and name not in FREE:
-            tensors = [one for one in tree_leaves((args, kwargs, out)) if isinstance(one, Tensor)]
+            tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
             self.kernels += 1
-            self.moved += sum(one.numel() * one.element_size() for one in tensors)
+            self.moved += sum(x.numel() * x.element_size() for x in tensors)
         return out
 
 

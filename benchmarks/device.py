@@ -1,10 +1,11 @@
 """Measure what exported files cost where PyTorch is missing, each in an environment of its own.
 
-For each engine that opens a file, an environment is made with NumPy, OpenCV, the engine and this
-package. A new process of it opens the file, and finds what is in a drawn picture of 480 x 640. The
-table has megabytes installed, seconds and resident megabytes until the first result is there,
-medians of milliseconds for a frame and for its parts, and how many megabytes 500 frames add.
-On a device, ``python benchmarks/device.py --here FILE`` measures in the environment that is there.
+For each engine that opens a file, the script makes an environment with NumPy, OpenCV, the engine
+and this package. A new process in this environment opens the file and predicts on a drawn picture
+of 480 x 640. The table lists the megabytes installed, the seconds and resident megabytes until the
+first result, the median milliseconds for a frame and for its parts, and the megabytes that 500
+frames add. On a device, ``python benchmarks/device.py --here FILE`` measures in the environment
+that runs it.
 """
 
 import argparse
@@ -20,8 +21,8 @@ from typing import Any
 
 START = time.perf_counter()
 FRAMES = 500
-WARM_UP = 20  # frames, in which engines take memory that they keep
-# Of engines by name; ExecuTorch is left out, since it needs PyTorch.
+WARM_UP = 20  # frames in which engines allocate memory, which they then keep
+# Packages by engine; ExecuTorch is left out, since it needs PyTorch.
 PACKAGES = dict(
     onnxruntime='onnxruntime', openvino='openvino', litert='ai-edge-litert', ncnn='ncnn'
 )
@@ -36,8 +37,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('files', nargs='+', metavar='FILE', help='whole models')
     parser.add_argument('--threads', type=int, default=1, help='default: %(default)s')
     parser.add_argument('--out', type=Path, metavar='JSON', help='also write the figures here')
-    parser.add_argument('--here', action='store_true', help='print JSON, of this environment')
-    parser.add_argument('--engine', help='with --here; default: the one of the format')
+    parser.add_argument('--here', action='store_true', help='measure here, and print JSON')
+    parser.add_argument('--engine', help="with --here; default: the format's own")
     return parser.parse_args()
 
 

@@ -64,9 +64,9 @@ ON_REQUEST = {
 }
 FILES = ENGINES | ON_REQUEST
 RUNTIMES = dict(onnx='onnxruntime', executorch='executorch', litert='ai-edge-litert')
-BUSY = 0.9  # of a core: below it, something else was running
+BUSY = 0.9  # share of a core; a lower share means that something else was running
 Run = Callable[[], object]
-Prepared = tuple[Run, dict[str, Any]]  # and the report
+Prepared = tuple[Run, dict[str, Any]]  # a run of a file, and the file's report
 Recording = dict[str, Any]
 
 PEERS = pd.read_csv(Path(__file__).with_name('peers.csv'), index_col='key').fillna('')
@@ -100,7 +100,7 @@ def build(key: str, shape: tuple[int, int]) -> Task:
     if not name:
         return make_task(CARE(key))
     timm = require('timm', PURPOSE, 'bench')
-    for_a_size = name.startswith(('efficientformerv2', 'swin_'))  # their attention is
+    for_a_size = name.startswith(('efficientformerv2', 'swin_'))  # due to their attention
     options: dict[str, Any] = dict(img_size=shape) if for_a_size else {}
     features = timm.create_model(name, features_only=True, **options).eval()
     network = fuse_norms(FourMaps(timm.utils.reparameterize_model(features)).eval())
@@ -108,22 +108,22 @@ def build(key: str, shape: tuple[int, int]) -> Task:
 
 
 def fuse_norms(network: nn.Module) -> nn.Module:
-    """Fuse each batch norm with the convolution whose output it alone takes, on a copy."""
+    """Return a copy, with batch norms fused into convolutions whose output nothing else takes."""
     with_act = require('timm.layers', PURPOSE, 'bench').BatchNormAct2d
     attention = require('timm.models', PURPOSE, 'bench').cpubone.ConvAttention
     for name, module in list(network.named_modules()):
-        if isinstance(module, with_act):  # its activation is to stay
+        if isinstance(module, with_act):  # keep its activation
             norm = nn.BatchNorm2d(module.num_features, module.eps).eval()
             norm.load_state_dict(module.state_dict())
             network.set_submodule(name, nn.Sequential(norm, module.act))
-        elif isinstance(module, attention):  # asks for sizes, which fx cannot record
+        elif isinstance(module, attention):  # its forward reads sizes, which torch.fx cannot record
             module.conv_proj = fuse(module.conv_proj)
     graph = NodePathTracer(leaf_modules=[attention]).trace(network)
     return fuse(GraphModule(network, graph), no_trace=True)
 
 
 def find_report(key: str, shape: Sequence[int], engine: str, directory: Path) -> dict[str, Any]:
-    """Find the report of a file that an earlier run of this version has left; empty if none has."""
+    """Find the report of a file that an earlier run of this version wrote, or an empty dict."""
     name, precision = FILES[engine]
     wanted = dict(key=key, format=name, precision=precision, shape=[*shape])
     wanted['mmcare_version'] = __version__
@@ -142,14 +142,14 @@ def prepare(key: str, network: Task, image: Tensor, engine: str, directory: Path
     if not report:
         model = LoadedModel(key, 'random', network, IMAGENET, metadata=dict(key=key))
         options: dict[str, Any] = dict(formats=(name,), precision=precision)
-        options |= dict(tolerance=1e-3, compare_float16=False)  # random weights enlarge roundings
-        if precision == 'int8':  # no pictures here
+        options |= dict(tolerance=1e-3, compare_float16=False)  # random weights amplify rounding
+        if precision == 'int8':  # there are no pictures to calibrate with
             smooth = draw_images(3, shape, IMAGENET)['smooth'].pixels
             options['images'] = [smooth] * (1 + HELD_OUT)
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # several delegates are noted in the recording
             report = export_model(model, directory, shape, **options)[name]
-    if BACKENDS[name].layout == 'NHWC':  # as apps have it: not to be converted in each run
+    if BACKENDS[name].layout == 'NHWC':  # convert once; apps have this layout
         image = image.to(memory_format=torch.channels_last)
     run = partial(open_file(directory / report['file'], engine).run, image.numpy())
     run()
@@ -171,9 +171,10 @@ def package_of(engine: str) -> str:
 def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
     """Prepare every network for every engine, then measure all in turn.
 
-    What an engine cannot take is left out, with the reason. Exported files go to ``directory``.
+    A network that an engine cannot take is left out, and the recording says why. Exported files go
+    to ``directory``.
     """
-    torch.set_flush_denormal(True)  # with random weights, numbers may become tiny
+    torch.set_flush_denormal(True)  # random weights may give denormal numbers
     torch.set_num_threads(1)
     torch.manual_seed(0)
     image = torch.randn(1, 3, *arguments.shape)
@@ -187,7 +188,7 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
             try:
                 network = network or build(key, arguments.shape)
                 run, report = prepare(key, network, image, engine, directory)
-            except Exception as error:  # whatever a network or a converter of others raises
+            except Exception as error:  # networks and converters raise errors of any class
                 reason = f'{type(error).__name__}: {error}'.splitlines()[0]
                 left_out[f'{PEERS["label"][key]}, {engine}'] = reason
             else:
@@ -219,15 +220,15 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
 def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     """Make a row for each network, by class and latency.
 
-    ``care`` is the class: of the CARE networks in the recording, the one with the nearest accuracy.
-    ``x_care`` is the median over the rounds of a network's time over that of this CARE in the same
-    round: above 1, CARE is faster. ``x_float32`` is, in the same way, int8 over float32. ``pareto``
-    says that no other network is as fast and as accurate. ``ms`` is a median, ``q1`` and ``q3`` are
-    quartiles.
+    ``care`` is the class: the CARE network in the recording with the nearest accuracy. ``x_care``
+    is the network's time divided by the time of this CARE in the same round, as a median over the
+    rounds: above 1, CARE is faster. ``x_float32`` is the int8 time divided by the float32 time, in
+    the same way. ``pareto`` says that no other network is as fast and as accurate. ``ms`` is a
+    median, ``q1`` and ``q3`` are quartiles.
     """
     times = pd.DataFrame(recording['milliseconds'][engine])
     table = PEERS.reindex(list(times)).assign(engine=engine)
-    table['label'] = table['label'].fillna(table.index.to_series())  # phones measure others also
+    table['label'] = table['label'].fillna(table.index.to_series())  # phones measure others too
     table['million'] = pd.Series(recording['parameters']) / 1e6
     if engine in recording['delegates']:
         table['delegates'] = pd.Series(recording['delegates'][engine])
@@ -246,7 +247,7 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
 
 
 def losses(table: pd.DataFrame) -> dict[str, str]:
-    """Name for each CARE the networks that are at least as fast and as accurate."""
+    """For each CARE, name the networks that are at least as fast and as accurate."""
     found = {}
     for key, care in table[table['timm_model'] == ''].iterrows():
         others = table.drop(index=key)
@@ -266,7 +267,7 @@ def conditions(recording: Recording) -> str:
 
 
 def markdown(recording: Recording) -> str:
-    """Write one table with all engines, who beats CARE, and what was left out."""
+    """Write one table for all engines, the networks that beat CARE, and those left out."""
     tables = {engine: latency_table(recording, engine) for engine in recording['milliseconds']}
     networks = pd.concat(tables.values())
     networks = networks[~networks.index.duplicated()].sort_values('care', kind='stable')
@@ -279,7 +280,7 @@ def markdown(recording: Recording) -> str:
         if 'x_float32' in table:
             columns[f'{engine}, x float32'] = table['x_float32'].map('{:.2f}'.format)
     shown = pd.DataFrame(columns, index=networks.index).replace('nan', None)
-    shown = shown.dropna(axis='columns', how='all').fillna('')  # phones measure others also
+    shown = shown.dropna(axis='columns', how='all').fillna('')  # phones measure others too
     maps = '' if 'threads' in recording['settings'] else 'Four maps of an image, '
     explained = 'Milliseconds, and in brackets x CARE. Bold: on the Pareto line.'
     parts = [f'{maps}{conditions(recording)}. {explained}']
@@ -342,14 +343,14 @@ def parse_args() -> argparse.Namespace:
     archs, peers = list(CARES.index), list(PEERS.index.difference(CARES.index, sort=False))
     add = parser.add_argument
     add('--archs', nargs='*', choices=archs, default=archs, help='CARE networks; default: all')
-    add('--peers', nargs='*', choices=peers, default=peers, help='none, if no name follows')
+    add('--peers', nargs='*', choices=peers, default=peers, help='default: all; no names: none')
     add('--shape', type=int, nargs=2, default=(512, 512), metavar=('H', 'W'))
     help_engine = f'default: {" ".join(ENGINES)}; OpenVINO needs pip install openvino'
     add('--engine', nargs='+', choices=FILES, default=ENGINES, help=help_engine)
     add('--rounds', type=int, default=9, help='default: %(default)s')
     add('--out-dir', type=Path, default=Path('work_dirs/latency'), metavar='DIR')
-    add('--keep', type=Path, metavar='DIR', help='leave exported files there, and go on with them')
-    add('--from-recording', type=Path, metavar='JSON', help='measure nothing, read this')
+    add('--keep', type=Path, metavar='DIR', help='keep exported files there, and reuse them')
+    add('--from-recording', type=Path, metavar='JSON', help='read this recording, measure nothing')
     arguments = parser.parse_args()
     if any(side <= 0 or side % STRIDES[-1] for side in arguments.shape):
         parser.error('--shape must be multiples of 32, since networks round others up or down')

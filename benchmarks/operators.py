@@ -27,7 +27,7 @@ from mmcare.files import check_writable
 
 CONVOLUTION = re.compile(r'(Fused)?Conv(olution)?\b|Fully Connected')
 GELU = 'Invalid Unary Op'  # how XNNPACK records it in int8
-LEAST_SHARE = 0.02  # of the largest file's time; rarer kinds are drawn as one
+LEAST_SHARE = 0.02  # of the slowest file's time; kinds with less are drawn as one
 
 
 def read_executorch(path: Path, image: Tensor, rounds: int) -> pd.DataFrame:
@@ -49,7 +49,7 @@ def read_executorch(path: Path, image: Tensor, rounds: int) -> pd.DataFrame:
         dict(kind=re.sub(r' #\d+$', '', event.name).replace(GELU, 'GELU'), ms=event.perf_data.p50)
         for event in events
         if event.name
-        not in ('DELEGATE_CALL', 'OPERATOR_CALL', 'Method::execute')  # they hold others
+        not in ('DELEGATE_CALL', 'OPERATOR_CALL', 'Method::execute')  # these contain other events
     )
 
 
@@ -78,11 +78,11 @@ def find_stages(events: pd.DataFrame, convolutions: list[list[Any]]) -> list[str
     """Return the stage of each operator, which is the stage of the last convolution before it.
 
     Args:
-        events: By order of time.
-        convolutions: Stages with their number of convolutions, in this order, from the report.
+        events: In order of time.
+        convolutions: From the report: each stage and its number of convolutions, in order.
 
     Raises:
-        ValueError: If the numbers differ.
+        ValueError: If the numbers of convolutions differ.
     """
     stages = [*chain.from_iterable(repeat(stage, number) for stage, number in convolutions)]
     ordinals = events['kind'].str.match(CONVOLUTION).cumsum()

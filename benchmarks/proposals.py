@@ -1,8 +1,8 @@
-"""Measure what a two-stage detector's numbers of proposals and boxes give and cost.
+"""Measure the accuracy and the time of a two-stage detector by numbers of proposals and boxes.
 
-For each number, the model is exported decoded to each format, and tools/eval_exported.py tests and
-times the files next to PyTorch, which keeps as many. The results are proposals.json (every metric
-and time, and the versions) and a table on the terminal.
+For each number, the model is exported to each format with decoded outputs. tools/eval_exported.py
+then tests and times the files next to PyTorch, which keeps as many proposals and boxes. The results
+are proposals.json (every metric and time, and the versions) and a table on the terminal.
 """
 
 import argparse

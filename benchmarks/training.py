@@ -36,11 +36,11 @@ def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    help_archs = f'of {list(ARCHS)}, the default, or models of timm (with options that they have)'
+    help_archs = f'from {list(ARCHS)} (default: all), or timm models, with the options they have'
     add('archs', nargs='*', metavar='ARCH', default=ARCHS, help=help_archs)
-    help_shape = 'of the images; may be given several times; default: 512 512'
+    help_shape = 'height and width of the images; repeatable; default: 512 512'
     add('--shape', type=int, nargs=2, action='append', metavar=('H', 'W'), help=help_shape)
-    help_options = f'of {PARTS}, joined by +; default: {" ".join(OPTIONS)}'
+    help_options = f'each made of {PARTS}, joined by +; default: {" ".join(OPTIONS)}'
     add('--options', nargs='+', default=OPTIONS, help=help_options)
     add('--precision', choices=PRECISIONS, default='float32', help='by autocast')
     add('--device', choices=['cpu', 'cuda'], default='cpu')
@@ -76,7 +76,7 @@ def build(arch: str, option: str, **options: Any) -> nn.Module | None:
 
 def bytes_kept(network: nn.Module, images: Tensor, precision: str) -> int:
     """Count the bytes that a forward pass keeps for its backward pass."""
-    # Storages live as long as the count, so that no address means two of them.
+    # Keep all storages alive while counting, so that no two of them have the same address.
     storages: dict[int, torch.UntypedStorage] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def step(network: nn.Module, images: Tensor, precision: str) -> None:
 def measure(arch: str, shape: tuple[int, int], arguments: argparse.Namespace) -> pd.DataFrame:
     """Measure one network at one size with all options, a row for each.
 
-    Memory and times are for one image: those of the batch over its size.
+    Memory and times are those of the batch, divided by its number of images.
     """
     images = torch.randn(arguments.batch, 3, *shape, device=arguments.device)
     steps, memory = {}, {}

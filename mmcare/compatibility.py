@@ -31,15 +31,15 @@ def check_versions(*names: str) -> None:
     """Raise an ImportError if one of ``PACKAGES`` is missing or has an unsupported version."""
     for name in names:
         versions, command = PACKAGES[name]
-        found = _import(name, f'mmcare needs {name}{versions}: {command}').__version__
-        if not _suits(found, versions):
-            raise ImportError(f'mmcare needs {name}{versions}, found {found}: {command}')
+        version = _import(name, f'mmcare needs {name}{versions}: {command}').__version__
+        if not _suits(version, versions):
+            raise ImportError(f'mmcare needs {name}{versions}, found {version}: {command}')
 
 
 def require(name: str, purpose: str, extra: str = 'export') -> ModuleType:
     """Import an optional package, or raise an ImportError that names the extra to install."""
     clone = f'in a clone: pip install -e ".[{extra}]"'
-    return _import(name, f'{purpose} needs {name}, of the extra mmcare[{extra}]; {clone}')
+    return _import(name, f'{purpose} needs {name}: install the extra mmcare[{extra}]; {clone}')
 
 
 def _import(name: str, advice: str) -> ModuleType:
@@ -55,7 +55,7 @@ def _suits(version: str, specifier: str) -> bool:
     return SpecifierSet(specifier).contains(version, prereleases=True)
 
 
-# Before they are imported, here and by mmcare, so that an error says what to install.
+# Check versions before importing these packages, so that an error says what to install.
 check_versions('torch', 'mmengine', 'mmcv')
 
 import mmengine  # noqa: E402
@@ -74,8 +74,9 @@ def check_export() -> None:
 def autocast_off(x: Tensor) -> ContextManager[Any]:
     """Suspend autocast on the device of ``x``, if it is on.
 
-    If it is off, nothing is done: some devices have no autocast, and traced graphs stay simple.
-    Before PyTorch 2.4, each device has its own function; those of plugins are in their modules.
+    Do nothing if autocast is off: some devices have no autocast, and traced graphs stay simple.
+    Before PyTorch 2.4, each device has its own function that says whether autocast is on. Devices
+    of plugins have it in their own modules.
     """
     device = x.device.type
     if hasattr(torch.amp, 'is_autocast_available'):  # from PyTorch 2.4 on

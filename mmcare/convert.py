@@ -63,11 +63,11 @@ def fuse_checkpoint(
 ) -> str:
     """Fuse the checkpoint of a whole model: a detector, a segmentor or a classifier.
 
-    Every CARE and every pair of its classification heads is fused. Their outputs for noise are
-    compared before and after; a CARE gets 224 x 224 pixels.
+    Every CARE and every pair of its classification heads is fused. Outputs for noise are
+    compared before and after fusing; for a CARE, the noise has 224 x 224 pixels.
 
     Args:
-        config: Config of the model, not fused; its toolbox must be installed.
+        config: Config of the unfused model; the model's toolbox must be installed.
         checkpoint: The weights of the whole model.
         destination: File to write, with the fused weights and the metadata of ``checkpoint``;
             ``.safetensors`` or any other ending.
@@ -105,13 +105,13 @@ def fuse_checkpoint(
         part: Any = model.get_submodule(name)
         if isinstance(part, CARE):
             shape = 1, part.stem.conv.in_channels, 224, 224
-            given: Any = torch.randn(shape, generator=noise)
+            inputs: Any = torch.randn(shape, generator=noise)
         else:
-            given = (torch.randn(1, part.cls_head.fc.in_features, generator=noise),)
-        before = part(given)
+            inputs = (torch.randn(1, part.cls_head.fc.in_features, generator=noise),)
+        before = part(inputs)
         part.switch_to_deploy()
-        # To 1e-4 of the largest value of each output; NaN is never equal.
-        same = map(lambda x, y: (x - y).abs().max() <= 1e-4 * x.abs().max(), before, part(given))
+        # Up to 1e-4 of each output's largest value; NaN is never equal.
+        same = map(lambda x, y: (x - y).abs().max() <= 1e-4 * x.abs().max(), before, part(inputs))
         if not all(same):
             raise RuntimeError(f'fusing changes outputs of {name}; {destination} is not written')
     if not fused:
@@ -121,6 +121,6 @@ def fuse_checkpoint(
     write_checkpoint(dict(meta=meta, state_dict=model.state_dict()), destination)
     options = ' '.join(f'model.{name}.deploy=True' for name in fused)
     return (
-        f'Fused {", ".join(fused)} of {checkpoint}. Wrote {destination}; a config takes it with\n'
+        f'Fused {", ".join(fused)} of {checkpoint}. Wrote {destination}. Use it with\n'
         f'    --cfg-options {options}'
     )

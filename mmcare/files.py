@@ -60,8 +60,8 @@ def moved_into_place(path: Path) -> Iterator[Path]:
 def lock_directory(directory: Path, seconds: float = 0) -> IO | None:
     """Lock a directory for this process, by the file ``.lock`` in it.
 
-    The lock is the process's own, unlike those of flock and filelock: the processes that it forks
-    do not keep it when it is killed.
+    Forked processes do not inherit the lock, unlike locks of flock and filelock. So it ends when
+    this process is killed.
 
     Args:
         directory: An existing directory.

@@ -5,8 +5,8 @@ mmcv-lite has all of MMCV's Python files; only the compiled module ``mmcv._ext``
     python -m mmcare.mmcv_ext           # writes mmcv/_ext.py, which imports this file
     python -m mmcare.mmcv_ext --remove  # deletes it
 
-An operator that is not below raises an error when it is called; docs/faq.md says which models need
-one. Nothing here depends on the device: what torchvision computes on CPU, CUDA or MPS works there.
+An operator that this file lacks raises an error when it is called; docs/faq.md says which models
+need such an operator. Operators work on all devices for which torchvision has them: CPU, CUDA, MPS.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMPILE = (
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """Return an operator, or stand in for one that is missing: MMCV asks for all when imported."""
+    """Return an operator, or a stand-in that raises: MMCV asks for all operators on import."""
     if name in globals():  # asked for by mmcv/_ext.py
         return globals()[name]
     if name.startswith('_'):
@@ -56,8 +56,8 @@ get_compiling_cuda_version = get_compiler_version
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
     """Return the indices (K,) of the boxes (N, 4) that are kept, by falling score.
 
-    As MMCV's, it takes boxes and scores of two dtypes, which autocast makes, and of equal scores
-    keeps the box that comes first in PyTorch's own order, which is not that of the input.
+    As in MMCV, boxes and scores can have different dtypes, which autocast causes. Among boxes with
+    equal scores, the first in the order of PyTorch's sort is kept, not the first of the input.
     """
     if offset:
         raise NotImplementedError(f'nms with offset=1 {COMPILE}')
@@ -83,7 +83,7 @@ def roi_align_backward(
     """Fill grad_input (N, C, H, W)."""
     size = grad_output.shape[2:]
     scale, ratio, aligned = how['spatial_scale'], how['sampling_ratio'], how['aligned']
-    if torch.are_deterministic_algorithms_enabled():  # on GPUs torchvision then has another way
+    if torch.are_deterministic_algorithms_enabled():  # torchvision's own way on GPUs
         with torch.enable_grad():
             input = torch.zeros_like(grad_input, requires_grad=True)  # RoIAlign is linear in it
             output = roi_align(input, rois, size, scale, ratio, aligned)

@@ -18,12 +18,12 @@ TRANSFORMS = root.Registry(
 
 
 def type_name(type_: str | type) -> str:
-    """Return the name of a config's type: a class, a name, or one with a scope or a module."""
+    """Return the bare name of a config's type: a class, or a name with or without a prefix."""
     return str(getattr(type_, '__name__', type_)).rpartition('.')[2]
 
 
 def built_type(registry: root.Registry, config: Mapping[str, Any]) -> Any:
-    """Return what MMEngine would call to build a config, under whatever name its type comes."""
+    """Return the class or function that MMEngine would call to build a config."""
     type_ = config.get('type')
     if isinstance(type_, str):
         with registry.switch_scope_and_registry(config.get('_scope_')) as scoped:

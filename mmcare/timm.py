@@ -69,11 +69,11 @@ class CAREClassifier(nn.Module):
         self.reset_classifier(num_classes)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the heads; with 0 classes remove them, and ``global_pool`` may be ``''``."""
-        given = self.global_pool if global_pool is None else global_pool
-        good = given == 'avg' or (given == '' and num_classes == 0)
-        check('global_pool', given, "'avg', or '' with num_classes=0", good)
-        self.num_classes, self.global_pool = num_classes, given
+        """Replace the heads; with 0 classes, remove them and allow ``''`` as ``global_pool``."""
+        pool_type = self.global_pool if global_pool is None else global_pool
+        good = pool_type == 'avg' or (pool_type == '' and num_classes == 0)
+        check('global_pool', pool_type, "'avg', or '' with num_classes=0", good)
+        self.num_classes, self.global_pool = num_classes, pool_type
         self.num_features = self.head_hidden_size = self.backbone.out_channels[-1]
         like = self.backbone.stem.conv.weight
         with torch.device(like.device):
@@ -85,7 +85,7 @@ class CAREClassifier(nn.Module):
         return tuple(module for module in self.head.modules() if isinstance(module, nn.Linear))
 
     def set_distilled_training(self, enable: bool = True) -> None:
-        """Return the logits of both heads in training mode, as ``timm.task`` expects."""
+        """Let training mode return the logits of both heads, as ``timm.task`` expects."""
         self.distilled_training = enable
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -161,7 +161,7 @@ class Features(FeatureGetterNet):
 
 
 class FeatureDict(Features):
-    """The same, with a dict of maps by the index of their stage."""
+    """timm's feature extractor that returns a dict of maps, by the index of their stage."""
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """Map images (B, in_chans, H, W) to maps (B, C, H / stride, W / stride), rounded up."""

@@ -16,11 +16,11 @@ _HASH = re.compile(rb'(?<="file_sha256": ")[^"]{64}(?=")')
 
 
 def check_file(path: Path) -> None:
-    """Expect a file, not a device or a FIFO, or a folder of files and folders without links.
+    """Check that a path is a file (no device or FIFO), or a folder without links inside.
 
     Raises:
-        FileNotFoundError: If there is nothing.
-        ValueError: If it is something else; it is named.
+        FileNotFoundError: If the path does not exist.
+        ValueError: If there is something else, which the error names.
     """
     try:
         mode = path.stat().st_mode
@@ -41,8 +41,8 @@ def check_file(path: Path) -> None:
 def write_hash(path: Path) -> str:
     """Write the hash of a file's bytes, or of a folder's files, into the description that it holds.
 
-    It is the SHA-256 of the bytes, with zeros as the digits of ``file_sha256``; for folders, names
-    and sizes are included, and hidden files are not. Call it where a file is changed on purpose.
+    The hash is the SHA-256 of the bytes, with zeros as the digits of ``file_sha256``. For folders,
+    it includes names and sizes, but no hidden files. Call this after changing a file on purpose.
     """
     digest, _ = _compute_hash(path)
     for file in _list_files(path):
@@ -55,7 +55,7 @@ def write_hash(path: Path) -> str:
 def check_hash(path: Path) -> None:
     """Compare a file with the hash that its description states, if it states one.
 
-    The bytes are searched for it, since nothing can read the description of a damaged file safely.
+    The hash is searched for in the bytes, since reading a damaged file's description is unsafe.
 
     Raises:
         ValueError: If they differ.
@@ -84,7 +84,7 @@ def _compute_hash(path: Path) -> tuple[str, set[bytes]]:
 
 
 def _list_files(path: Path) -> list[Path]:
-    """List a file, or a folder's files by name, without those that systems add, as .DS_Store."""
+    """List a file, or a folder's files by name, without hidden files such as .DS_Store."""
     if not path.is_dir():
         return [path]
     files = {file.relative_to(path).as_posix(): file for file in path.rglob('*') if file.is_file()}

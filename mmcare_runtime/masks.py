@@ -12,13 +12,13 @@ def paste_masks(
 ) -> np.ndarray:
     """Paste masks into a picture as mmdet does.
 
-    A pixel's value is interpolated bilinearly between the points of the mask, which are 0 outside
-    of it. That is separable: a matrix for rows, the mask, a matrix for columns.
+    A pixel's value is interpolated bilinearly between the points of the mask; points outside of the
+    mask are 0. The interpolation is separable: a matrix for rows, the mask, a matrix for columns.
 
     Args:
         masks: Probabilities (N, h, w) at points within each box.
-        boxes: (N, 4), x1, y1, x2, y2 in pixels of the picture, as the file gives them: where they
-            are clipped to the picture later, masks still cover the whole ones.
+        boxes: (N, 4), x1, y1, x2, y2 in pixels of the picture, as the file gives them. Boxes can
+            be clipped to the picture later; masks are for the unclipped boxes.
         shape: Height and width of the picture.
         threshold: A pixel belongs to the object from this value on; mmdet's ``mask_thr_binary``.
 

@@ -1,4 +1,4 @@
-"""Text of files, of which nothing is known, for terminals, and names of classes."""
+"""Make untrusted text of files safe for terminals, and names of classes unique."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def escape(text: str) -> str:
 
 
 def tell_apart(names: Sequence[str]) -> list[str]:
-    """Append its number to each name of a class that another one has also, for Core ML.
+    """Append the number of the class to each name that several classes have, for Core ML.
 
     "crane" is twice in ImageNet's list, a bird and a machine.
     """

@@ -3,7 +3,7 @@
 A published file (CARETrans_S0.pth.tar, a timm training checkpoint) becomes the checkpoint of an MM
 classifier, with the keys `backbone.*` and `head.*`. A checkpoint of an S0, S1 or S2, or of a model
 with one as its backbone, becomes a published file with the backbone and, if there are any, the two
-ImageNet heads. If a published file has EMA weights, these are taken.
+ImageNet heads. If a published file has EMA weights, these are used.
 """
 
 import argparse

@@ -28,7 +28,7 @@ from mmcare.shipped import shipped_config
 
 BOXES = {'coco/bbox_mAP_50': 'box AP50', 'coco/segm_mAP_50': 'mask AP50'}
 PIXELS = {'mIoU': 'mIoU', 'aAcc': 'pixel accuracy'}
-# Data, config, metrics, what these are divided by (mmseg gives per cent), goal of the first metric.
+# Data, config, metrics, their divisor (mmseg gives per cent), goal of the first metric.
 DEMOS = {
     'coco': (make_coco, 'demo/care_s0_mask_rcnn_scenes', BOXES, 1, 0.5),
     'ade20k': (make_ade20k, 'demo/care_s0_fpn_scenes', PIXELS, 100, 0.5),

@@ -1,6 +1,6 @@
 """Write COCO annotations of the nuclei of the Data Science Bowl 2018, with three splits.
 
-A nucleus is an image of its own in that data set; empty ones are left out. The split depends on the
+In that data set, each nucleus has a mask image; empty masks are left out. The split depends on the
 image's name alone: of 664 images, 100 go to test.json and 63 of the others to val.json.
 """
 

@@ -90,7 +90,7 @@ model = dict(
         test_cfg=dict(size_divisor=32),  # images keep their size; padding is cut off predictions
     ),
     backbone=_base_.care_from_scratch,
-    # Narrow, so that on a CPU the backbone is what costs.
+    # Narrow, so that the backbone takes most of the time on a CPU.
     neck=dict(out_channels=64),
     decode_head=dict(in_channels=[64] * 4, channels=64, num_classes=11, ignore_index=ignored),
 )

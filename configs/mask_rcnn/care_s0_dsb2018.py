@@ -3,9 +3,9 @@ _base_ = ['./care_s0_coco.py', '../_base_/from_scratch.py']
 
 data_root = 'data/nuclei/'
 metainfo = dict(classes=('nucleus',), palette=[(220, 20, 60)])
-# Images have 256x256 to 1388x1040 pixels, and nuclei of 5 to 100: they keep their size up to a
-# random factor, and training takes crops. Fluorescence is light on dark, stained tissue dark on
-# light and coloured: brightness, contrast and colours are distorted.
+# Images have 256x256 to 1388x1040 pixels, and nuclei are 5 to 100 pixels wide. Training scales
+# images by a random factor only, and takes crops. Fluorescence is light on dark, and stained tissue
+# is dark on light and coloured, so training distorts brightness, contrast and colours.
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
@@ -23,7 +23,7 @@ train_pipeline = [
 ]
 test_pipeline = [
     dict(type='LoadImageFromFile'),
-    dict(type='Resize', scale_factor=1.0),  # the model expects to be told a factor
+    dict(type='Resize', scale_factor=1.0),  # tells the model a factor, which it expects
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(
         type='PackDetInputs',
@@ -49,7 +49,7 @@ test_evaluator = dict(**counted, ann_file=data_root + 'annotations/test.json')
 
 model = dict(
     backbone=_base_.care_from_scratch,
-    # Narrow, so that on a CPU the backbone is what costs.
+    # Narrow, so that the backbone takes most of the time on a CPU.
     neck=dict(out_channels=64),
     rpn_head=dict(in_channels=64, feat_channels=64, anchor_generator=dict(scales=[4])),
     roi_head=dict(
@@ -69,7 +69,7 @@ epochs = 6
 train_cfg = dict(max_epochs=epochs, val_interval=2)
 optim_wrapper = dict(
     **_base_.optim_from_scratch,
-    # A step of Adam moves a layer's output in proportion to its inputs, of which this one has 3136.
+    # A step of Adam moves a layer's output in proportion to its number of inputs: 3136 here.
     paramwise_cfg=dict(custom_keys=dict(_base_.rates_from_scratch, shared_fcs=dict(lr_mult=0.15))),
 )
 param_scheduler = [

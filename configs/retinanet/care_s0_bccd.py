@@ -54,8 +54,8 @@ test_evaluator = val_evaluator
 
 model = dict(
     backbone=_base_.care_from_scratch,
-    # Narrow, so that on a CPU the backbone is what costs. Platelets have 20 pixels here, so anchors
-    # are half as large as for COCO.
+    # Narrow, so that the backbone takes most of the time on a CPU. Platelets have 20 pixels here,
+    # so anchors are half as large as for COCO.
     neck=dict(out_channels=64, add_extra_convs='on_output'),
     bbox_head=dict(
         num_classes=3,

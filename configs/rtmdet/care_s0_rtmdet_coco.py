@@ -5,7 +5,7 @@ custom_imports = dict(imports=['mmcare'], allow_failed_imports=False)
 
 norm_cfg = dict(type='BN')  # SyncBN on several GPUs, see sync_bn; CPUs do not have it
 model = dict(
-    # As CARE has seen ImageNet; mmdet's CSPNeXt takes BGR.
+    # RGB, as in CARE's training on ImageNet; mmdet's CSPNeXt takes BGR.
     data_preprocessor=dict(
         mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], bgr_to_rgb=True
     ),
@@ -21,8 +21,8 @@ model = dict(
     bbox_head=dict(norm_cfg=norm_cfg),
 )
 
-# The caches of mosaic and mixup start empty in each epoch: workers do not outlive it, as exact
-# resume needs (mmcare.ExactResumeHook).
+# Exact resume (mmcare.ExactResumeHook) needs workers that end with the epoch. So the caches of
+# mosaic and mixup start empty in each epoch.
 train_dataloader = dict(persistent_workers=False)
 
 # Half of mmdet's rate for CSPNeXt, as in its RTMDets on Swin and ConvNeXt (1e-3 at batch 128).
@@ -42,7 +42,7 @@ param_scheduler = [
         convert_to_iter_based=True,
     ),
 ]
-auto_scale_lr = dict(base_batch_size=256)  # mmdet's file has another recipe's 16
+auto_scale_lr = dict(base_batch_size=256)  # mmdet's config has 16, of another recipe
 
 default_hooks = dict(
     checkpoint=dict(type='mmcare.AtomicCheckpointHook'),

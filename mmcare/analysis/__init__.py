@@ -1,4 +1,4 @@
-"""Cost of networks: counted as by mmengine.analysis, in the paper, and timed."""
+"""Costs of networks: counted by mmengine.analysis, compared with the paper, and timed."""
 
 from mmcare.analysis.counting import build_network, compare_with_paper, count_complexity
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mmcare.models import CARE
 from mmcare.shipped import shipped_config
 
-# Parts by the first of these words in the name of a module or parameter.
+# The first of these words in the name of a module or parameter decides its part.
 PARTS = {
     'stem': 'stem',
     'downsample': 'downsampling',
@@ -89,9 +89,9 @@ def count_complexity(network: nn.Module, shape: Sequence[int] = (224, 224)) -> p
 def count_macs(module: nn.Module, *inputs: Tensor) -> Counter[str]:
     """Count multiply-adds in evaluation mode by submodule; ``''`` is the module itself."""
     module = deepcopy(module)
-    module.eval()  # not chained: in some backbones of the toolboxes it returns None
+    module.eval()  # not chained: `eval` of some toolboxes' backbones returns None
     analyzer = FlopAnalyzer(module, inputs)
-    # mmengine counts this mean but no other; None would keep its handle.
+    # mmengine counts this mean but no other. A handle of None would keep mmengine's own.
     analyzer.set_op_handle('aten::adaptive_avg_pool2d', lambda inputs, outputs: 0)
     analyzer.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     analyzer.tracer_warnings('none')
@@ -104,10 +104,10 @@ def compare_with_paper() -> pd.DataFrame:
 
     Returns:
         A row for each network: ``table``, ``config``, ``size``, the paper's ``GMACs`` and ``M``
-        (million parameters), the counted ``macs`` and ``parameters``, and ``agree``: whether these
-        round to the paper's figures.
+        (million parameters), the counted ``macs`` and ``parameters``, and ``agree``: whether the
+        counts round to the paper's figures.
     """
-    printed = dict(GMACs=str, M=str)  # with their number of digits
+    printed = dict(GMACs=str, M=str)  # as text, which keeps the number of digits
     table = pd.read_csv(Path(__file__).with_name('paper.csv'), dtype=printed, na_filter=False)
     rows = []
     for _, config, side, gmacs, millions in table.itertuples(index=False):

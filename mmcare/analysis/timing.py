@@ -8,7 +8,7 @@ import pandas as pd
 from mmengine.utils import track_iter_progress
 from torch.utils.benchmark import Timer
 
-SECONDS = 0.2  # of repeated runs in a round, at least one
+SECONDS = 0.2  # of runs of a function in a round, which has at least one run
 
 
 def measure_in_turn(

@@ -24,7 +24,7 @@ from mmcare.weights.reading import load_weights
 
 
 class _Shared(list):
-    """Hold a module that is no submodule of its owner, and that copies of the owner share."""
+    """Hold a module that its owner does not register, and that copies of the owner share."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
         return self
@@ -45,7 +45,7 @@ class DistillationClassifier(ImageClassifier):
     checkpoints and averaged copies.
 
     Args:
-        teacher: Config of a classifier, such as mmpretrain's ``TimmClassifier``, or the module. It
+        teacher: Config of a classifier, such as mmpretrain's ``TimmClassifier``, or a module. It
             maps images (B, 3, H, W) to logits (B, K) of the same classes.
         teacher_checkpoint: File or URL with the teacher's weights, which must fill it. None if
             the config itself loads weights (``pretrained`` or ``init_cfg``), or for a module.
@@ -92,7 +92,7 @@ class DistillationClassifier(ImageClassifier):
                 teacher.init_weights()
             else:
                 state = load_weights(self.teacher_checkpoint)
-                teacher.load_state_dict(state.get('model', state))  # DeiT writes `model`
+                teacher.load_state_dict(state.get('model', state))  # DeiT's key is `model`
             self._teacher[0] = teacher
         return teacher
 
@@ -107,7 +107,7 @@ class DistillationClassifier(ImageClassifier):
         Raises:
             ValueError: If the teacher's logits have another shape than the head's.
         """
-        if self._teacher_device != inputs.device:  # takes milliseconds, so once
+        if self._teacher_device != inputs.device:  # only once, since it takes milliseconds
             self.teacher.requires_grad_(False).eval().to(inputs.device, **self.teacher_layout)
             self._teacher_device = inputs.device
         with torch.no_grad():

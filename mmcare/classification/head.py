@@ -16,13 +16,14 @@ class CAREClsHead(TwoHeads, ClsHead):
     """Class head and distillation head on globally pooled features.
 
     Each head is GELU, LayerNorm and a linear classifier. Predictions come from the mean of their
-    logits. Both learn the labels; in a :class:`DistillationClassifier` one learns from a teacher.
+    logits. Both heads learn the labels; in a :class:`DistillationClassifier`, the second learns
+    from a teacher.
 
     Args:
         num_classes: Number of classes, K.
         in_channels: Channels of the last feature map, C: 1024 for S0 and S1, 1536 for S2.
         deploy: Build the fused head, see :meth:`switch_to_deploy`.
-        **kwargs: Arguments of mmpretrain's ``ClsHead``. ``loss`` is that of each head; for mixed
+        **kwargs: Arguments of mmpretrain's ``ClsHead``. ``loss`` is used for each head; for mixed
             labels it must accept soft labels, as ``LabelSmoothLoss`` does. ``cal_acc`` logs the
             accuracy of the mean logits.
     """
@@ -40,7 +41,7 @@ class CAREClsHead(TwoHeads, ClsHead):
         return pool(feats[-1])
 
     def forward(self, feats: Any, separate: bool = False) -> Any:
-        """Compute the mean of both heads' logits (B, K), or those of each head."""
+        """Compute the mean of both heads' logits (B, K), or the logits of each head."""
         return super().forward(self.pre_logits(feats), separate)
 
     def loss(
@@ -55,7 +56,7 @@ class CAREClsHead(TwoHeads, ClsHead):
 
         Args:
             feats: See :meth:`pre_logits`.
-            data_samples: With their labels.
+            data_samples: The images' data samples, with labels.
             alpha: Weight of the distillation head; the class head has the rest.
             distill: Loss of the distillation head's logits (B, K); None: against the labels.
             **kwargs: Arguments of the loss against the labels.
@@ -67,7 +68,7 @@ class CAREClsHead(TwoHeads, ClsHead):
         logits, distilled = self(feats, separate=True)
         mean = (logits + distilled) / 2
         losses = ClsHead._get_loss(self, mean, data_samples) if self.cal_acc else {}
-        losses.pop('loss', None)  # only the accuracies are of the mean
+        losses.pop('loss', None)  # the mean is for the accuracies only
         losses['loss_cls'] = (1 - alpha) * label_loss(logits)
         losses['loss_distill'] = alpha * (distill or label_loss)(distilled)
         return losses

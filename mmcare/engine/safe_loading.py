@@ -2,7 +2,7 @@
 
 Import it for inferencers, ``init_detector`` and other programs without a Runner, and for
 FlexibleRunner. MMEngine then reads local files and downloads by
-:func:`mmcare.weights.reading.load_from_mmcare`; for missing weights it only warns. Runs with a
+:func:`mmcare.weights.reading.load_from_mmcare`, but only warns of missing weights. Runs with a
 Runner use :class:`mmcare.engine.SafeLoadingHook` instead.
 """
 

@@ -1,4 +1,4 @@
-"""State of a training run that MMEngine writes into no checkpoint, found by what objects have."""
+"""Find state of a training run that MMEngine writes into no checkpoint, in attributes."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from mmengine.utils import is_method_overridden
 from torch import nn
 from torch.utils.data import get_worker_info
 
-# The state of their hooks is in checkpoints, or is set again, as by those that switch pipelines;
-# except for EarlyStoppingHook, see `restorable`.
+# Hooks of these packages write their state to checkpoints or set it again, as hooks that switch
+# pipelines do. EarlyStoppingHook does not, see `restorable`.
 TOOLBOXES = ('mmcare', 'mmdet', 'mmengine', 'mmpose', 'mmpretrain', 'mmseg')
 OF_MODULES = frozenset(vars(nn.Module()))  # attributes that PyTorch itself changes
 
-# Methods that run again and again in training, of hooks, transforms and preprocessors.
+# Methods of hooks, transforms and preprocessors that training calls again and again.
 REPEATED = [name for name in vars(Hook) if re.search('_(epoch|iter|val)$', name)]
 REPEATED = [name for name in REPEATED if 'test' not in name] + ['__call__', 'transform', 'forward']
 # Methods that change a list, deque, dictionary or set.
 CHANGING = {'add', 'append', 'appendleft', 'clear', 'discard', 'extend', 'insert', 'pop'}
 CHANGING |= {'popitem', 'popleft', 'remove', 'setdefault', 'update'}
 
-SEEDED = 'set_random_state'  # a method of what has random generators of its own
+SEEDED = 'set_random_state'  # a method of objects that have their own random generators
 GENERATORS = random.Random, np.random.Generator, np.random.RandomState, torch.Generator
 
 Numbers = Dict[Tuple[Any, str], Any]  # by (name of an object, attribute)
 
 
 def restorable(runner: Any) -> dict[str, Any]:
-    """Return, by name, what may have numbers to restore: modules of the model, early stopping."""
+    """Return objects, by name, that may have numbers to restore: modules, early stopping."""
     model = runner.model.module if is_model_wrapper(runner.model) else runner.model
     stopping = (hook for hook in runner.hooks if isinstance(hook, EarlyStoppingHook))
     return {**dict(model.named_modules()), **{f'hook {i}': h for i, h in enumerate(stopping)}}
 
 
 def not_restorable(runner: Any) -> dict[int, Any]:
-    """Return what may have state that is lost: hooks, preprocessors, transforms of this process."""
+    """Return objects whose state may be lost: hooks, preprocessors, this process's transforms."""
     hooks = [
         hook
         for hook in runner.hooks
@@ -66,7 +66,7 @@ def not_restorable(runner: Any) -> dict[int, Any]:
 
 
 def read_numbers(objects: Mapping[Any, Any]) -> Numbers:
-    """Copy the numbers of objects by object and attribute, and tuples and lists of numbers."""
+    """Copy objects' numbers, and tuples and lists of numbers, by object and attribute."""
     return {
         (name, attribute): deepcopy(value)
         for name, item in objects.items()
@@ -76,7 +76,7 @@ def read_numbers(objects: Mapping[Any, Any]) -> Numbers:
 
 
 def write_numbers(objects: Mapping[Any, Any], numbers: Numbers) -> None:
-    """Set numbers that a checkpoint has, where objects have numbers."""
+    """Set the numeric attributes of objects to the numbers of a checkpoint."""
     for name, attribute in read_numbers(objects):
         value = numbers.get((name, attribute), [''])
         if _is_numeric(value):
@@ -84,7 +84,7 @@ def write_numbers(objects: Mapping[Any, Any], numbers: Numbers) -> None:
 
 
 def read_contents(objects: Mapping[Any, Any]) -> dict[tuple[Any, str], Any]:
-    """Return what tells whether objects change, except for numbers of modules, by attribute."""
+    """Return values, by attribute, that show whether objects change; not numbers of modules."""
     contents: dict[tuple[Any, str], Any] = {}
     for name, item in objects.items():
         for attribute, value in vars(item).items():
@@ -106,12 +106,12 @@ def read_contents(objects: Mapping[Any, Any]) -> dict[tuple[Any, str], Any]:
 def find_changing(item: Any) -> set[str]:
     """Find the attributes that training changes: generators, and what methods set or fill.
 
-    That is read from the source of the methods that are called in training, and of those that these
-    use. Changes by other names than ``self.NAME`` are not seen, nor those without source.
+    The search reads the source of the methods that training calls, and of the methods that these
+    call. It misses changes under other names than ``self.NAME``, and methods without source.
     """
     changing = {name for name, value in vars(item).items() if isinstance(value, GENERATORS)}
     methods = [*REPEATED]
-    for method in methods:  # which grows
+    for method in methods:  # the loop appends to it
         for node in (n for part in type(item).__mro__ for n in _parse(vars(part).get(method))):
             if not isinstance(node, (ast.Attribute, ast.Subscript)):
                 continue
@@ -150,12 +150,12 @@ def _is_numeric(value: Any) -> bool:
 
 
 def transforms(part: Any) -> Iterator[Any]:
-    """Yield the transforms of a dataset, also of one that it wraps, and those that they contain."""
+    """Yield the transforms of a dataset and of datasets within, and transforms within them."""
     if isinstance(part, (list, tuple)):
         for entry in part:
             yield from transforms(entry)
     elif hasattr(part, '__dict__') and not isinstance(part, Mapping):
-        if callable(part):  # datasets are not
+        if callable(part):  # datasets are not callable
             yield part
         if not hasattr(part, SEEDED):
             for attribute in ('dataset', 'datasets', 'pipeline', 'transforms'):
@@ -167,13 +167,13 @@ def seed_generators(dataset: Any, seed: int) -> None:
     for step in transforms(dataset):
         for item in (step, *vars(step).values()):
             if hasattr(item, SEEDED):
-                # Its set_random_seed would let all transforms of a Compose draw the same numbers.
+                # With set_random_seed, all transforms of a Compose would draw the same numbers.
                 item.set_random_state(np.random.default_rng(seed), random.Random(seed))
                 seed += 1
 
 
 def seed_worker(worker_id: int, **options: Any) -> None:
-    """Seed a worker of a dataloader as MMEngine does, and also :func:`seed_generators`."""
+    """Seed a worker of a dataloader as MMEngine does, and call :func:`seed_generators`."""
     worker_init_fn(worker_id, **options)
     info = get_worker_info()
     if info is not None:

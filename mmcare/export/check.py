@@ -10,22 +10,22 @@ from torch import Tensor
 
 Run = Callable[[Tensor], Sequence[Any]]  # an input of the file (1, C, H, W) to its outputs
 
-MIN_SQNR_DB = 10.0  # of every output: below it, results are useless
-# From here on roundings alone make more difference than AGREEMENT_DB.
+MIN_SQNR_DB = 10.0  # for every output; below it, results are useless
+# Above this ratio, rounding alone makes ratios differ by more than AGREEMENT_DB.
 FINE_SQNR_DB = 30.0
 # Between a file and its cross-check, which round differently: 27.0 and 28.0 dB were seen.
 AGREEMENT_DB = 2.0
 FLOAT16 = 2e-2  # tolerance where a runtime computes in float16
-QUANTIZED_RESULTS = 1e-2  # tolerance of a quantized file's results, from those of its own outputs
-# The same where layers follow these outputs, which are quantized as well: the demo's Mask R-CNN has
-# 4e-2 on its boxes, scores and masks.
+QUANTIZED_RESULTS = 1e-2  # tolerance of a quantized file's results, decoded from its own outputs
+# The same if layers follow these outputs, since those layers are quantized as well: the demo's Mask
+# R-CNN is off by 4e-2 in its boxes, scores and masks.
 QUANTIZED_LAYERS = 1e-1
 
 
 class ExportError(RuntimeError):
     """A file cannot be converted, or does not compute what the network computes.
 
-    ``reports`` has those of the formats that did not fail.
+    ``reports`` has the reports of the formats that did not fail.
     """
 
     reports: Mapping[str, dict[str, Any]] = {}
@@ -55,15 +55,15 @@ class Checker:
 
         Args:
             run: Computes the file.
-            tolerance: The largest error.
-            runtime: Its name.
-            expected: In place of the network's outputs.
+            tolerance: The largest error that is allowed.
+            runtime: Name of the runtime, for messages.
+            expected: What to compare with, in place of the network's outputs.
 
         Returns:
             The largest error for each image, as text if it is not finite.
 
         Raises:
-            ExportError: If it is above the tolerance on an image that is enforced.
+            ExportError: If the error is above the tolerance on an enforced image.
         """
         errors: dict[str, float | str] = {}
         for name, image in self.inputs.items():
@@ -88,9 +88,9 @@ class Checker:
 
         Args:
             run: Computes the file.
-            cross_check: Computes the same.
-            cross_check_name: Its name.
-            may_be_better: Only a lower ratio than the cross-check's is an error.
+            cross_check: Computes the same as the file.
+            cross_check_name: Name of the cross-check, for messages.
+            may_be_better: Whether only a lower ratio than the cross-check's is an error.
 
         Returns:
             The signal-to-quantization-noise ratio of each output, in dB.

@@ -46,11 +46,11 @@ def build_graph(
     """Change a copy of a network step by step.
 
     Args:
-        model: Its task is left as it is.
+        model: The model, which is not changed.
         shape: Height and width of the images.
-        normalization: Of pixels, inside the network. None: it takes normalized images.
-        output_names: Of the network.
-        post_process: Turns its outputs into results; None: files have the outputs themselves.
+        normalization: Normalizes pixels inside the network. None: it takes normalized images.
+        output_names: Names of the network's outputs.
+        post_process: Turns these outputs into results; None: files have the outputs themselves.
         separate_convolutions: Whether modules that share a convolution get a copy each.
         batch: Number of images.
     """

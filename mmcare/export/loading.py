@@ -28,7 +28,7 @@ class Normalization:
     mean: tuple[float, ...]  # of pixels from 0 to 255, in the network's order of channels
     std: tuple[float, ...]
     channels: str  # that order, 'RGB' or 'BGR'
-    padding: tuple[float, ...] | None = None  # pixel in that order; None: zeros, once normalized
+    padding: tuple[float, ...] | None = None  # pixel in that order; None: zeros after normalization
 
     @property
     def fill(self) -> list[float]:

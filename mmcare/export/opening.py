@@ -1,4 +1,4 @@
-"""Opening of exported files: by the runtime, and here also those that only Core ML computes."""
+"""Open exported files by the runtime; files for Core ML are computed by PyTorch."""
 
 from os import PathLike
 from pathlib import Path
@@ -15,12 +15,13 @@ def open_exported(
 ) -> mmcare_runtime.Model:
     """Open a file as :func:`mmcare_runtime.open_exported` does, with the same options.
 
-    What Core ML computes on iPhones and Macs, PyTorch computes here.
+    PyTorch computes the files that Core ML computes on iPhones and Macs.
 
     Raises:
-        FileNotFoundError: If it does not exist.
-        ImportError: If the package is missing that runs it.
-        ValueError: If it is damaged or of another format, or if nothing computes it so.
+        FileNotFoundError: If the file does not exist.
+        ImportError: If the package that runs the file is missing.
+        ValueError: If the file is damaged or of another format, or if nothing computes it with
+            these options.
     """
     path = Path(path)
     backends = {backend.suffix: backend for backend in BACKENDS.values()}

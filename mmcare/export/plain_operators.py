@@ -1,6 +1,6 @@
 """Non-maximum suppression and RoIAlign in plain operators, which all runtimes have.
 
-Beside them, non-maximum suppression as one operator, for runtimes that have it.
+Also non-maximum suppression as one operator, for runtimes that have this operator.
 
 Boxes are shares of the image here: areas in pixels leave the range of float16, 65504.
 """
@@ -8,16 +8,16 @@ Boxes are shares of the image here: areas in pixels leave the range of float16, 
 import torch
 from torch import Tensor, nn
 
-# A round decides all boxes whose better neighbours are decided. Measured at an IoU of 0.7 on 1000
-# anchors of a level with smooth scores: all are right after 16 rounds, in 96 of 96 draws, if boxes
-# differ from anchors by 5 % of their sides or more. Of untouched anchors, a network's that has
-# learned nothing, up to 118 of 1000 are wrong, nearly all behind the first 100 that are kept.
+# Each round decides the boxes whose better neighbours are decided. Measured at an IoU of 0.7 on
+# 1000 anchors of a level with smooth scores: if boxes differ from anchors by 5 % of their sides or
+# more, all are right after 16 rounds, in 96 of 96 draws. If a network has learned nothing, so that
+# boxes are the anchors, up to 118 of 1000 are wrong, nearly all after the first 100 that are kept.
 NMS_ROUNDS = 16
 # Boxes are compared in this unit: areas of 2 x 2 pixels in images of 1000 x 1000 are 4e-6 as
 # shares, which float16 rounds by a percent.
 NMS_SCALE = 64.0
 ROUNDING = 1e-5  # share of a bin's size: at 13.0001 cells it has 13 samples, as at 13
-# Samples on the map's ends count; those of a box with round coordinates often are on them.
+# Samples on the map's ends count, where boxes with round coordinates often have samples.
 SLACK = 1e-4
 SMALLEST_STEP = 6.2e-5  # between samples, in cells; float16's smallest normal value is 6.1e-5
 
@@ -29,9 +29,9 @@ def nms_mask(
 
     Args:
         boxes: (N, 4), x1, y1, x2, y2 as shares of the image, from the best to the worst.
-        iou_threshold: A box goes if a better one that stays has a larger IoU with it.
+        iou_threshold: A box is removed if its IoU with a better box that is kept is larger.
         labels: (N,); only boxes of the same label suppress each other. None: all do.
-        valid: (N,) of 1 and 0; boxes of 0 go, and suppress none.
+        valid: (N,), 1 or 0; boxes with 0 are removed, and suppress none.
 
     Returns:
         (N,) floats, 1 for boxes that stay and 0 for others. If a chain of boxes, in which each
@@ -63,14 +63,14 @@ def nms_mask_operator(
     Args:
         boxes: (N, 4), x1, y1, x2, y2 as shares of the image.
         scores: (N,); what becomes of boxes with score 0 is not defined.
-        iou_threshold: A box goes if a better one that stays has a larger IoU with it.
+        iou_threshold: A box is removed if its IoU with a better box that is kept is larger.
         labels: (N,), from 0 to ``classes`` - 1; only boxes of the same label suppress each other.
         classes: Number of classes.
 
     Returns:
         (N,) floats, 1 for boxes that stay and 0 for others.
     """
-    from torchvision.ops import nms  # which backbones do without
+    from torchvision.ops import nms  # here, since backbones do not need it
 
     kept = torch.zeros_like(scores)
     for label in range(classes):  # not batched_nms, which adds labels to boxes
@@ -87,8 +87,8 @@ def _(boxes: Tensor, scores: Tensor, iou_threshold: float, labels: Tensor, class
 class BinWeights(nn.Module):
     """The weights with which RoIAlign averages the cells of one axis of a map.
 
-    RoIAlign averages bilinear samples on a grid in each bin. Weights of bilinear samples are
-    products of one for the row and one for the column, and so are their averages:
+    RoIAlign averages bilinear samples on a grid in each bin. The weight of such a sample
+    is a weight for the row times a weight for the column, and so is the average over the grid:
     ``rows (bins, H) @ map (H, W) @ columns (W, bins)`` is RoIAlign, exactly.
 
     Samples of a bin are evenly spaced, so that their weights are summed up in closed form, whatever
@@ -100,8 +100,8 @@ class BinWeights(nn.Module):
         cells: Length of the axis of the map.
         length: Length of the image, in cells.
         bins: Number of bins.
-        sampling_ratio: Samples in a bin; 0: one for each cell that it begins.
-        aligned: Cells are pixels' centres, so that coordinates are shifted by half a cell.
+        sampling_ratio: Samples in a bin; 0: its length in cells, rounded up.
+        aligned: Whether cells are pixels' centres, so that coordinates shift by half a cell.
     """
 
     edges: Tensor
@@ -129,7 +129,7 @@ class BinWeights(nn.Module):
         if self.sampling_ratio > 0:
             number = torch.full_like(size, self.sampling_ratio)
         else:
-            # None in an empty RoI, which becomes 0
+            # An empty RoI has no samples, and gives 0
             number = torch.relu(torch.ceil(size * (1 - ROUNDING)))
         step = size / number.clamp(min=1)
         first = (start[:, None] + size * self.bins + step / 2)[:, :, None]
@@ -139,7 +139,7 @@ class BinWeights(nn.Module):
         counts = torch.minimum(torch.relu(torch.ceil(distances / step)), number)
         fewer, more = counts[:, :, 1:-2], counts[:, :, 2:-1]  # at t - 1 and t, from 1 to cells - 1
         middle = distances[:, :, 2:-1] - step * ((fewer + more - 1) / 2)
-        # Samples more than a cell outside of the map count as 0, others outside as its border.
+        # Samples more than a cell outside of the map are 0; nearer ones get the border's value.
         inside = fewer + (more - fewer) * middle
         sums = torch.cat([counts[:, :, :1], inside, counts[:, :, -1:]], 2)
         return (sums[:, :, 1:] - sums[:, :, :-1]) / number.clamp(min=1)
@@ -152,7 +152,7 @@ class RoIAlign(nn.Module):
         map_size: Height and width of the map.
         image_size: Height and width of the image, in cells of the map.
         output_size: Rows and columns of bins.
-        sampling_ratio: Samples along each side of a bin; 0: one for each cell that it begins.
+        sampling_ratio: Samples along each side of a bin; 0: its length in cells, rounded up.
         aligned: See :class:`BinWeights`.
     """
 

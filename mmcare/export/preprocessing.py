@@ -38,12 +38,12 @@ def _name_steps(config: Config) -> dict[str, Any]:
     """Return the steps of the test pipeline by name."""
     dataset = (config.get('test_dataloader') or {}).get('dataset') or {}
     steps = [inner for step in dataset.get('pipeline') or () for inner in _inner_steps(step)]
-    return {type_name(step.type): step for step in steps}
+    return {type_name(step['type']): step for step in steps}
 
 
 def _remove_step(pipeline: list[dict[str, Any]], name: str) -> None:
     """Remove a step of this name, in place, with the step around it."""
-    named = [s for s in pipeline if name in [type_name(inner.type) for inner in _inner_steps(s)]]
+    named = [s for s in pipeline if name in [type_name(inner['type']) for inner in _inner_steps(s)]]
     for step in named:
         pipeline.remove(step)
 

@@ -14,16 +14,16 @@ class AveragedAttention(LinearAttention):
     """Compute :class:`LinearAttention` as an average of averages, in the dtype of the input.
 
     Channel c of a head averages the values over all positions, with weights phi(k_c). A position
-    averages these over the channels, with weights w_c = phi(q_c) max phi(k_c) mean(phi(k_c) /
+    averages the results over the channels, with weights w_c = phi(q_c) max phi(k_c) mean(phi(k_c) /
     max phi(k_c)), and a zero with weight eps. phi(x) = exp(min(x, 0)) (1 + max(x, 0)), so that its
     logarithm is exact where ELU + 1 cancels. All weights are divided by the largest, as in a
     softmax: the denominator is at least 1 / N, also where small numbers are flushed to zero, and
     nothing is larger than C or sqrt(W) times the largest value. Sums over positions are averages of
-    rows: processors that sum products in float16, as ARM's, stop at half of 4200 equal numbers.
+    rows: ARM's processors sum products in float16, where a sum of 4200 equal numbers stops halfway.
 
     In float16, results are off by at most 5e-3 of the largest output and 1e-3 of the largest value,
-    for the same queries and keys. Where eps outweighs all heads, they may be 0. The queries and
-    keys are what float16 makes of them: at 500 its steps are 0.25, which is 28 % of exp(x).
+    for the same queries and keys. Where eps outweighs all heads, results may be 0. Queries
+    and keys are also rounded to float16: its steps at 500 are 0.25, which is 28 % of exp(x).
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def average_attention(network: nn.Module) -> None:
     """Let each :class:`LinearAttention` of a network compute as the averaged one, in place.
 
     Raises:
-        ValueError: If a subclass computes something else; it is named.
+        ValueError: If a subclass computes something else; the error names it.
     """
     for name, module in network.named_modules():
         if not isinstance(module, LinearAttention) or isinstance(module, AveragedAttention):

@@ -17,7 +17,7 @@ class BackboneInfo:
     in_channels: int = 3
     output_names: tuple[str, ...] = ()
     stride: int = TOTAL_STRIDE  # of the last map
-    first_conv: str | None = None  # takes the images without padding, so that a norm can be fused
+    first_conv: str | None = None  # has no padding, so the images' normalization can be fused
     stages: str = r'(?!)'  # regular expression for the stage in the name of a module
 
 
@@ -27,11 +27,11 @@ def find_care(model: nn.Module) -> tuple[str, BackboneInfo]:
     Raises:
         ValueError: If the model does not hold exactly one CARE.
     """
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, CARE)]
-    if len(found) != 1:
+    cares = [(name, module) for name, module in model.named_modules() if isinstance(module, CARE)]
+    if len(cares) != 1:
         kind = type(model).__name__
-        raise ValueError(f'the {kind} must hold exactly one CARE, it holds {len(found)}')
-    ((name, care),) = found
+        raise ValueError(f'the {kind} must hold exactly one CARE, it holds {len(cares)}')
+    ((name, care),) = cares
     known = (arch for arch, values in CARE.arch_zoo.items() if values == care.arch)
     info = BackboneInfo(
         arch=next(known, str(care.arch)),
@@ -44,7 +44,7 @@ def find_care(model: nn.Module) -> tuple[str, BackboneInfo]:
 
 
 def fuse_all(module: nn.Module) -> None:
-    """Fuse every network in a module that has ``switch_to_deploy``, outermost first, in place."""
+    """Fuse a module or, if it has no ``switch_to_deploy``, the outermost modules within that do."""
     switch_to_deploy = getattr(module, 'switch_to_deploy', None)
     if switch_to_deploy is not None:
         switch_to_deploy()

@@ -47,7 +47,7 @@ class TwoHeads(nn.Module):
     def switch_to_deploy(self) -> None:
         """Fuse both heads into one that computes the mean of their logits, for evaluation only.
 
-        They share the normalisation: W = mean(W_i diag(scale_i)), b = mean(W_i shift_i + b_i).
+        Both share the normalisation: W = mean(W_i diag(scale_i)), b = mean(W_i shift_i + b_i).
 
         Raises:
             RuntimeError: If a layer has hooks, parametrizations or another forward.
@@ -56,7 +56,7 @@ class TwoHeads(nn.Module):
             return
         for name in ('cls_head.norm', 'cls_head.fc', 'distill_head.norm', 'distill_head.fc'):
             check_fusible(name, self.get_submodule(name))
-        # Float64 is not on all devices.
+        # Some devices have no float64.
         heads = [deepcopy(head).cpu().double() for head in (self.cls_head, self.distill_head)]
         weights = [head.fc.weight * head.norm.weight for head in heads]
         biases = [head.fc.weight @ head.norm.bias + head.fc.bias for head in heads]

@@ -52,7 +52,7 @@ def read_state_dict(
 ) -> dict[str, Any]:
     """Read the weights of a CARE from a file, and check them by :func:`check_state_dict`.
 
-    They are not loaded into it. ``prefix`` is the backbone's name in the model that the file is of;
+    The weights are not loaded into the CARE. ``prefix`` is the backbone's name in the file's model;
     by default it is ``'backbone.'`` or empty.
     """
     try:
@@ -119,8 +119,8 @@ def check_state_dict(
         file: Where the weights come from, for the message.
 
     Returns:
-        The weights by their names in the network, without those of stages that are not built. The
-        first convolution's, if they are for RGB, fit the network's ``in_channels``.
+        The weights by their names in the network, without those of stages that are not built. RGB
+        weights of the first convolution are adapted to the network's ``in_channels``.
 
     Raises:
         CheckpointError: If a weight is missing (except of output norms), unexpected, of another
@@ -163,8 +163,8 @@ def _select(network: Any, state: Mapping[str, Any], prefix: str) -> dict[str, An
 def _adapt_channels(state: dict[str, Any], wanted: Tensor, file: Any) -> None:
     """Change the RGB weights of the first convolution to those of other channels, as timm does.
 
-    For one channel they are summed. For more they are repeated, and scaled so that sums over
-    channels stay as large.
+    For one channel, the weights are summed. For more, they are repeated and scaled, so that their
+    sum over channels stays the same.
     """
     weight: Any = state.get(FIRST)
     width, channels, *kernel = wanted.shape
@@ -194,7 +194,7 @@ def _find_fault(value: Any, wanted: torch.Tensor | None) -> str:
 
 
 def _advise(backbone: Any, given: Mapping[str, Any], prefix: str) -> list[str]:
-    """Say, in lines, what weights that do not fit look like, and what to do."""
+    """Return lines that say what unfit weights look like, and what to do."""
     lines: list[str] = []
     wanted = backbone.state_dict()
     if not given:

@@ -146,7 +146,7 @@ def _download(address: str) -> Path:
     name = urlsplit(address).path.rpartition('/')[2]
     if name in ('', '.', '..'):
         raise OSError(f'{address} does not name a file')
-    # Other addresses have files of the same name.
+    # Files at other addresses may have the same name.
     digest = hashlib.sha256(address.encode()).hexdigest()[:16]
     file = Path(torch.hub.get_dir(), 'checkpoints', f'{digest}-{name[-100:]}')
     fault = ''
@@ -174,7 +174,7 @@ def _is_whole(file: Path) -> bool:
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Follow redirects to the same scheme or to HTTPS; urllib also follows others to FTP."""
+    """Follow redirects to the same scheme or to HTTPS; urllib would also follow them to FTP."""
 
     def redirect_request(self, request: Request, *answer: Any) -> Request | None:
         redirected = super().redirect_request(request, *answer)
@@ -235,10 +235,10 @@ def _read_pickle(path: Path, map_location: Any) -> tuple[Any, bool]:
 
 
 def _copy_archive(path: Path) -> tuple[BytesIO, dict[str, int], bool]:
-    """Copy the records of a zip archive to one that only Python has read and written.
+    """Copy the records of a zip archive to a new archive, with Python's zipfile alone.
 
-    PyTorch's reader ignores checksums, and takes damaged archives for others: it reads nothing of a
-    record that is marked as a directory, and leaves memory as it was.
+    PyTorch's reader ignores checksums, and misreads damaged archives: if a record is marked as a
+    directory, it reads nothing and leaves the memory uninitialized.
 
     Returns:
         The copy, the size of each record in bytes, and whether checksums were verified.
@@ -248,15 +248,15 @@ def _copy_archive(path: Path) -> tuple[BytesIO, dict[str, int], bool]:
         records = {entry.filename.partition('/')[2]: entry for entry in entries}
         if 'constants.pkl' in records:  # torch.load would give it to torch.jit
             raise CheckpointError('it is a TorchScript archive')
-        # torch.save neither compresses nor repeats records, which make large ones of a small file.
-        # PyTorch does not tell upper case from lower case.
+        # torch.save neither compresses nor repeats records: both could make a small file huge in
+        # memory. PyTorch does not tell upper case from lower case.
         if (
             len({name.lower() for name in records}) < len(entries)
             or any(entry.compress_type != zipfile.ZIP_STORED or entry.is_dir() for entry in entries)
             or sum(entry.file_size for entry in entries) > path.stat().st_size
         ):
             raise CheckpointError('it has records as torch.save does not write them')
-        # All are 0 after torch.serialization.set_crc32_options(False).
+        # All checksums are 0 after torch.serialization.set_crc32_options(False).
         verified = any(entry.CRC for entry in entries)
         sizes, copy = {}, BytesIO()
         with zipfile.ZipFile(copy, 'w') as copied:
@@ -305,8 +305,8 @@ def _without_foreign(value: Any, allowed: set[type], known: dict[int, tuple]) ->
     """Remove the dict entries whose types are not allowed, in place.
 
     A value of another type becomes ``_REMOVED``, and so does a list or tuple that contains one.
-    Tensors lose their hooks. ``known`` has containers, and what they became, by their ids: shared
-    ones are visited once.
+    Tensors lose their hooks. ``known`` maps the ids of containers to containers and their
+    results: shared containers are visited once.
     """
     if id(value) in known:
         return known[id(value)][1]

@@ -36,7 +36,7 @@ def _scalar(dtype: Any, data: bytes) -> Any:
     return np.frombuffer(data, np.dtype(code).newbyteorder(dtype.state[1]), 1)[0].item()
 
 
-# These win over classes of the same name that the program has allowed.
+# These take precedence over classes of the same name that the program has allowed.
 STAND_INS: dict[str, Any] = {
     'builtins.getattr': Foreign,
     'argparse.Namespace': Foreign,
@@ -128,11 +128,11 @@ def pickle_module(sizes: dict[str, int] | None) -> Any:
 
 def allowed() -> dict[str, Any]:
     """Return PyTorch's safe globals by name, without those of ``torch.distributed``."""
-    given: Any = getattr(torch.serialization, 'get_safe_globals', list)()  # from PyTorch 2.4 on
+    listed: Any = getattr(torch.serialization, 'get_safe_globals', list)()  # from PyTorch 2.4 on
     pairs = (
         (known[1], known[0])
         if isinstance(known, tuple)
         else (f'{known.__module__}.{known.__qualname__}', known)
-        for known in given
+        for known in listed
     )
     return {name: known for name, known in pairs if not name.startswith('torch.distributed.')}

@@ -1,4 +1,4 @@
-"""What opens and runs a format, a file each; an engine's package is imported when it is needed."""
+"""Engines that open and run files, one module for each; a package is imported when needed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from mmcare_runtime.text import escape
 
-# By suffix, the format's own first.
+# Engines by suffix; the format's own engine comes first.
 ENGINES = {
     '.onnx': ('onnxruntime', 'openvino'),
     '.tflite': ('litert',),

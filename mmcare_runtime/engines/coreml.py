@@ -1,4 +1,4 @@
-"""Core ML, on a Mac, through coremltools. It has not been run: no Mac was at hand."""
+"""Core ML, on a Mac, through coremltools. This module has not been run: no Mac was at hand."""
 
 from __future__ import annotations
 

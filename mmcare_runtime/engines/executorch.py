@@ -27,7 +27,7 @@ def open_file(path: Path, threads: int) -> OpenedFile:
     from executorch.runtime import Runtime
 
     if portable_lib._threadpool_get_thread_count() != threads:
-        if _opened:  # they would lose theirs
+        if _opened:  # they would lose their threads
             raise ValueError('ExecuTorch has one number of threads for all files of a process')
         portable_lib._unsafe_reset_threadpool(threads)
     program = Runtime.get().load_program(str(path))
@@ -67,7 +67,7 @@ def check_header(path: Path) -> None:
     https://docs.pytorch.org/executorch/stable/pte-file-format.html
 
     Raises:
-        ValueError: If it is not a whole ``.pte`` file.
+        ValueError: If the file is not a complete ``.pte`` file.
     """
     size = path.stat().st_size
     with path.open('rb') as file:

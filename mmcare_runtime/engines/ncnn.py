@@ -36,7 +36,7 @@ def open_file(path: Path, threads: int) -> OpenedFile:
     def run(pixels: np.ndarray) -> list[np.ndarray]:
         found = []
         values = np.ascontiguousarray(pixels[0], np.float32)
-        mat = ncnn.Mat(values).clone()  # a Mat does not keep what it points to, until here
+        mat = ncnn.Mat(values).clone()  # a Mat does not own its memory until it is cloned
         with lock:
             extractor = net.create_extractor()
             if extractor.input(image['name'], mat):
@@ -53,13 +53,13 @@ def open_file(path: Path, threads: int) -> OpenedFile:
 
 
 def check_param(text: str, source: str, targets: list[str]) -> tuple[Any, ...]:
-    """Check a network's text before ncnn sees it, which would crash; return the input's shape.
+    """Check a network's text, since ncnn crashes on damaged text; return the input's shape.
 
     Each line has a layer's type and name, the numbers of its inputs and outputs, their names, and
     parameters ``key=value``.
 
     Raises:
-        ValueError: If it is damaged, or has no such input or output.
+        ValueError: If the text is damaged, or has no such input or output.
     """
     lines = text.split('\n')
     if lines[0].strip() != MAGIC:

@@ -20,7 +20,7 @@ def open_file(path: Path, threads: int, providers: Sequence[Any] | None = None) 
     providers = ['CPUExecutionProvider'] if providers is None else [*providers]
     names = [name if isinstance(name, str) else name[0] for name in providers]
     missing = {*names} - {*onnxruntime.get_available_providers()}
-    if missing or not names:  # of which ONNX Runtime would only warn
+    if missing or not names:  # ONNX Runtime would only warn
         available = ', '.join(onnxruntime.get_available_providers())
         raise ValueError(f'ONNX Runtime has no {", ".join(sorted(missing))}, but {available}')
     options = onnxruntime.SessionOptions()

@@ -11,7 +11,7 @@ from mmcare_runtime.description import parse
 from mmcare_runtime.engines.base import OpenedFile, to_input
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'OpenVINO', 'openvino', 'openvino', ('bfloat16',)
-KEY = ['framework', 'mmcare']  # where it keeps what an ONNX file says of itself
+KEY = ['framework', 'mmcare']  # where OpenVINO keeps what an ONNX file says of itself
 
 
 def open_file(path: Path, threads: int, bfloat16: bool = False) -> OpenedFile:
@@ -26,7 +26,7 @@ def open_file(path: Path, threads: int, bfloat16: bool = False) -> OpenedFile:
     description = parse(text, path)
     options = {
         'INFERENCE_NUM_THREADS': threads,
-        # Its default is bfloat16 where the CPU has it.
+        # OpenVINO's default is bfloat16 if the CPU has it.
         'INFERENCE_PRECISION_HINT': 'bf16' if bfloat16 else 'f32',
     }
     compiled = core.compile_model(model, 'CPU', options)

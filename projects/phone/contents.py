@@ -54,9 +54,10 @@ def gather(
 
 @torch.no_grad()
 def describe(path: Path, model: LoadedModel | None) -> tuple[dict[str, Any], bytes]:
-    """Describe a file; return also the bytes of an image and of the outputs that it should have.
+    """Describe a file; return also the bytes of an image and of the outputs to expect for it.
 
-    PyTorch computes them for float files of the model that take tensors; others do so themselves.
+    PyTorch computes the outputs for float files of the model that take tensors. For other files,
+    the runtime computes them with the file itself.
     """
     program = open_exported(path)
     runtime, layout, _ = ENGINES[path.suffix]

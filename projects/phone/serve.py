@@ -45,8 +45,8 @@ HEADERS = {
     'Content-Security-Policy': "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:",
     'Cache-Control': 'no-store',
 }
-# What a client may take: connections of an address and of all, seconds for its request and for the
-# answer, bytes and values of a recording, and files and bytes of all of them.
+# Limits: connections of one address and of all, seconds for a request and for its answer, bytes and
+# values of a recording, files and bytes of all recordings.
 CONNECTIONS_OF_ONE, CONNECTIONS = 64, 512
 REQUEST_SECONDS, ANSWER_SECONDS = 20, 300
 MAX_BYTES, MAX_VALUES, MAX_DEPTH = 2**22, 2**18, 8
@@ -93,7 +93,7 @@ def read_results(body: bytes) -> tuple[str, str, pd.DataFrame] | None:
         text = json.dumps(recording, indent=1, allow_nan=False) + '\n'
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return None
-    # The same results have the same name, as after a lost answer; others have another one.
+    # Results that are sent again after a lost answer get the same name; other results do not.
     name = f'{time:%Y%m%d-%H%M%S}_{device}_{hashlib.sha256(text.encode()).hexdigest()[:8]}.json'
     return (name, text, pd.DataFrame(rows)) if good else None
 
@@ -127,7 +127,7 @@ class Handler(RequestHandler):
         self.body += chunk
 
     async def get(self) -> None:
-        """Send the content of a name."""
+        """Send the content with the requested name."""
         content = self.server.contents.get(unquote(self.name))
         if content is None:
             raise HTTPError(404)
@@ -143,7 +143,7 @@ class Handler(RequestHandler):
 
     def post(self) -> None:
         """Write the results of a measurement, and print them."""
-        # Browsers name the address where a module cannot be imported.
+        # If a module cannot be imported, the browser's error names the address, with the token.
         body = bytes(self.body).replace(self.server.token.encode(), b'TOKEN')
         results = read_results(body)
         if results is None:
@@ -174,7 +174,7 @@ class Handler(RequestHandler):
         self.finish()
 
     def compute_etag(self) -> None:
-        """Compute none: browsers store nothing."""
+        """Compute no ETag: browsers store nothing."""
 
 
 class Client:
@@ -214,7 +214,7 @@ class PhoneServer(HTTPServer):
         self.url = f'{scheme}://{address}:{self.server_address[1]}/{self.token}/'
 
     def handle_stream(self, stream: IOStream, address: tuple) -> None:
-        """Serve a connection; close another one if there are too many, of its address or of all."""
+        """Serve a connection; if its address or all clients have too many, close an older one."""
         self.clients = {known: of for known, of in self.clients.items() if not known.closed()}
         self.clients[stream] = Client(address[0])
         siblings = [known for known, of in self.clients.items() if of.address == address[0]]
@@ -258,13 +258,13 @@ def main() -> None:
     """Serve or write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add('files', type=Path, nargs='+', metavar='FILE', help='.tflite or .onnx, of one --shape')
+    add('files', type=Path, nargs='+', metavar='FILE', help='.tflite or .onnx, all of one --shape')
     add('--source', nargs=2, default=(), help='config and checkpoint: compare with PyTorch')
     add('--host', help="address to listen on; default: this computer's in its network")
     add('--port', type=int, default=8443, help='default: %(default)s')
-    add('--http', action='store_true', help='no TLS, and localhost: for a tunnel')
+    add('--http', action='store_true', help='serve on localhost without TLS, for a tunnel')
     add('--out-dir', type=Path, default=Path('work_dirs/phone'), metavar='DIR', help='for results')
-    add('--static', type=Path, metavar='DIR', help='serve nothing; write it for any HTTPS host')
+    add('--static', type=Path, metavar='DIR', help='only write it, for any HTTPS host')
     arguments = parser.parse_args()
     try:
         check_writable(arguments.static or arguments.out_dir)

@@ -14,10 +14,10 @@ train_pipeline = [
 test_pipeline = [
     dict(type='LoadImageFromFile', backend_args=backend_args),
     dict(type='Resize', scale=(2048, 512), keep_ratio=True),
-    # Heads resize maps to each other's sizes: unless all strides divide the sides, they are
-    # stretched differently.
+    # Heads resize maps to each other's sizes. If a stride does not divide the image's sides, the
+    # maps are stretched differently.
     dict(type='ResizeToMultiple', size_divisor=32),
-    # After Resize: predictions are compared in the image's size.
+    # After Resize, since predictions are compared at the image's original size.
     dict(type='LoadAnnotations', backend_args=backend_args),
     dict(type='PackSegInputs'),
 ]

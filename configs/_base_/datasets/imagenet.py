@@ -14,8 +14,9 @@ train_pipeline = [
         ],
     ),
     dict(type='RandomFlip', prob=0.5),
-    # The paper's rand-m9-mstd0.5. Its colour jitter of 0.4 is left out, as timm, with which the
-    # networks were trained, does wherever RandAugment (which also changes colours) is on.
+    # The paper's rand-m9-mstd0.5. Its colour jitter of 0.4 is left out: timm, with which
+    # the networks were trained, leaves it out wherever RandAugment (which also changes colours) is
+    # on.
     dict(
         type='RandomChoice',
         transforms=[

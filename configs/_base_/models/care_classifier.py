@@ -26,6 +26,6 @@ model = dict(
         in_channels=1024,
         loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original'),
     ),
-    # One of the two for each batch.
+    # Each batch gets one of the two.
     train_cfg=dict(augments=[dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)]),
 )

@@ -1,5 +1,5 @@
-# mmseg's recipe for UperNet on Swin, also MLLA's: AdamW, learning rate 6e-5 at batch 16, 160k
-# iterations. The paper gives none for UperNet; taking this one is our choice.
+# mmseg's recipe for UperNet on Swin, which MLLA also uses: AdamW, learning rate 6e-5 at batch 16,
+# 160k iterations. The paper has no recipe for UperNet; this one is our choice.
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=160000, val_interval=16000)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')

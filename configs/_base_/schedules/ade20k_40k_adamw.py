@@ -1,6 +1,6 @@
 # AdamW, learning rate 2e-4 with polynomial decay at batch 48 (Section 4.3 of the paper); 40k
-# iterations, power 0.9 and weight decay 1e-4 as its peers, which have batches of 32: as many images
-# as theirs would be 26,667 iterations. Decay spares norms and layer scales, which is ours.
+# iterations, power 0.9 and weight decay 1e-4 as its peers, which train at batch 32: 26,667
+# iterations here would be as many images. No decay for norms and layer scales is our choice.
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=40000, val_interval=4000)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')

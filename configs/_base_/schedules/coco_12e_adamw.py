@@ -1,7 +1,7 @@
 # 12 epochs of AdamW, learning rate 2e-4 at batch 24 (Section 4.2 of the paper); weight decay and
-# steps as in MobileViG's detection setting, which the paper follows. Decay spares norms and layer
-# scales, which is ours: MobileViG decays all, and lr * decay adds up to 0.41 over the 12 epochs,
-# which alone would shrink gamma by a third.
+# steps as in MobileViG's detection setting, which the paper follows. No decay for norms and
+# layer scales is our choice: MobileViG decays all parameters, and lr * decay adds up to 0.41 over
+# the 12 epochs, which alone would shrink gamma by a third.
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=12, val_interval=1)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')

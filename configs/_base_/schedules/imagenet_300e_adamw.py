@@ -8,11 +8,11 @@ test_cfg = dict(type='TestLoop')
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=2e-3, weight_decay=0.05),
-    # No decay of what is one-dimensional: norms, biases and layer scales.
+    # No decay for one-dimensional parameters: norms, biases and layer scales.
     paramwise_cfg=dict(norm_decay_mult=0.0, flat_decay_mult=0.0),
 )
-# timm's cosine starts at epoch 0, and the warm-up takes the place of its first 20 epochs: it ends
-# at the cosine's value there, (1e-5 + (2e-3 - 1e-5) * (1 + cos(pi * 20 / 300)) / 2) / 2e-3.
+# timm's cosine starts at epoch 0, and the warm-up replaces its first 20 epochs. The warm-up ends at
+# the cosine's value at epoch 20, (1e-5 + (2e-3 - 1e-5) * (1 + cos(pi * 20 / 300)) / 2) / 2e-3.
 param_scheduler = [
     dict(
         type='LinearLR',
@@ -28,7 +28,7 @@ param_scheduler = [
         eta_min=1e-5,
         by_epoch=True,
         T_max=300,
-        last_step=20,  # before it begins
+        last_step=20,  # the epoch before the cosine begins
         begin=21,
         end=301,
     ),

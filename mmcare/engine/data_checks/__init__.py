@@ -1,8 +1,9 @@
-"""Checks of a run's data, a function for each kind of fault.
+"""Checks of a run's data: one function for each kind of fault.
 
-A check compares what is given with what is taken. It yields a :class:`~.findings.Stop` for what is
-certainly wrong, a :class:`~.findings.Warn` for what may be meant, one for each kind of fault, and
-nothing for healthy data. ``CHECKS`` run before a run, ``LATER`` are the names of the others.
+A check compares what the data contain with what training and evaluation use. It yields a
+:class:`~.findings.Stop` for a certain fault, a :class:`~.findings.Warn` for what may be intended,
+and nothing for healthy data. Findings of the same kind are one finding. ``CHECKS`` run before a
+run; ``LATER`` has the names of the other checks.
 """
 
 from mmcare.engine.data_checks import classes, coco, masks, pictures

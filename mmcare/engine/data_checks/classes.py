@@ -1,4 +1,4 @@
-"""Checks of classes: of the model, of files and folders, and whether each has examples."""
+"""Checks of classes: whether model, files and folders agree, and each class has examples."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FOREIGN = ('__MACOSX', 'System Volume Information', '$RECYCLE.BIN')
 
 
 def check_num_classes(run: Run) -> Iterator[Stop | Warn]:
-    """Find heads for fewer classes than the dataset has; warn of more in training."""
+    """Find heads for fewer classes than the dataset has; in training, warn of heads for more."""
     model = run.model
     if any(hasattr(module, 'num_stuff_classes') for module in model.modules()):
-        return  # panoptic models count things and stuff apart
+        return  # panoptic models count things and stuff separately
     named = any(hasattr(module, 'language_model') for module in model.modules())
     for split in run.splits:
         number = len(split.classes)
@@ -31,14 +31,14 @@ def check_num_classes(run: Run) -> Iterator[Stop | Warn]:
             if isinstance(outputs, int) and outputs != number and not other:
                 fault = f'the {split.mode} dataset has {number} classes, but '
                 fault += f'model.{name}.num_classes={outputs}'
-                if outputs < number and not named:  # classes are words of a prompt
+                if outputs < number and not named:  # otherwise a prompt names the classes
                     yield Stop(fault)
                 elif number and split.mode == 'train':
                     yield Warn(fault)
 
 
 def check_evaluator(run: Run) -> Iterator[Stop]:
-    """Find a stale file in the evaluator, with the objects of other pictures."""
+    """Find evaluators with a stale annotation file, which has the objects of other pictures."""
     for split in run.splits:
         alone = len(run.of_mode(split.mode)) == 1
         for metric in split.configs if alone else ():
@@ -51,7 +51,7 @@ def check_evaluator(run: Run) -> Iterator[Stop]:
 
 
 def check_folder_names(folders: list[str], classes: list[str], root: str) -> Iterator[Stop]:
-    """Find folders that are no class: mmpretrain takes each as one, in alphabetical order."""
+    """Find folders that are not classes: mmpretrain makes every folder a class, sorted by name."""
     foreign = [name for name in folders if name.startswith('.') or name in FOREIGN]
     if foreign:
         yield Stop(
@@ -64,15 +64,15 @@ def check_folder_names(folders: list[str], classes: list[str], root: str) -> Ite
         if without:
             yield Stop(
                 f'{root!r} has no folder for the classes {examples(without)}: labels are the '
-                'places of folders in alphabetical order, so that others would move up. Make a '
-                'folder for each class, and put pictures into it'
+                'places of folders in alphabetical order, so a missing folder shifts the other '
+                'labels. Make a folder for each class, and put pictures into it'
             )
         else:
             yield Stop(f'{root!r} has folders that are not among the classes: {examples(unknown)}')
 
 
 def check_class_folders(run: Run) -> Iterator[Stop]:
-    """Find other class folders, which shift labels (sorted folders), and another order of them."""
+    """Find folders that shift labels: not the first dataset's, or not in the order of classes."""
     for split in run.splits:
         dataset, first = split.dataset, (run.first or split).dataset
         folders, wanted = (getattr(part, 'folder_to_idx', {}) for part in (dataset, first))
@@ -91,7 +91,7 @@ def check_class_pictures(run: Run) -> Iterator[Stop | Warn]:
     for split in run.of_mode('train', 'val'):
         labels = Counter(p.label for p in split.pictures if isinstance(p.label, int))
         if not labels or sum(labels.values()) < len(split.pictures):
-            continue  # without labels, or several for a picture
+            continue  # there are no labels, or several for each picture
         if len(labels) == 1 and split.mode == 'train':
             yield Stop(
                 f'all {len(split.pictures)} pictures in {split.folder!r} are of one class: the '
@@ -168,12 +168,12 @@ def check_pictures(run: Run) -> Iterator[Stop | Warn]:
     if same:
         yield Warn(
             f'{len(same)} of {len(paths[1])} pictures of validation are also trained on, such as '
-            f'{same[0]!r}: metrics say nothing of other pictures'
+            f'{same[0]!r}: metrics say nothing about other pictures'
         )
 
 
 def check_objects(run: Run) -> Iterator[Stop | Warn]:
-    """Find data without objects; warn of single classes without, which may be meant."""
+    """Find data without objects; warn of single classes without, which may be intended."""
     train = run.of_mode('train')
     wanted: set[str] = set()
     seen: set[str | None] = set()
@@ -191,7 +191,7 @@ def check_objects(run: Run) -> Iterator[Stop | Warn]:
             written = sorted({str(n.text) for t in trees for n in t.iterfind('object/name')})
     fault = f'no object in the training data is one of the classes {sorted(wanted - seen)}'
     if wanted and not seen and any(split.pictures for split in train):
-        if not any(map(_holds_objects, train)):  # or another check says why they are left out
+        if not any(map(_holds_objects, train)):  # otherwise another check says why all are left out
             yield Stop(f"{fault}, which Pascal VOC's files call {written}" if written else fault)
     elif wanted - seen and None not in seen:
         yield Warn(fault)
@@ -209,7 +209,7 @@ def check_objects(run: Run) -> Iterator[Stop | Warn]:
 
 
 def _has_objects(split: Split) -> bool:
-    """Whether the dataset is one of boxes, as mmdet's are."""
+    """Whether the dataset has boxes, as mmdet's do."""
     return hasattr(split.dataset, 'cat_ids') or any(picture.xml for picture in split.pictures)
 
 

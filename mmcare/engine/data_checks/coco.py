@@ -1,4 +1,4 @@
-"""Checks of COCO files: what they hold, next to what training and evaluation see of it."""
+"""Checks of COCO files: compare their content with what training and evaluation use."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Objects(NamedTuple):
     """The objects of a split's file that are of its classes.
 
     Attributes:
-        number: How many the file holds.
-        kept: How many of each class, by category, the dataset keeps.
-        crowds: How many of these are crowds, which are ignored.
-        lost: By reason, how many are left out, and the first.
+        number: Number of these objects.
+        kept: Number of objects that the dataset keeps, by category.
+        crowds: Number of kept objects that are crowds, which are ignored, by category.
+        lost: Number of objects that are left out, and the first of them, by reason.
     """
 
     number: int
@@ -34,7 +34,7 @@ class Objects(NamedTuple):
 
 
 def check_required_keys(file: str, read: Callable[[str], CocoFile]) -> Iterator[Stop]:
-    """Find keys that are missing, or of another type: mmdet would raise a bare KeyError."""
+    """Find missing keys, and values of a wrong type: mmdet would raise a bare KeyError."""
     try:
         coco = read(file)
     except ValueError as error:  # it is no COCO file
@@ -84,7 +84,7 @@ def check_duplicates(run: Run) -> Iterator[Stop | Warn]:
         if files:
             yield Warn(
                 f'{len(files)} pictures are listed more than once in {split.name}, such as '
-                f'{files[0]!r}: where an object belongs to another entry, it is background'
+                f'{files[0]!r}: objects that belong to the other entry become background'
             )
         names = _repeated(entry['name'] for entry in coco.categories or ())
         selected = [name for name in names if name in split.classes]
@@ -102,7 +102,7 @@ def check_duplicates(run: Run) -> Iterator[Stop | Warn]:
 
 
 def check_category_order(run: Run) -> Iterator[Stop]:
-    """Find ids of categories that do not ascend: AP of classes goes to other names."""
+    """Find category ids that do not ascend: a class's AP would be printed under another name."""
     # Training numbers classes in the file's order, which check_categories compares.
     for split in run.of_mode('val', 'test'):
         if split.coco is None or not _evaluates_coco(split):
@@ -113,8 +113,8 @@ def check_category_order(run: Run) -> Iterator[Stop]:
             names = {str(entry['id']): entry['name'] for entry in split.coco.categories or ()}
             yield Stop(
                 f'the ids of the categories in {split.name} do not ascend: {examples(ids, 12)}. '
-                f'pycocotools sorts them, as {examples(ordered, 12)}, and gives the AP of classes '
-                "to other names. Sort the file's categories by id, and set metainfo.classes to "
+                f'pycocotools sorts them, as {examples(ordered, 12)}, and prints the AP of classes '
+                "under other names. Sort the file's categories by id, and set metainfo.classes to "
                 f'{tuple(names[str(id)] for id in ordered)}'
             )
 
@@ -153,8 +153,8 @@ def check_lost_objects(run: Run) -> Iterator[Stop | Warn]:
 def check_crowds(run: Run) -> Iterator[Stop | Warn]:
     """Find objects that are all ignored as crowds, as CVAT's brush masks are."""
     advice = (
-        'Training and evaluation ignore crowds. CVAT exports masks that were drawn with a brush '
-        'so: set iscrowd to 0 where an annotation is a single object'
+        'Training and evaluation ignore crowds. CVAT sets iscrowd=1 for masks that were drawn '
+        'with a brush: set iscrowd to 0 where an annotation is a single object'
     )
     for split, coco in _with_objects(run):
         objects = _count(split, coco)
@@ -171,7 +171,7 @@ def check_crowds(run: Run) -> Iterator[Stop | Warn]:
 
 
 def check_box_form(run: Run) -> Iterator[Stop]:
-    """Find corners in place of width and height, and coordinates that are shares of the picture."""
+    """Find boxes with corners in place of width and height, and boxes in shares of the picture."""
     for split, coco in _with_objects(run):
         images = {image['id']: image for image in coco.images or ()}
         boxes = [(item, images.get(item['image_id'])) for item in coco.annotations or ()]
@@ -273,7 +273,7 @@ def _names(coco: CocoFile) -> dict[Any, Any]:
 
 
 def _with_objects(run: Run) -> Iterator[tuple[Split, CocoFile]]:
-    """Yield the splits of COCO files with an object in each annotation."""
+    """Yield the splits with a COCO file that has one object in each annotation."""
     for split in run.splits:
         coco = split.coco
         if coco is not None and coco.annotations and not coco.is_panoptic:

@@ -1,4 +1,4 @@
-"""What a COCO file holds: all of it, or a sample of the objects of a large one."""
+"""The content of a COCO file; for a large file, only a sample of its objects."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-WHOLE = 32 << 20  # bytes of files that are read whole: the 36,781 objects of COCO's validation
-BLOCKS, BLOCK = 400, 50  # of larger files: blocks of objects, evenly spread
+WHOLE = 32 << 20  # bytes; smaller files are read whole, as COCO's validation of 36,781 objects
+BLOCKS, BLOCK = 400, 50  # evenly spread blocks and objects in each, for larger files
 _decode = json.JSONDecoder().raw_decode
 _separator = re.compile(r'[\s,]*')
 
@@ -18,7 +18,7 @@ _separator = re.compile(r'[\s,]*')
 class CocoFile(NamedTuple):
     """The lists of a COCO file, as they are; None for a list that is missing.
 
-    ``sampled`` says that ``annotations`` are 20,000 of them, evenly spread.
+    If ``sampled``, ``annotations`` has 20,000 of the file's objects, evenly spread.
     """
 
     images: list[Any] | None
@@ -33,10 +33,10 @@ class CocoFile(NamedTuple):
 
 
 def read_coco(path: str) -> CocoFile:
-    """Read a COCO file, in seconds: of one with more than ``WHOLE`` bytes, a sample of objects.
+    """Read a COCO file in seconds; with more than ``WHOLE`` bytes, only a sample of its objects.
 
     Raises:
-        ValueError: If it is not JSON, or not a COCO file.
+        ValueError: If the file is not JSON, or not a COCO file.
     """
     if Path(path).stat().st_size > WHOLE:
         with open(path, 'rb') as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
@@ -58,7 +58,7 @@ def read_coco(path: str) -> CocoFile:
 
 
 def _read_list(content: mmap, name: bytes, key: bytes) -> list[Any] | None:
-    """Read the list of this name whose first entry has the key; others can have the same name."""
+    """Read the list of this name whose first entry has the key; other lists can have its name."""
     next_list = re.compile(rb'"(annotations|images|categories)"\s*:\s*\[')
     for start in re.finditer(rb'"%s"\s*:\s*\[\s*(?=\{)' % name, content):
         later = next_list.search(content, start.end())
@@ -85,7 +85,7 @@ def _decode_list(text: str) -> list[Any] | None:
 
 
 def _sample_objects(content: mmap) -> Iterator[Any]:
-    """Yield objects from evenly spread places, found by the first key, which a writer repeats."""
+    """Yield evenly spread objects, found by their first key, which is the same for all objects."""
     start = re.search(rb'"annotations"\s*:\s*\[\s*(\{\s*"\w+"\s*:)', content)
     if start is None:
         return

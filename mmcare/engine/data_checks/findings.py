@@ -1,4 +1,4 @@
-"""What the checks of data are given, and what they yield."""
+"""Arguments and results of the data checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from mmcare.engine.data_checks.coco_file import CocoFile, read_coco
 from mmcare.engine.data_checks.headers import Header, read_headers
 
-NUMBER = 10_000  # of pictures and masks that are read of a dataset, evenly spread
+NUMBER = 10_000  # pictures and masks that are read from a dataset, evenly spread
 
 
 class Stop(str):
@@ -22,11 +22,11 @@ class Stop(str):
 
 
 class Warn(str):
-    """A finding that may be meant."""
+    """A finding that may be intended; the run goes on."""
 
 
 class Picture(NamedTuple):
-    """What a dataset says of a picture, as local paths; None where it says nothing."""
+    """What a dataset says about a picture, with local paths; None where it says nothing."""
 
     path: str | None
     mask: str | None
@@ -57,7 +57,7 @@ class Split:
 
     @property
     def name(self) -> str:
-        """How messages call it: by its file or folder."""
+        """The name of the split in messages: its file or folder."""
         return repr(getattr(self.dataset, 'ann_file', None) or self.folder)
 
     @property
@@ -110,18 +110,18 @@ class Split:
         """Load a picture (H, W, 3) as the pipeline does; None if that fails."""
         try:
             return self.steps['LoadImageFromFile']({'img_path': path})['img']
-        except Exception:  # each decoder has its own
+        except Exception:  # each decoder raises its own
             return None
 
     @cached_property
     def of_pixels(self) -> bool:
-        """Whether it is one of mmseg's, with a class for each pixel."""
+        """Whether the dataset is one of mmseg's, with a class for each pixel."""
         loads = getattr(self.steps.get('LoadAnnotations'), 'with_seg', False)
         return loads and 'reduce_zero_label' in self.dataset.metainfo
 
 
 class Run(NamedTuple):
-    """What is checked: a model and the datasets; ``first`` also if it was checked before."""
+    """The model and datasets to check; ``first`` is the run's first dataset, even if checked."""
 
     model: nn.Module
     splits: list[Split]
@@ -133,12 +133,12 @@ class Run(NamedTuple):
 
 
 def sample(items: list[Any], number: int) -> list[Any]:
-    """Return so many items at most, evenly spread."""
+    """Return at most ``number`` items, evenly spread."""
     return items[:: -(-len(items) // number) or 1]
 
 
 def examples(names: Iterable[Any], number: int = 3) -> str:
-    """Return the first names, and how many there are in all if there are more."""
+    """Join the first names, and say how many more there are."""
     names = list(names)
     more = f' and {len(names) - number} more' if len(names) > number else ''
     return ', '.join(map(repr, names[:number])) + more

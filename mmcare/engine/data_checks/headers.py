@@ -35,8 +35,8 @@ def read_headers(
 ) -> dict[str, Header | str | None]:
     """Read the headers of pictures; ``load`` returns None for those that training cannot read.
 
-    In place of a header, a string says why a picture cannot be read, and None that its format is
-    known only to ``load``, or that the file does not exist.
+    In place of a header, a string says why a picture cannot be read. None means that only ``load``
+    knows the format, or that the file does not exist.
     """
     trusted: dict[str, bool] = defaultdict(bool)  # by suffix: whether only ``load`` reads it
     return {path: _read_header(path, load, trusted) for path in dict.fromkeys(paths)}
@@ -51,7 +51,7 @@ def _read_header(
         return 'it is empty'
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # of large pictures
+            warnings.simplefilter('ignore')  # about large pictures
             with Image.open(path) as image:
                 header = _describe(image)
                 end = image.fp.tell() if image.fp else 0

@@ -16,7 +16,7 @@ from mmcare.engine.data_checks.findings import NUMBER, Picture, Run, Split, Stop
 from mmcare.engine.data_checks.headers import Header
 from mmcare.engine.data_checks.pictures import TURN
 
-EXACT = ('L', 'P', 'P;1', 'P;2', 'P;4')  # Pillow's names of forms that are read as stored
+EXACT = ('L', 'P', 'P;1', 'P;2', 'P;4')  # Pillow's raw modes that are read as stored
 
 
 def check_mask_files(run: Run) -> Iterator[Stop | Warn]:
@@ -59,7 +59,7 @@ def check_palettes(run: Run) -> Iterator[Warn]:
 
 
 def check_mask_values(run: Run) -> Iterator[Stop]:
-    """Find masks of one class, such as masks of 0 and 255 (ignored), whose mIoU is 100."""
+    """Find masks with a single class, such as 0 and 255 (ignored): mIoU would be 100."""
     splits = [split for split in run.of_mode('train') if split.of_pixels]
     ignored = ignored_labels([split.dataset for split in splits], run.model)
     values: set[int] = set()
@@ -124,7 +124,7 @@ def check_label_values(model: nn.Module, dataset: Any, samples: list[Any]) -> It
 
 
 def check_class_weights(model: nn.Module, dataset: Any, samples: list[Any]) -> Iterator[Stop]:
-    """Find ignored labels where mmseg's cross entropy has weights of classes: it would raise."""
+    """Find ignored labels where mmseg's cross entropy has class weights: the loss would raise."""
     size = getattr(getattr(model, 'data_preprocessor', None), 'size', None)
     for name, loss in model.named_modules():
         weights = getattr(loss, 'class_weight', None)

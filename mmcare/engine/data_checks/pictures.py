@@ -1,4 +1,4 @@
-"""Checks of pictures, by their headers: whether they are read, and as what."""
+"""Checks of pictures by their headers: whether and how the loader reads them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_readable(run: Run) -> Iterator[Stop]:
 
 
 def check_sizes(run: Run) -> Iterator[Stop]:
-    """Find annotations for another size, such as before EXIF data turn a picture."""
+    """Find annotations for another size, such as the size before EXIF data turn the picture."""
     for split in run.splits:
         wrong: list[tuple[Picture, tuple[int, int]]] = []
         swapped: list[tuple[Picture, tuple[int, int]]] = []
@@ -71,7 +71,7 @@ def check_sizes(run: Run) -> Iterator[Stop]:
                 )
 
 
-# What is said where EXIF data turn a picture and its annotations are for the picture as stored.
+# Advice for a picture that EXIF data turn, with annotations that fit only the stored picture.
 TURN = (
     'EXIF data turn it. If the annotations were drawn on the picture as it is stored, set '
     "color_type='color_ignore_orientation' in the loaders of all pipelines; if on the turned one, "

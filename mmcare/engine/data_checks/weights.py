@@ -1,4 +1,4 @@
-"""Check whether a CARE starts as the number of pictures needs it."""
+"""Check whether the initial weights of a CARE suit the number of pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNTRAINED = 1e-5
 
 
 def check_layer_scale(model: nn.Module, dataset: Any) -> Iterator[Warn]:
-    """Layer scales that start at the published 1e-6, for a training on few pictures."""
+    """Find layer scales that start at the published 1e-6 in a training on few pictures."""
     for name, module in model.named_modules():
         if not isinstance(module, CARE):
             continue

@@ -19,8 +19,8 @@ from mmcare.weights.reading import CheckpointError, read_checkpoint
 from mmcare_runtime.text import escape
 
 ATOMIC = 'mmcare.atomic'  # name of the backend below
-WAIT = 30  # seconds for another run to end; loaders of a killed one take 5
-KEPT, OUTDATED = 'keep_ckpt_ids', 'outdated_ckpts'  # of the message hub; the first is MMEngine's
+WAIT = 30  # seconds for another run to end; a killed run's dataloaders end after 5
+KEPT, OUTDATED = 'keep_ckpt_ids', 'outdated_ckpts'  # in the message hub; the first is MMEngine's
 
 
 @HOOKS.register_module()
@@ -37,12 +37,12 @@ class AtomicCheckpointHook(CheckpointHook):
     A resumed run repeats the validation that follows its checkpoint if something depends on the
     metrics: ``save_best``, early stopping, or a scheduler such as ``ReduceOnPlateauLR``.
 
-    A folder has one run at a time, which holds a lock on its file ``.lock``; two would replace and
-    delete each other's checkpoints. A second one waits for half a minute, as a killed run may still
-    be ending, and is refused then. Windows and some network disks have no such locks.
+    A run locks the file ``.lock`` in its folder, since two runs in one folder would replace and
+    delete each other's checkpoints. A second run waits for half a minute, since a killed run may
+    still be ending, and then raises an error. Windows and some network disks have no such locks.
 
     Checkpoints contain tensors and plain values only, so ``torch.load(file, weights_only=True)``
-    reads them. Smoothed values of the log start again after a resume.
+    reads them. The log's smoothed values start over after a resume.
 
     Raises:
         CheckpointError: If a run resumes, and all of its checkpoints are damaged.
@@ -51,10 +51,10 @@ class AtomicCheckpointHook(CheckpointHook):
         RuntimeError: If another run writes to the folder.
     """
 
-    priority = 'LOWEST'  # after hooks that add to a checkpoint, whose values become plain as well
+    priority = 'LOWEST'  # after hooks that add values to a checkpoint, to make these plain as well
     backend_args: Any  # CheckpointHook's
     _folder: Path | None = None  # of the checkpoints, if it is on a local disk
-    _lock: IO | None = None  # a file in there, locked while this process trains
+    _lock: IO | None = None  # the folder's .lock, while this process trains
 
     def before_run(self, runner: Any) -> None:
         """Choose the backend and, before the runner looks for it, the checkpoint to resume from."""
@@ -74,16 +74,16 @@ class AtomicCheckpointHook(CheckpointHook):
         if not runner._resume or runner._load_from is not None or runner._has_loaded:
             return
         pointer = Path(runner.work_dir, 'last_checkpoint')
-        found = [self._find_undamaged(self._folder, pointer) if is_main_process() else None]
-        broadcast_object_list(found)
-        runner._load_from = found[0]
-        if found[0] is None:
+        checkpoint = [self._find_undamaged(self._folder, pointer) if is_main_process() else None]
+        broadcast_object_list(checkpoint)
+        runner._load_from = checkpoint[0]
+        if checkpoint[0] is None:
             runner.logger.warning(f'Nothing to resume in {self._folder}: starting from scratch.')
 
     def before_train(self, runner: Any) -> None:
         """Prepare as MMEngine does, and remove what a killed run has left."""
         info = runner.message_hub.runtime_info
-        # MMEngine deletes files by these entries, and a checkpoint could name any file.
+        # MMEngine deletes the files that these entries name; a checkpoint could name any file.
         info[KEPT] = [step for step in info.get(KEPT, []) if type(step) is int]
         for key in info if self._folder else ():
             if key.startswith(('best_ckpt', 'last_ckpt')):
@@ -114,7 +114,7 @@ class AtomicCheckpointHook(CheckpointHook):
         hub['log_scalars'] = {}  # buffers of MMEngine's own type
         hub['resumed_keys'] = dict.fromkeys(hub['runtime_info'], True)
         for key, value in checkpoint.items():
-            if not hasattr(value, '_metadata'):  # state dicts have it, and PyTorch needs it
+            if not hasattr(value, '_metadata'):  # PyTorch needs this attribute of state dicts
                 checkpoint[key] = _plain(value)
 
     def after_run(self, runner: Any) -> None:
@@ -154,10 +154,11 @@ class AtomicCheckpointHook(CheckpointHook):
     def _find_undamaged(self, folder: Path, pointer: Path) -> str | None:
         """Find the checkpoint that a pointer names, or else the newest undamaged one.
 
-        None without checkpoints. Best checkpoints do not count: they lack the optimizer's state.
+        Return None if there are no checkpoints. Best checkpoints do not count, since they lack the
+        state of the optimizer.
         """
         saved = [path for path in folder.glob('*') if re.fullmatch(self._pattern(), path.name)]
-        # By time, not by number: an earlier, longer run may have left its files.
+        # Sort by time, not by number: an earlier, longer run may have left its files.
         saved.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
         if pointer.is_file():
             named = folder / Path(pointer.read_text(errors='replace').strip()).name

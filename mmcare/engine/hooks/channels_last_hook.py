@@ -21,7 +21,7 @@ class ChannelsLastHook(SwitchableHook):
         """Change the layout in place, after initialization, whose random order depends on it."""
         runner.model.to(memory_format=torch.channels_last)
         if isinstance(runner.model, DistributedDataParallel):
-            # Its buckets have the strides of before, and are built again where it is unpickled.
+            # DDP's buckets still have the old strides; unpickling builds them again.
             runner.model.__setstate__(runner.model.__getstate__())
         for module in runner.model.modules():
             attached = module._forward_pre_hooks.values()

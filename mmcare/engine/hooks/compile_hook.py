@@ -11,13 +11,13 @@ from mmcare.registry import HOOKS
 class CompileHook(SwitchableHook):
     """Compile each CARE of a model with ``torch.compile``, also behind DDP.
 
-    For images of one size, such as the crops of ADE20K and ImageNet: each further size or number of
-    images is compiled again. Validation runs as without the hook. Names of weights and checkpoints
-    stay the same. It needs PyTorch 2.2, which has ``nn.Module.compile``.
+    Use it for images of one size, such as the crops of ADE20K and ImageNet: every new image size or
+    batch size recompiles. Validation runs uncompiled. Names of weights and checkpoints stay the
+    same. The hook needs PyTorch 2.2, which has ``nn.Module.compile``.
 
     Args:
         enabled: See :class:`SwitchableHook`.
-        **options: Of ``torch.compile``, such as ``mode='max-autotune'``.
+        **options: Options of ``torch.compile``, such as ``mode='max-autotune'``.
     """
 
     def __init__(self, enabled: bool = True, **options: Any) -> None:
@@ -33,11 +33,11 @@ class CompileHook(SwitchableHook):
                 self._compiled[module] = module._compiled_call_impl
 
     def before_val(self, runner: Any) -> None:
-        """Go back to what is not compiled."""
+        """Run uncompiled."""
         for module in self._compiled:
             module._compiled_call_impl = None
 
     def after_val(self, runner: Any) -> None:
-        """Use what is compiled again."""
+        """Run compiled again."""
         for module, compiled in self._compiled.items():
             module._compiled_call_impl = compiled

@@ -26,15 +26,15 @@ _log = partial(print_log, logger='current')
 class DataCheckHook(SwitchableHook):
     """Check the data for what the toolboxes assume, by :mod:`mmcare.engine.data_checks`.
 
-    Files of COCO and folders of classes are looked at before datasets are built from them, the rest
-    before the run, once, on the main process; a fault stops all processes, and what may be intended
-    is a warning. Once weights are loaded, random layer scales are compared with the number of
-    pictures. Before each iteration, the labels of mmseg's maps are compared with the classes.
-    Headers of 10,000 pictures and masks of a dataset are read, evenly spread, and of COCO files
-    above 32 MiB 20,000 objects. Remote data (``backend_args``, ``://``) are not checked.
+    The main process checks COCO files and class folders before datasets are built from them, and
+    everything else once before the run. Faults stop all processes; suspicious findings only warn.
+    After weights are loaded, random layer scales are compared with the number of pictures.
+    Before each iteration, the labels of mmseg's maps are compared with the classes. The hook reads
+    the headers of at most 10,000 pictures and masks of a dataset and, from COCO files above 32 MiB,
+    20,000 objects, evenly spread. Remote data (``backend_args``, ``://``) are not checked.
 
-    ``Runner.build_dataloader`` is wrapped from the first such hook on; it does the same as before
-    for runners without one. ``FlexibleRunner`` has its own: checks then run before the run only.
+    The first such hook wraps ``Runner.build_dataloader``, which does the same as before for runners
+    without the hook. ``FlexibleRunner`` has its own method: checks run only before the run.
 
     Args:
         enabled: False leaves out all checks.
@@ -58,7 +58,7 @@ class DataCheckHook(SwitchableHook):
             Runner.build_dataloader = _CheckedBuild(Runner.build_dataloader)
 
     def before_build(self, dataloader: Any) -> None:
-        """Check the files of which a config's datasets are to be built."""
+        """Check the files from which a config's datasets are about to be built."""
         findings: list[tuple[str, Stop | Warn]] = []
         for config in _datasets(dataloader) if is_main_process() else ():
             root, file = config.get('data_root') or '', config.get('ann_file') or ''
@@ -79,7 +79,7 @@ class DataCheckHook(SwitchableHook):
         self._report_to_all(findings)
 
     def before_run(self, runner: Runner) -> None:
-        """Check the datasets that were built for this run, those of each mode once."""
+        """Check the datasets that were built for this run, once for each mode."""
         start = monotonic()
         splits = self._find_splits(runner) if is_main_process() else []
         fresh = [split for split in splits if split.mode not in self._checked]
@@ -125,13 +125,13 @@ class DataCheckHook(SwitchableHook):
         return [] if name in self.skip else [(name, finding) for finding in check(*arguments)]
 
     def _report_to_all(self, findings: list[tuple[str, Stop | Warn]]) -> None:
-        """Report what the main process found; the others would wait, or fail for another reason."""
+        """Report on all processes what the main process found, or the others would wait or fail."""
         shared = [findings]
         broadcast_object_list(shared)
         self._report(shared[0])
 
     def _report(self, findings: list[tuple[str, Stop | Warn]]) -> None:
-        """Log warnings, and raise an error that has all faults."""
+        """Log warnings, and raise one error that lists all faults."""
         for name, finding in findings:
             if isinstance(finding, Warn):
                 _log(f'{finding} [{name}]', level=logging.WARNING)
@@ -161,7 +161,7 @@ class DataCheckHook(SwitchableHook):
 
 
 class _CheckedBuild(staticmethod):
-    """``Runner.build_dataloader``, before which the runner's data check looks at files."""
+    """``Runner.build_dataloader``, which lets the runner's data check look at files first."""
 
     def __get__(self, runner: Any, owner: Any = None) -> Callable[..., Any]:
         build = super().__get__(runner, owner)

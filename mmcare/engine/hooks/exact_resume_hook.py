@@ -30,10 +30,10 @@ class ExactResumeHook(SwitchableHook):
     """Seed all random generators for each iteration, and resume from complete checkpoints only.
 
     MMEngine does not save the states of generators. With this hook the random numbers of a training
-    iteration depend only on its number, the rank and the run's seed; those of the dataloader's
-    workers also on the epoch. Checkpoints written within an epoch or between accumulated gradients
-    cannot be resumed exactly. On GPUs also set ``randomness.deterministic=True``, but not for
-    segmentors: PyTorch raises, see docs/resume.md.
+    iteration depend only on its number, the rank and the run's seed. Dataloader workers' random
+    numbers also depend on the epoch. A run cannot resume exactly from checkpoints that are written
+    within an epoch or between accumulated gradients. On GPUs also set
+    ``randomness.deterministic=True``, but not for segmentors: PyTorch raises, see docs/resume.md.
 
     Numbers that modules of the model change as attributes, such as the image size of mmdet's
     ``BatchSyncRandomResize``, and those of ``EarlyStoppingHook`` are added to checkpoints. A
@@ -41,7 +41,8 @@ class ExactResumeHook(SwitchableHook):
 
     Raises:
         CheckpointError: If a run resumes from a file that lacks weights or the optimizer's state,
-            or has another number of schedulers. MMEngine would silently reinitialize them.
+            or has another number of schedulers. MMEngine would silently reinitialize
+            what is missing.
     """
 
     priority = 'VERY_HIGH'
@@ -74,10 +75,10 @@ class ExactResumeHook(SwitchableHook):
         if not runner._resume or not isinstance(runner._train_loop, BaseLoop):
             return
         state = checkpoint.get('state_dict', checkpoint)
-        given = {k: getattr(v, 'shape', ()) for k, v in without_wrapper(state).items()}
+        saved = {k: getattr(v, 'shape', ()) for k, v in without_wrapper(state).items()}
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         wanted = {k: getattr(v, 'shape', ()) for k, v in model.state_dict().items()}
-        unfit = [key for key in wanted if given.get(key) != wanted[key]]
+        unfit = [key for key in wanted if saved.get(key) != wanted[key]]
         held, needed = checkpoint.get('param_schedulers') or (), runner.param_schedulers
         if unfit:
             fault = f'{len(unfit)} weights of the model are not in it or have another shape: '
@@ -104,9 +105,9 @@ class ExactResumeHook(SwitchableHook):
         )
 
     def before_train(self, runner: Any) -> None:
-        """Load the batches that were trained on again, so that workers' generators advance."""
+        """Replay the consumed batches, so that the workers' generators advance."""
         iterator: Any = getattr(runner.train_loop, 'dataloader_iterator', None)
-        if hasattr(iterator, 'skip_iter'):  # onedl-mmengine, which would skip them
+        if hasattr(iterator, 'skip_iter'):  # onedl-mmengine would skip the batches
             iterator.skip_iter = lambda number: deque(islice(iterator, number), maxlen=0)
         if self._numbers is None:
             self._numbers = training_state.read_numbers(training_state.restorable(runner))
@@ -114,12 +115,12 @@ class ExactResumeHook(SwitchableHook):
 
     def before_train_epoch(self, runner: Any) -> None:
         """Seed the workers for the epoch."""
-        if not self._objects:  # the run starts, and all hooks have done so
+        if not self._objects:  # the run starts: before_train of all hooks has run
             self._objects = training_state.not_restorable(runner)
             self._contents = training_state.read_contents(self._objects)
             changing = {i: training_state.find_changing(o) for i, o in self._objects.items()}
             self._warn_of_lost_state(runner, [k for k in self._contents if k[1] in changing[k[0]]])
-        self.before_train_iter(runner, 0)  # the loader may draw
+        self.before_train_iter(runner, 0)  # the loader may draw random numbers
         loader = runner.train_dataloader
         function, seeding = loader.worker_init_fn, training_state.seed_worker
         if getattr(function, 'func', None) in (worker_init_fn, seeding):
@@ -131,7 +132,7 @@ class ExactResumeHook(SwitchableHook):
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Seed the generators for the iteration."""
-        # Mixed, or iterations of runs with neighboring seeds would draw the same numbers.
+        # Without mixing, iterations of runs with neighboring seeds would draw the same numbers.
         mixed = np.random.SeedSequence([runner.seed, runner.iter, get_rank()])
         seed = int(mixed.generate_state(1)[0])
         set_random_seed(seed)
@@ -159,7 +160,7 @@ class ExactResumeHook(SwitchableHook):
         self._warn_of_lost_state(runner, changed)
 
     def _warn_of_lost_state(self, runner: Any, keys: list[tuple[int, str]]) -> None:
-        """Warn of attributes that training changes, once."""
+        """Warn once of each attribute that training changes."""
         if not keys:
             return
         for key in keys:
@@ -182,7 +183,7 @@ def _warn(runner: Any, advice: str) -> None:
 def _holds_state(optimizer: dict[str, Any], wrapper: Any) -> bool:
     """Whether a state dict has the state that an optimizer, or each of several, needs.
 
-    Those without momentum need none, nor do those of frozen parameters.
+    Optimizers without momentum need no state, nor do optimizers of frozen parameters.
     """
     if isinstance(wrapper, OptimWrapperDict):
         return all(_holds_state(optimizer.get(name, {}), part) for name, part in wrapper.items())

@@ -24,10 +24,11 @@ class SafeLoadingHook(SwitchableHook):
 
     Published CARE files load into classifiers. The weights of each CARE and of its two heads are
     checked while they are loaded, see :func:`mmcare.models.loading.strict_loading`; also in
-    wrappers, in teachers, in test-time augmentation and in EMA's copy of the model. MMEngine's
-    loader is restored afterwards, even if loading fails. So is the file of a whole model's
-    ``init_cfg`` of type ``'Pretrained'``. ``FlexibleRunner`` loads before ``before_run``: import
-    :mod:`mmcare.engine.safe_loading` there; weights of ``load_from`` are checked as well.
+    wrappers, in teachers, in test-time augmentation and in EMA's copy of the model. A file that a
+    whole model's ``init_cfg`` of type ``'Pretrained'`` names is read and checked in the same way.
+    MMEngine's loader is restored afterwards, even if loading fails. ``FlexibleRunner`` loads before
+    ``before_run``: for it, import :mod:`mmcare.engine.safe_loading`, and the weights of
+    ``load_from`` are checked as well.
 
     Raises:
         CheckpointError: If a file cannot be read, or does not fill a CARE of the model.
@@ -42,7 +43,8 @@ class SafeLoadingHook(SwitchableHook):
     def before_run(self, runner: Any) -> None:
         """Wrap ``runner.load_or_resume``, which comes next in training, validation and test.
 
-        Also what precedes it in training if a model around a CARE is initialized from a file.
+        Also wrap ``runner._init_model_weights``, which precedes it in training, if a model around a
+        CARE is initialized from a file.
         """
         self._checks.close()  # FlexibleRunner has already loaded
         load_or_resume = runner.load_or_resume

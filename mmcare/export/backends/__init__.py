@@ -1,4 +1,4 @@
-"""Backends that networks are exported to, a file each."""
+"""Backends that networks are exported to, one module for each."""
 
 from mmcare.export.backends.base import Backend
 from mmcare.export.backends.coreml import CoreML

@@ -1,4 +1,4 @@
-"""What a backend is: a format, how its files are written, and what computes them here."""
+"""The base class of backends: a format, how its files are written, and what runs them here."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +19,14 @@ from mmcare_runtime import Model, open_exported
 
 Inputs = Sequence[Tensor]
 AUTHORS = {  # an option of formats that have a place for both
-    'author': dict(help='who is named as the author in Core ML and LiteRT files'),
-    'license': dict(help='terms of use that these files name'),
+    'author': dict(help='author named in Core ML and LiteRT files'),
+    'license': dict(help='license named in Core ML and LiteRT files'),
 }
 
 
 @dataclass(frozen=True)
 class WriteResult:
-    """What writing a file has shown."""
+    """What is known of a file after it was written."""
 
     facts: Mapping[str, Any]  # for the report
     cross_check: Callable[[Tensor], Sequence[Any]] | None = None  # computes the same as the file
@@ -38,13 +38,13 @@ class Backend:
 
     name: str  # for --format
     suffix: str  # of its files
-    packages: tuple[str, ...]  # that writing needs
-    extra = 'export'  # of mmcare, which installs them
-    systems = ''  # that have the packages, if not all do
+    packages: tuple[str, ...]  # needed for writing
+    extra = 'export'  # the extra of mmcare that installs these packages
+    systems = ''  # systems that have these packages; empty: all systems
     input_kind = 'tensor'  # what files take by default; or 'image'
     uint8_input = False  # pixels are uint8
-    # The default first, each with the largest error, as a share of an output's largest magnitude.
-    # None: the signal-to-quantization-noise ratio is compared.
+    # Precisions, the default first, each with its tolerance: the largest error as a share of an
+    # output's largest magnitude. None: the signal-to-quantization-noise ratio is compared.
     precisions: ClassVar[Mapping[str, float | None]] = {'float32': 1e-4}
     runtime: str  # what computes its files here
     layout = 'NCHW'  # of images and maps
@@ -63,15 +63,15 @@ class Backend:
         return precision or next(iter(self.precisions))
 
     def choose_output_format(self, options: Options) -> OutputFormat:
-        """Choose how results are given."""
+        """Return how files of this backend give results."""
         return self.output_format
 
     def settings(self, options: Options) -> dict[str, str]:
-        """Name what else makes a file another one, for its name and its description."""
+        """Return other settings that tell files apart, for the file's name and its description."""
         return {}
 
     def fixes_precision(self, options: Options) -> bool:
-        """Whether files say in which type they are computed; others let the runtime choose it."""
+        """Whether files fix the dtype of computation; otherwise the runtime chooses the dtype."""
         return False
 
     def is_quantized(self, precision: str, options: Options) -> bool:
@@ -85,9 +85,9 @@ class Backend:
 
         Args:
             graph: What the file computes.
-            path: Where it goes.
-            description: Also says the precision.
-            options: Those of this backend count.
+            path: The file or folder to write.
+            description: What the file says of itself, including its precision.
+            options: Options of the export; other backends' options are ignored.
             images: Inputs to quantize with.
         """
         raise NotImplementedError
@@ -97,7 +97,7 @@ class Backend:
         return open_exported(path, **options)
 
     def open_float16(self, path: Path) -> Model | None:
-        """Open a file to compute it in float16, as phones may; None where nothing here can."""
+        """Open a file to compute it in float16, as phones may; None if nothing here can."""
         return None
 
 

@@ -39,7 +39,7 @@ class ExecuTorch(Backend):
     }
 
     def choose_precision(self, precision: str | None, options: Options) -> str:
-        """Return float16 for Core ML and nothing else."""
+        """Return float16 for Core ML, and only for Core ML."""
         if options.get('delegate') == 'coreml':
             if precision not in (None, 'float16'):
                 raise ValueError("delegate='coreml' is for precision='float16'")
@@ -49,7 +49,7 @@ class ExecuTorch(Backend):
         return super().choose_precision(precision, options)
 
     def choose_output_format(self, options: Options) -> OutputFormat:
-        """Leave the NMS of one-stage detectors to the app where Core ML computes."""
+        """Leave the NMS of one-stage detectors to the app if Core ML runs the network."""
         if options.get('delegate') == 'coreml':
             return OutputFormat(nms='outside', label_map=torch.int32)
         return self.output_format
@@ -76,7 +76,7 @@ class ExecuTorch(Backend):
 
         int8 = description['precision'] == 'int8'
         with warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # of ExecuTorch about its own code
+            warnings.simplefilter('ignore')  # ExecuTorch warns about its own code
             if 'delegate' in description:
                 program, partitioner = graph.program, partition_coreml()
             else:
@@ -103,7 +103,7 @@ class ExecuTorch(Backend):
 
 
 def partition_coreml() -> Any:
-    """Return what gives Core ML its part of a program, as an ML Program in float16."""
+    """Return the partitioner that gives Core ML its part of a program, in float16."""
     import coremltools as ct
     from executorch.backends.apple.coreml.compiler import CoreMLBackend
     from executorch.backends.apple.coreml.partition import CoreMLPartitioner
@@ -115,7 +115,7 @@ def partition_coreml() -> Any:
 
 
 def is_for_coreml(path: Path) -> bool:
-    """Say whether a file has a part for Core ML; the runtime names what is wrong with others."""
+    """Whether a file has a part for Core ML; the runtime reports damaged files."""
     try:
         check_header(path)
     except (OSError, ValueError):
@@ -132,7 +132,7 @@ def deserialize(path: Path) -> Any:
 
 
 def open_coreml(path: Path) -> Model:
-    """Compute the ML Program in a file that Core ML computes as a whole."""
+    """Open the ML Program in a file that Core ML would run as a whole."""
     from executorch.backends.apple.coreml import executorchcoreml
     from executorch.runtime import Runtime
 
@@ -154,10 +154,10 @@ def open_coreml(path: Path) -> Model:
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
-    """Write a program in operators that XNNPACK has; pieces of weights become weights."""
+    """Write a program in operators that XNNPACK has; slices of weights become weights."""
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
-    # A copy: the pass deletes constants that are not used, also from the program that it is given.
+    # Copy, since the pass deletes unused constants even from the original program.
     return constant_prop_pass(deepcopy(program).run_decompositions(dict(rewrites.EXECUTORCH)))
 
 
@@ -166,8 +166,9 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
     """Quantize the convolutions of a program by PT2E, with XNNPACK's quantizer.
 
     Args:
-        program: Decomposed, with constants propagated: after quantization that would turn int8
-            weights into float32. Large kernels, which are ``aten.convolution``, stay in float32.
+        program: Decomposed, with constants propagated. If constants were propagated after
+            quantization, int8 weights would become float32. Large kernels, which are
+            ``aten.convolution``, stay in float32.
         images: Pictures (1, C, H, W), whose activations set the ranges.
     """
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
@@ -186,5 +187,5 @@ def quantize(program: ExportedProgram, images: Sequence[Tensor]) -> ExportedProg
     for image in images:
         module(image)
     module = convert_pt2e(module)
-    # Not the images themselves: their strides would be those that the program takes.
+    # Not the images themselves: the program would then expect their strides.
     return torch.export.export(module, program.example_inputs[0])

@@ -27,7 +27,7 @@ class LiteRT(Backend):
 
     name = 'litert'
     suffix = '.tflite'
-    packages = ('ai_edge_litert', 'ai_edge_quantizer', 'litert_torch')  # which imports the others
+    packages = ('ai_edge_litert', 'ai_edge_quantizer', 'litert_torch')  # the last imports the rest
     extra = 'litert'
     systems = ' (macOS, and Linux on x86_64)'
     precisions: ClassVar = {**Backend.precisions, 'float16': 5e-3, 'int8': None}
@@ -62,7 +62,7 @@ class LiteRT(Backend):
         _store(path, {name: data for name, data in entries.items() if data})
         if standard:
             tflite_metadata.append_labels(path, description)
-        # Another version of LiteRT multiplied transposed matrices wrongly.
+        # XNNPACK is compared, since another LiteRT version multiplied transposed matrices wrongly.
         plain = litert.open_file(path, threads=1, delegate=False).run
         cross_check = lambda image: plain(image.numpy())  # noqa: E731
         return WriteResult(_count_operators(path), cross_check, 'LiteRT without XNNPACK')
@@ -101,14 +101,14 @@ def _quantize(path: Path, images: Sequence[np.ndarray], names: Sequence[str]) ->
     for name in ('CONV_2D', 'DEPTHWISE_CONV_2D'):
         quantized.add_static_config('.*', qtyping.TFLOperationName[name], 8, 8)
     data = [dict(image=image) for image in images]
-    # By default it averages the ranges of pictures, and rare activations are cut off.
+    # By default the calibrator averages the ranges of pictures, which cuts off rare activations.
     ranges = calibrator.Calibrator(str(path), 1, qsv_update_func=min_max_update)
     ranges.calibrate(dict(serving_default=data), quantized._recipe_manager)
     result = quantized.quantize(ranges.get_model_qsvs(), **QUIET)
     model = flatbuffer_utils.read_model_from_bytearray(result.quantized_model)
-    # The quantizer (0.10.0) confuses types where an output also feeds a layer: the output is int8,
-    # or a convolution's input float32. The signature names the tensors in float32, unless a
-    # convolution makes them.
+    # The quantizer (0.10.0) confuses dtypes where an output also feeds a layer: the output becomes
+    # int8, or the convolution's input becomes float32. The signature names the tensors in float32,
+    # unless a convolution computes them.
     (graph,), (signature,) = model.subgraphs, model.signatureDefs
     small = [tensor.type == schema.TensorType.INT8 for tensor in graph.tensors]
     ends = [(op.inputs[0], op.outputs[0]) for op in graph.operators]

@@ -1,8 +1,8 @@
 """ML Programs, Core ML's, computed by PyTorch on any system.
 
 Operators are computed in float32, sums included, and each result is rounded to the type that the
-program declares, so that values outside the range of float16 show. Core ML chooses the type of sums
-by device. Semantics: the documentation of MIL's operators,
+program declares, so that values outside the range of float16 show. In Core ML, the type of sums
+depends on the device. Semantics: the documentation of MIL's operators,
 https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.defs.html
 """
 
@@ -30,8 +30,8 @@ def open_package(
 
     Args:
         path: The package.
-        names: The order of the outputs; empty: that of the program.
-        description: None: the package's own.
+        names: Names of the outputs, in order; empty: the order of the program.
+        description: The description of the file; None: the package's own.
 
     Raises:
         ImportError: If coremltools is missing.
@@ -136,7 +136,7 @@ def _slice(x: Tensor, begin: list[int], end: list[int], **rest: Any) -> Tensor:
 def _conv_transpose(
     x: Tensor, weight: Tensor, pad_type: str, pad: list[int], **rest: Any
 ) -> Tensor:
-    # Where a whole output is wanted, pads are 0 and output_shape says nothing new.
+    # If the whole output is wanted, pads are 0 and output_shape adds nothing.
     assert pad_type == 'valid' or not any(pad), f'padding {pad} of {pad_type}'
     options = rest['strides'], 0, 0, rest['groups'], rest['dilations']
     return F.conv_transpose2d(x, weight, rest.get('bias'), *options)
@@ -161,7 +161,7 @@ def _cast(x: Any, dtype: str) -> Tensor:
 
 
 def _elementwise(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Let a function of two tensors take constants of integers, which are plain Python."""
+    """Let a function of two tensors take integer constants, which are plain Python numbers."""
     return lambda x, y: function(torch.as_tensor(x), torch.as_tensor(y))
 
 
@@ -171,7 +171,7 @@ def _upsample(mode: str) -> Callable[..., Tensor]:
     )
 
 
-# Their arguments are the inputs of MIL's operators, by name.
+# The functions' arguments have the names of the MIL operators' inputs.
 OPERATORS: dict[str, Callable[..., Any]] = {
     'add': _elementwise(torch.add),
     'batch_norm': lambda x, mean, variance, gamma, beta, epsilon: F.batch_norm(

@@ -20,9 +20,9 @@ from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
 from mmcare_runtime import Model, open_exported
 
-# Each with the IR version of the ONNX release that it is of: engines refuse a later one.
+# Each opset with the IR version of its ONNX release: engines refuse a later IR version.
 OPSETS = {18: 8, 19: 9, 20: 9}
-GELU_OPSET = 20  # has an operator for it
+GELU_OPSET = 20  # the first opset with an operator for GELU
 OPSET = 18  # ONNX Runtime 1.15, TensorRT 9 and RKNN Toolkit 2.5 read it
 
 
@@ -37,7 +37,7 @@ class Onnx(Backend):
     takes_batches = True
     precisions: ClassVar = {**Backend.precisions, 'int8': None}
     options: ClassVar = {
-        'opset': dict(type=int, choices=OPSETS, help=f'of ONNX; default: {OPSET}'),
+        'opset': dict(type=int, choices=OPSETS, help=f'opset of ONNX files; default: {OPSET}'),
         'nms': dict(
             choices=('outside',),
             help='outside: decoded detectors in ONNX have all boxes and scores, for engines '
@@ -94,10 +94,10 @@ class Onnx(Backend):
 
 
 def quantize(path: Path, images: Sequence[np.ndarray]) -> None:
-    """Quantize the convolutions of a file, in place: symmetrically, weights for each channel.
+    """Quantize the convolutions of a file, in place: symmetrically, and weights per channel.
 
-    Engines find pairs of ``QuantizeLinear`` and ``DequantizeLinear``. TensorRT takes no other zero
-    point than 0.
+    The file gets pairs of ``QuantizeLinear`` and ``DequantizeLinear``, by which engines recognize
+    quantization. Zero points are 0, since TensorRT takes no others.
     """
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
@@ -137,7 +137,7 @@ def open_unfused(path: Path) -> Callable[[Tensor], Sequence[Any]]:
 
 
 def translate_gelu(x: Any, approximate: str = 'none') -> Any:
-    """Write GELU in the order that ONNX Runtime fuses to one operator; PyTorch's has another."""
+    """Write GELU in the order that ONNX Runtime fuses to one operator; PyTorch's order differs."""
     from onnxscript import opset18
 
     op: Any = opset18  # its types do not know constants
@@ -152,8 +152,8 @@ def translate_gelu(x: Any, approximate: str = 'none') -> Any:
 def translate_nms(boxes: Any, scores: Any, iou_threshold: float, labels: Any, classes: int) -> Any:
     """Write :func:`mmcare.export.plain_operators.nms_mask_operator` by ``NonMaxSuppression``.
 
-    It keeps classes apart in its scores (1, K, N): a box has score 0 for other classes than its
-    own, and boxes of score 0 are not looked at. So no label is computed with floats.
+    The scores (1, K, N) keep classes apart: a box has score 0 for classes other than its own, and
+    ``NonMaxSuppression`` skips boxes with score 0. So no label is computed in floats.
     """
     from onnxscript import opset18
 
@@ -161,11 +161,11 @@ def translate_nms(boxes: Any, scores: Any, iou_threshold: float, labels: Any, cl
     number, scores = boxes.shape[0], op.Unsqueeze(scores, [0])
     if classes > 1:
         numbers = op.Unsqueeze(op.Constant(value_ints=[*range(classes)]), [1])
-        own = op.Equal(numbers, op.Unsqueeze(labels, [0]))
-        scores = op.Where(own, scores, 0.0)
+        is_label = op.Equal(numbers, op.Unsqueeze(labels, [0]))
+        scores = op.Where(is_label, scores, 0.0)
     boxes = op.Unsqueeze(op.Mul(boxes, NMS_SCALE), [0])
     kept = op.NonMaxSuppression(boxes, op.Unsqueeze(scores, [0]), number, iou_threshold, 0.0)
-    kept = op.Slice(kept, [2], [3], [1])  # the last of batch, class and box
+    kept = op.Slice(kept, [2], [3], [1])  # the box, of batch, class and box
     ones = op.Expand(1.0, op.Shape(op.Squeeze(kept, [1])))
     return op.ScatterND(op.Expand(0.0, [number]), kept, ones)
 

@@ -12,7 +12,7 @@ KEPT = {'NonMaxSuppression': (3, 4), 'QuantizeLinear': (1,), 'DequantizeLinear':
 def round_to_float16(source: Path, target: Path) -> None:
     """Write a copy of a file that stores each float tensor in float16, and sums in float32.
 
-    That is what TensorRT and other engines in float16 store; outputs are still float32.
+    TensorRT and other engines store the same if they compute in float16. Outputs stay float32.
     """
     import onnx_ir as ir
     from onnx_ir.passes.common import ShapeInferencePass
@@ -28,7 +28,7 @@ def round_to_float16(source: Path, target: Path) -> None:
     }
     for value in {*graph.initializers.values()} - kept:
         if value.dtype == ir.DataType.FLOAT and value.const_value is not None:
-            with np.errstate(over='ignore'):  # it becomes infinite, as in the engine
+            with np.errstate(over='ignore'):  # large values become infinite, as in engines
                 half = value.const_value.numpy().astype(np.float16)
             value.const_value = ir.tensor(half.astype(np.float32), name=value.name)
     first = graph[0]

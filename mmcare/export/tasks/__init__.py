@@ -1,4 +1,4 @@
-"""Tasks: what is exported of a model, a file each. No other file looks for heads."""
+"""Tasks: what is exported from a model, one module for each. Nothing else looks for heads."""
 
 from collections.abc import Mapping
 from typing import Any

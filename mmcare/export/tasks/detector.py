@@ -47,10 +47,10 @@ MAP_NAMES: dict[str, Sequence[str]] = {
     'YOLOFHead': BOXES,
     'YOLOXHead': ('cls_score', 'bbox_pred', 'objectness'),
 }
-CANDIDATES = 1000  # which take part in NMS; mmdet's own configs keep 1000 to 30000 of each level
+CANDIDATES = 1000  # boxes for NMS; mmdet's own configs keep 1000 to 30000 of each level
 MAX_DETECTIONS = 100  # COCO's metrics look at 100 boxes of an image
-# At the threshold of NMS roundings decide: boxes whose overlap is within a tenth of it may stay or
-# go when files are compared.
+# Near NMS's threshold, rounding decides. When files are compared, boxes whose overlap is within a
+# tenth of the threshold may be kept or removed.
 IOU_MARGIN = 0.1
 
 
@@ -103,7 +103,7 @@ class Detector(Task):
         return output_format.has_nms
 
     def check_centered(self) -> None:
-        """Raise a ValueError if nothing but the toolbox decodes the head."""
+        """Raise a ValueError if only the toolbox can decode the head."""
         if not describe_decoding(self.head):
             raise ValueError(
                 f'the {type(self.head).__name__} has a decoding of its own, or not the plain NMS '
@@ -162,11 +162,11 @@ class Detector(Task):
 
 
 def read_test_cfg(test_cfg: Any) -> dict[str, Any] | None:
-    """Return a ``test_cfg`` that names its NMS; None if it is not mmcv's ``nms`` of each class.
+    """Return a ``test_cfg`` that names its NMS; None if it is not mmcv's ``nms`` per class.
 
     In mmdet's configs of pure Python, the type is the function itself.
     """
-    nms = dict((test_cfg or {}).get('nms') or {})  # None: mmdet leaves it out
+    nms = dict((test_cfg or {}).get('nms') or {})  # if None, mmdet skips NMS
     kind = nms.get('type', 'nms')
     if getattr(kind, '__module__', '') == 'mmcv.ops.nms':
         kind = kind.__name__
@@ -183,9 +183,9 @@ def describe_decoding(head: Any) -> dict[str, Any]:
     reshape to (-1, values) each row belongs to one prior.
 
     Returns:
-        Nothing for a head with a decoding of its own (GFL, YOLOX, ...) or another NMS than mmdet's
-        ``'nms'`` of each class. Otherwise ``decode``, with the plain values that docs/deploy.md
-        lists.
+        Nothing for a head that decodes in its own way (GFL, YOLOX, ...), or with an NMS other than
+        mmdet's ``'nms'`` for each class. Otherwise ``decode``, with the plain values that
+        docs/deploy.md lists.
     """
     for name in ('predict_by_feat', '_predict_by_feat_single'):
         method = getattr(head, name, None)
@@ -214,7 +214,7 @@ def describe_decoding(head: Any) -> dict[str, Any]:
 
 
 class Detections(PostProcess):
-    """Boxes, scores and labels, as a format writes them; after them masks, if there are any.
+    """Boxes, scores and labels, as a format writes them, followed by masks, if there are any.
 
     ``boxes`` (1, N, 4), ``scores`` (1, N), ``labels`` (1, N), the best first; unused rows have
     score 0.
@@ -245,7 +245,7 @@ class Detections(PostProcess):
         return boxes if self.format.relative else boxes * self.sides
 
     def read_boxes(self, boxes: Tensor) -> Tensor:
-        """Do the reverse."""
+        """Read boxes (N, 4) of a file; the reverse of :meth:`write_boxes`."""
         boxes = boxes if self.format.relative else boxes / self.sides
         if self.format.box_format == 'cxcywh':
             center, size = boxes.chunk(2, 1)
@@ -256,8 +256,8 @@ class Detections(PostProcess):
 class Boxes(Detections):
     """Maps of a one-stage detector to boxes, scores and labels, as mmdet's base head decodes them.
 
-    Without NMS all ``boxes`` (P, 4), and ``scores`` (P, K) of each class, or (1, P, 4) and
-    (1, P, K) if the format says so.
+    Without NMS, the outputs are all ``boxes`` (P, 4), and ``scores`` (P, K) for each class, or
+    (1, P, 4) and (1, P, K) if the format says so.
     """
 
     priors: Tensor
@@ -286,8 +286,8 @@ class Boxes(Detections):
         self.candidates = min(most if most > 0 else CANDIDATES, CANDIDATES, len(priors))
         self.number, self.iou = min(number, self.candidates), config['nms']['iou_threshold']
         self.least = config.get('min_bbox_size', -1)
-        # Of a candidate with a class. Tables: runtimes divide in floats, and float16 does not have
-        # all integers above 2048.
+        # Tables of the candidate and of the class in each pair. Runtimes would compute both by a
+        # division in floats, and float16 does not have all integers above 2048.
         self.labels = self.classes if self.is_sigmoid else self.classes - 1  # without background
         rows, labels = torch.arange(self.candidates), torch.arange(self.labels)
         self.register_buffer('pair_rows', rows.repeat_interleave(self.labels))
@@ -308,7 +308,7 @@ class Boxes(Detections):
         return (self.decode(self.priors, rows(1, 4)) / self.sides).clamp(0, 1), scores
 
     def forward(self, raw: Outputs) -> tuple[Tensor, ...]:
-        """Decode, then keep the best where NMS is inside."""
+        """Decode; then keep the best boxes if NMS is in the network."""
         boxes, scores = self.read(raw)
         if not self.format.has_nms:
             everything = self.write_boxes(boxes), scores
@@ -338,9 +338,9 @@ class Boxes(Detections):
         and, at the threshold, which boxes overlap.
 
         Returns:
-            The largest of: the distance of a box with its score from the nearest candidate of its
-            class; the score of a missing box above those of its neighbours, or above the last one
-            that takes part; 1 for a box too many.
+            The largest of: the distance of a box and its score from the nearest candidate of its
+            class; the lead of a missing box's score over the scores of its neighbours, or over the
+            last score that takes part in NMS; 1 for a surplus box.
         """
         from torchvision.ops import box_iou
 
@@ -361,7 +361,7 @@ class Boxes(Detections):
         same = wanted_labels[:, None] == labels
         near = ~(box_iou(wanted, boxes) <= (1 - IOU_MARGIN) * self.iou) & same
         lower = (wanted_scores[:, None] - scores).masked_fill(~near, torch.inf)
-        last = their_scores.flatten().topk(self.candidates).values[-1]  # that takes part in NMS
+        last = their_scores.flatten().topk(self.candidates).values[-1]  # the last score in NMS
         spare = wanted_scores - torch.maximum(least, last)
         missing = torch.cat([lower, spare[:, None]], 1).clamp(min=0).amin(1)
         same = labels[:, None] == labels

@@ -13,11 +13,11 @@ class Backbone(Task):
     pad_to_stride = False
 
     def name_outputs(self, outputs: Outputs) -> list[str]:
-        """Name them ``stage1``, ... of a CARE."""
+        """Name the maps ``stage1``, ... for a CARE."""
         return [*self.info.output_names]
 
     def check_centered(self) -> None:
-        """Raise a ValueError: pictures are prepared by the app."""
+        """Raise a ValueError: the app prepares pictures."""
         raise ValueError("letterbox='center' is for part='model'")
 
     def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
@@ -36,7 +36,7 @@ class Neck(Backbone):
         return tuple(tree_leaves(self.model.extract_feat(images)))
 
     def name_outputs(self, outputs: Outputs) -> list[str]:
-        """Name them ``neck1``, ..."""
+        """Name the maps ``neck1``, ..."""
         return [f'neck{index + 1}' for index in range(len(outputs))]
 
     def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:

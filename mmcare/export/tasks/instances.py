@@ -28,7 +28,7 @@ from mmcare_runtime.masks import paste_masks
 from mmcare_runtime.results import read_boxes, read_detections, suppress
 
 PROPOSALS = 100
-# The classes in whose methods mmdet computes what is computed here. Others compute something else.
+# The mmdet classes whose methods are reproduced here. Methods of other classes may differ.
 METHODS = {
     '': dict(predict='TwoStageDetector'),
     'rpn_head': dict(
@@ -122,7 +122,7 @@ class Instances(Task):
 
     @property
     def number_of_maps(self) -> int:
-        """How many of the neck's maps RoIs are taken from."""
+        """The number of the neck's maps that RoIs are taken from."""
         extractors = [self.head.bbox_roi_extractor]
         if self.head.with_mask:
             extractors.append(self.head.mask_roi_extractor)
@@ -143,7 +143,7 @@ class Instances(Task):
         return [f'{name}{index + 1}' for name, number in numbers.items() for index in range(number)]
 
     def check_outputs(self, outputs: str) -> None:
-        """Raise a ValueError for raw ones, which nothing but the toolbox reads."""
+        """Raise a ValueError for raw outputs, which only the toolbox can read."""
         if outputs != 'decoded':
             raise ValueError(
                 'raw outputs of two-stage detectors mean nothing without what follows them: use '
@@ -165,9 +165,10 @@ class Instances(Task):
     def post_process(
         self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
     ) -> PostProcess:
-        """Make what proposes boxes, classifies them and computes masks.
+        """Build the module that proposes boxes, classifies them and computes masks.
 
-        What comes after networks, such as Vision, takes the boxes of one-stage detectors alone.
+        NMS is always in the network: NMS after the network, as in Vision, takes only the boxes of
+        one-stage detectors.
         """
         if output_format.lacks:
             raise ValueError(

@@ -18,7 +18,7 @@ class RoIAlignOperator(nn.Module):
     """RoIAlign by the operator of runtimes that have one; called as :class:`RoIAlign` is.
 
     Args:
-        layer: mmcv's.
+        layer: mmcv's RoIAlign.
         shape: Height and width of the image.
     """
 
@@ -36,11 +36,11 @@ class RoIAlignOperator(nn.Module):
         """Average a map (1, C, H, W) in boxes (N, 4), with weights (N,) 0 or 1, to (N, h, w, C)."""
         from torchvision.ops import roi_align  # which backends do without
 
-        if self.aligned:  # an empty box gives 0, in OpenVINO NaN
+        if self.aligned:  # an empty box gives 0, but NaN in OpenVINO
             sides = boxes[:, 2:] - boxes[:, :2]
             weights = weights * (sides.amin(1) > 0).to(weights.dtype)
         weights = weights[:, None]
-        # Boxes of weight 0 are a cell, which has few samples.
+        # Boxes with weight 0 become one cell, which has few samples.
         rois = boxes * self.sides * weights + self.cell * (1 - weights)
         rois = torch.cat([torch.zeros_like(weights), rois], 1)
         averages = roi_align(x, rois, *self.options) * weights[:, :, None, None]
@@ -50,8 +50,8 @@ class RoIAlignOperator(nn.Module):
 class RoIExtractor(nn.Module):
     """mmdet's ``SingleRoIExtractor``, for boxes as shares of an image.
 
-    Each box is averaged on all maps, and all but the one of its level are weighted by 0: runtimes
-    need results of fixed shapes.
+    Each box is averaged on all maps, since runtimes need results of fixed shapes. Only the map of
+    the box's level has a weight other than 0.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RoIExtractor(nn.Module):
 class TwoStageResults(Detections):
     """Maps and proposals of a two-stage detector to boxes, scores, labels and masks, as mmdet does.
 
-    ``masks`` (1, N, h, w), of a model with a mask head, are the probability of the box's class at
+    ``masks`` (1, N, h, w), for a model with a mask head, are the probability of the box's class at
     points within the box.
 
     Args:
@@ -179,8 +179,8 @@ class TwoStageResults(Detections):
                 raw[level - part * self.levels].permute(0, 2, 3, 1) for part in (2, 1)
             )
             logits, deltas = logits.reshape(-1, self.rpn_classes), deltas.reshape(-1, 4)
-            # Of two classes, the second is the background. Logits order boxes as scores do, which
-            # float16 rounds to equal ones.
+            # Of two classes, the second is the background. Logits order boxes as scores do, but
+            # float16 rounds different scores to equal ones.
             logits = logits[:, 0] if self.rpn_sigmoid else logits[:, 0] - logits[:, 1]
             logits, best = logits.topk(number)
             priors = getattr(self, f'priors{level}').index_select(0, best)
@@ -214,11 +214,11 @@ class TwoStageResults(Detections):
     ) -> Tensor:
         """Return 1 for boxes (N, 4) that stay, from the best to the worst, and 0 for others.
 
-        Those of another label are not compared, if there are labels; those not valid do not stay.
+        If there are labels, only boxes of the same label are compared. Invalid boxes do not stay.
         """
         if self.format.nms != 'operator':
             return nms_mask(boxes, iou, labels, valid)
-        if valid is not None:  # others are the worst, and suppress none
+        if valid is not None:  # invalid boxes come last, and suppress none
             scores = scores * valid
         classes = 1 if labels is None else self.classes
         labels = torch.zeros_like(scores, dtype=torch.long) if labels is None else labels
@@ -271,10 +271,10 @@ class TwoStageResults(Detections):
         make of any proposal, and may be missing if its proposal could be.
 
         Returns:
-            The largest of: the distance of a box with its score from the nearest that a proposal
-            gives its class; of its mask from that of the box, the root mean square of its points,
-            of which float16 leaves some 2e-2 off; what :meth:`_find_missing` returns; 1 for a box
-            too many.
+            The largest of: the distance of a box and its score from the nearest ones that a
+            proposal gives for its class; the distance of its mask from the mask that the heads
+            compute for the box, as a root mean square over points, since float16 moves some points
+            by 2e-2; what :meth:`_find_missing` returns; 1 for a surplus box.
         """
         from torchvision.ops import box_iou
 
@@ -330,10 +330,11 @@ class TwoStageResults(Detections):
     def _find_missing(
         self, raw: Sequence[Tensor], boxes: Tensor, scores: Tensor, labels: Tensor, least: Tensor
     ) -> Tensor:
-        """Return, of each box that should be there, how much must change for it to be missing (N,).
+        """Return, for each expected box, by how much scores must change for it to be missing (N,).
 
-        That is the least of: its score above those of its neighbours; above the file's last one;
-        its proposal's score above those that overlap it; above the last proposal's.
+        This is the least of four leads: of its score over its neighbours' scores, and over the last
+        score of the file; of its proposal's score over the scores of overlapping proposals, and
+        over the last proposal's score.
         """
         from torchvision.ops import box_iou
 

@@ -43,8 +43,8 @@ def depthwise_conv(channels: int, height: int, width: int) -> nn.Conv2d:
 
 
 def layout(*maps: Tensor) -> torch.memory_format:
-    """Return channels-last if one of the maps, which may be slices of others, is laid out so."""
-    last = any(each.stride(1) < each.stride(3) for each in maps)
+    """Return channels-last if one of the maps, which may be slices of maps, is channels-last."""
+    last = any(x.stride(1) < x.stride(3) for x in maps)
     return torch.channels_last if last else torch.contiguous_format
 
 
@@ -53,10 +53,10 @@ class LinearAttention(nn.Module):
 
     out = phi(q) (phi(k)^T v / N) / (phi(q) . mean_N phi(k) + eps)
 
-    q and k come from one convolution, v is the input itself, nothing is projected back. The
-    products run in float32 at least, autocast or not: sums over thousands of positions, cubic in
-    the activations, leave the range of float16. Exported networks compute the same within it, see
-    :mod:`mmcare.models.averaged_attention`.
+    q and k come from one convolution, v is the input itself, and there is no output projection. The
+    products run at least in float32, with or without autocast: sums over thousands of positions,
+    cubic in the activations, exceed the range of float16. Exported networks compute the same within
+    this range, see :mod:`mmcare.models.averaged_attention`.
 
     Args:
         channels: Width of the input, a multiple of ``head_channels``.
@@ -82,7 +82,7 @@ class LinearAttention(nn.Module):
         """Map (B, 2 * heads * C, H, W) and (B, heads * C, H, W) to (B * heads, C, H * W)."""
         queries, keys = (F.elu(query_key) + 1.0).chunk(2, dim=1)
         queries, keys, values = map(self.split_heads, (queries, keys, values))
-        # A row of ones below the values gives the denominator; N is left out of both.
+        # A row of ones below the values gives the denominator. Neither sum is divided by N.
         values = F.pad(values, (0, 0, 0, 1), value=1.0)
         sums = torch.bmm(torch.bmm(values, keys.transpose(1, 2)), queries)
         return sums[:, :-1] / (sums[:, -1:] + self.eps * values.shape[2])
@@ -106,7 +106,7 @@ class StripConv(nn.Module):
 
 
 class LocalLearner(nn.Module):
-    """Local inductive bias at two scales, Eq. 14 to 16: depth-wise 3x3 and 7x7, on a group each."""
+    """Local inductive bias at two scales, Eq. 14 to 16: depth-wise 3x3 and 7x7, one per group."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -119,10 +119,10 @@ class LocalLearner(nn.Module):
 
 
 class Mixer(nn.Module):
-    """Global and local information, learned apart: Eq. 5 to 7.
+    """Global and local information, learned separately: Eq. 5 to 7.
 
     Args:
-        widths: Channels of the groups; the first is global, d in all.
+        widths: Channels of the groups, d in total; the first group is global.
         global_learner: Takes the first group.
         local_learner: Takes the other groups, if there are any, and returns as many.
     """
@@ -226,7 +226,7 @@ class CAREBlock(nn.Module):
             return update
         scale = self.gamma[:, None, None]
         if self.training and self.drop_path_rate > 0.0:
-            # On one number a sample, not on the map.
+            # Dropout on one number for each sample, not on the map.
             scale = scale * F.dropout(scale.new_ones(len(state), 1, 1, 1), self.drop_path_rate)
         return state + scale * update
 
@@ -244,7 +244,7 @@ def crop(x: Tensor, images: Tensor, stride: int, weight: Tensor) -> Tensor:
     layer norm returns.
     """
     height, width = images.shape[2:]
-    # A negative padding is a copy, and its size needs no comparison, which tracers would record.
+    # Negative padding copies, and needs no comparison of sizes, which tracers would record.
     x = F.pad(x, (0, -(missing(width) // stride), 0, -(missing(height) // stride)))
     return x.contiguous(memory_format=layout(images, weight))
 
@@ -325,11 +325,12 @@ class CARE(BaseModule):
         expand_last: Omit the projection of the last block, as in the published networks: it returns
             its latent channels (1024, or 1536 for S2). False: a last block like the others.
         deploy: Build the network as :meth:`switch_to_deploy` leaves it, for fused weights.
-        from_scratch: Start as small data sets without weights need it, which is ours: Kaiming in
-            place of a std of 0.02, layer scales of 0.1 in place of 1e-6, and ``norm_cfg`` also on
-            each output map. The paper's values are for 300 epochs of ImageNet: with them, a short
-            training hardly uses the blocks. Adam changes a parameter by the learning rate in each
-            step, so layer scales also need ten times the rate: see
+        from_scratch: Initialize for training on a small data set without published weights:
+            Kaiming in place of a std of 0.02, layer scales of 0.1 in place of 1e-6, and
+            ``norm_cfg`` also on each output map. These values are ours. The paper's are for 300
+            epochs of ImageNet: with them, a short training hardly uses the blocks. Adam changes a
+            parameter by the learning rate in each step, so layer scales also need ten times the
+            rate: see
             ``configs/_base_/from_scratch.py``.
         init_cfg: By default truncated normal, std 0.02, biases 0. ``dict(type='Pretrained',
             checkpoint=...)`` takes published files, converted ones and checkpoints of MM toolboxes;
@@ -347,7 +348,7 @@ class CARE(BaseModule):
     """
 
     init_cfg: Any
-    num_strip_stages = 2  # the global learner of stages 1 and 2 is a StripConv, then attention
+    num_strip_stages = 2  # the global learner is StripConv in stages 1 and 2, then attention
     # A further arch also needs a config for ImageNet: configs/imagenet/care_NAME_in1k.py.
     arch_zoo: ClassVar[dict[str, dict[str, tuple]]] = {
         's0': dict(
@@ -419,7 +420,7 @@ class CARE(BaseModule):
         self.expand_last = expand_last
         self.deploy = False
 
-        # On the CPU, since a network on the meta device also has rates.
+        # On the CPU, since a network on the meta device also needs the rates.
         rates = torch.linspace(0, drop_path_rate, sum(self.arch['depths']), device='cpu')
         self.stem = Stem(in_channels, self.state_width(0), self.norm_cfg)
         self.stages = nn.ModuleList(
@@ -474,9 +475,10 @@ class CARE(BaseModule):
         return Mixer((group, group, group), *learners)
 
     def build_global_learner(self, index: int, channels: int, head_channels: int) -> nn.Module:
-        """Build what maps (B, channels, H, W) to the same shape in a block of stage ``index``.
+        """Build the global learner, (B, channels, H, W) to the same shape, of a block of a stage.
 
-        For subclasses with another mixer; ``index`` is 0 to 3, ``channels`` is d / 3.
+        Subclasses can override it to use another mixer. The stage's ``index`` is 0 to 3, and
+        ``channels`` is d / 3.
         """
         strips = index < self.num_strip_stages
         return StripConv(channels) if strips else LinearAttention(channels, head_channels)
@@ -542,7 +544,7 @@ class CARE(BaseModule):
 
         Raises:
             RuntimeError: If a norm or its convolution has hooks, parametrizations or another
-                forward, which fusing would lose; nothing is changed then.
+                forward, which fusing would lose; the network is then unchanged.
         """
         if self.deploy:
             return
@@ -559,7 +561,7 @@ class CARE(BaseModule):
             owner: Any = self.get_submodule(name)
             owner.norm = fuse(getattr(owner, conv), owner.norm, name != 'stem')
         self.deploy = True
-        # Names in files stay: this one, and `folded_head` of the heads.
+        # State-dict keys: do not rename this one, nor `folded_head` of the heads.
         self.register_buffer('folded', self.stem.conv.weight.new_ones(()))
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
@@ -600,5 +602,5 @@ class CARE(BaseModule):
             self.init_cfg = given
         for cfg, state in zip(files, states):
             self.load_state_dict(state, strict=False)
-            if hasattr(self, '_params_init_info'):  # of the model around it, for the log
+            if hasattr(self, '_params_init_info'):  # set by the model around it, for the log
                 update_init_info(self, f'Loaded from {cfg["checkpoint"]}')

@@ -1,4 +1,4 @@
-"""The page in Chromium, and its server: figures arrive, and it sees what the toolboxes see."""
+"""The page in Chromium, and its server: figures arrive; predictions equal the toolboxes'."""
 
 import asyncio
 import http.server
@@ -138,7 +138,9 @@ def phone():
 
 
 def until(page, pattern, place='#status'):
-    return page.wait_for_selector(f'{place}:text-matches("{pattern}")', timeout=180_000).inner_text()
+    return page.wait_for_selector(
+        f'{place}:text-matches("{pattern}")', timeout=180_000
+    ).inner_text()
 
 
 def start(page, rounds, backend='wasm'):
@@ -189,7 +191,7 @@ def test_figures_arrive(exported, serve, phone, tmp_path):
 
 
 def test_live(exported, serve, phone, photos, tmp_path):
-    """A camera that films a photograph: what is seen is what is seen in the photograph."""
+    """If the camera films a photograph, the page finds what it finds in the photograph."""
     tflite, _, _ = exported('segmentation', input_kind='tensor')
     image, film = Image.open(photos[0]).resize((640, 480)), tmp_path / 'film.y4m'
     image.save(tmp_path / 'photo.png')
@@ -224,7 +226,7 @@ def test_without_relaxed_simd(exported, serve, phone):
 
 
 def test_stop_and_errors(exported, serve, phone, tmp_path):
-    """Rounds end when asked; what fails is a sentence, and the page goes on."""
+    """Rounds end when asked. Each failure is one sentence, and the page goes on."""
     tflite, onnx, _ = exported('retinanet', input_kind='tensor')
     names = 'a #%.onnx', 'b.onnx', onnx.name
     lonely, broken, undecoded = (Path(shutil.copy(onnx, tmp_path / name)) for name in names)
@@ -257,7 +259,7 @@ def test_stop_and_errors(exported, serve, phone, tmp_path):
 
 
 def test_results_stay_until_confirmed(exported, serve, phone, tmp_path, capfd):
-    """Whether the computer is gone, has a full disk or refuses them, or the page ends."""
+    """They stay if the computer is gone, has a full disk or refuses them, and if the page ends."""
     _, onnx, _ = exported('retinanet', 'backbone')
     server, out = serve(onnx), tmp_path / 'out'
     page = phone(server.url)
@@ -416,14 +418,14 @@ def test_numbers_in_node(tmp_path):
 
 
 def test_certificate(serve):
-    """Apple asks for its purpose; all addresses of a computer are no address."""
+    """Apple requires its purpose. It names one address, even if the server listens on all."""
     x509 = pytest.importorskip('cryptography.x509')
     address = urlsplit(serve(contents={'': bytes}, host='0.0.0.0', secure=True).url)
     pem = ssl.get_server_certificate((address.hostname, address.port)).encode()
-    found = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class
-    (purpose,) = found(x509.ExtendedKeyUsage).value
+    extension = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class
+    (purpose,) = extension(x509.ExtendedKeyUsage).value
     assert purpose == x509.ExtendedKeyUsageOID.SERVER_AUTH
-    (name,) = found(x509.SubjectAlternativeName).value
+    (name,) = extension(x509.SubjectAlternativeName).value
     assert str(name.value) == address.hostname != '0.0.0.0'
 
 
@@ -515,7 +517,7 @@ def test_results_are_written_and_nonsense_is_not(ask, tmp_path, capfd):
 
 
 def test_texts_of_a_phone(ask, tmp_path, capfd):
-    """Terminals obey none, and the address stays secret. Each result has a file of its own."""
+    """Terminals obey no text, and the address stays secret. Each result has its own file."""
     texts = 'C:\\new', 'a\x1b[2J\x7f', '\u202eb\u200b\nc', f'error: import of {ask.url}x.mjs failed'
     for text in texts:
         recording = dict(RECORDING, rows=[dict(RECORDING['rows'][0], file=text)])
@@ -541,7 +543,7 @@ def test_results_have_a_limit(ask, tmp_path, monkeypatch, limits, capfd):
 
 
 def test_slow_clients_stop_nobody(ask, monkeypatch):
-    """Whether they send little, or a body that nobody asks for; all from one address."""
+    """Clients of one address send little, or no request; others are still served."""
     head = b'GET / HTTP/1.1\r\nHost: x\r\nx: '
     stalled = [socket.create_connection(ask.address) for _ in range(200)]
     for number, connection in enumerate(stalled):
@@ -567,7 +569,7 @@ def has_ended(connection):
 
 
 def test_requests_have_a_deadline(serve, monkeypatch):
-    """For their head, and for their body, which is not read without the token."""
+    """Head and body have a deadline; without the token, the body is not read."""
     monkeypatch.setattr('serve.REQUEST_SECONDS', 0.3)
     server = serve(contents={'': lambda: b'the page'})
     post = 'POST {}results HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n'
