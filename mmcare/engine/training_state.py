@@ -111,9 +111,12 @@ def find_changing(item: Any) -> set[str]:
     """
     changing = {name for name, value in vars(item).items() if isinstance(value, GENERATORS)}
     methods = [*REPEATED]
+    defaults: set[ast.AST] = set()
     for method in methods:  # the loop appends to it
         for node in (n for part in type(item).__mro__ for n in _parse(vars(part).get(method))):
-            if not isinstance(node, (ast.Attribute, ast.Subscript)):
+            if isinstance(node, ast.If) and not isinstance(item, Hook):
+                defaults.update(_find_defaults(node))
+            if not isinstance(node, (ast.Attribute, ast.Subscript)) or node in defaults:
                 continue
             is_read = isinstance(node.ctx, ast.Load)
             name = _attribute_of_self(node)
@@ -135,6 +138,14 @@ def _parse(method: Any) -> Iterator[ast.AST]:
             yield from ast.walk(ast.parse(dedent(inspect.getsource(function))))
         except (OSError, SyntaxError, TypeError):  # no source, or no function
             continue
+
+
+def _find_defaults(node: ast.If) -> Iterator[ast.AST]:
+    """Yield what ``if self.NAME is None`` sets ``self.NAME`` by, as mmseg's LoadAnnotations."""
+    test = node.test
+    name = _attribute_of_self(test.left) if isinstance(test, ast.Compare) else ''
+    if name and isinstance(test.ops[0], ast.Is):  # type: ignore[attr-defined]
+        yield from (inner for inner in ast.walk(node) if _attribute_of_self(inner) == name)
 
 
 def _attribute_of_self(node: ast.AST) -> str:

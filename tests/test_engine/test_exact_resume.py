@@ -212,7 +212,7 @@ class Cached:
     """As mmdet's CachedMosaic; it also sets what it needs again and again, as MinIoURandomCrop."""
 
     def __init__(self):
-        self.results_cache, self.factor, self.ignore = [], 1, None
+        self.results_cache, self.factor, self.ignore, self.label = [], 1, None, False
 
     @decorated
     def __call__(self, sample):
@@ -220,6 +220,8 @@ class Cached:
         self.index = len(self.results_cache) // 2
         if self.ignore is None:
             self.ignore = 255  # as mmseg's LoadAnnotations
+        if self.label is None:  # another pipeline has run it before
+            self.label = True
         return sample + self.results_cache[self.index]
 
 
