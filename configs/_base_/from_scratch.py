@@ -3,11 +3,8 @@
 
 # The start for short trainings, see mmcare.CARE: no file of weights, and the norms learn.
 care_from_scratch = dict(from_scratch=True, init_cfg=None, norm_eval=False, drop_path_rate=0.0)
-optim_from_scratch = dict(
-    # The second moment forgets the first steps within a short run.
-    optimizer=dict(lr=3e-3, betas=(0.9, 0.98)),
-    clip_grad=dict(max_norm=5, norm_type=2),
-)
+# The second moment forgets the first steps within a short run.
+adamw_from_scratch = dict(lr=3e-3, betas=(0.9, 0.98))
 # Adam changes a parameter by the learning rate in each step. Without this, a layer scale stays near
 # its start, and a block hardly becomes part of the network.
 rates_from_scratch = dict(gamma=dict(lr_mult=10.0))

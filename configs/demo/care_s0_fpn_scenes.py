@@ -47,12 +47,12 @@ model = dict(
 iterations = 1200
 train_cfg = dict(max_iters=iterations, val_interval=iterations // 3)
 optim_wrapper = dict(
-    **_base_.optim_from_scratch,
+    optimizer=_base_.adamw_from_scratch,
     paramwise_cfg=dict(custom_keys=_base_.rates_from_scratch),
 )
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=200),
-    dict(type='PolyLR', power=0.9, by_epoch=False, begin=200, end=iterations),
+    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=30),
+    dict(type='PolyLR', power=0.9, by_epoch=False, begin=30, end=iterations),
 ]
 default_hooks = dict(
     logger=dict(interval=10),

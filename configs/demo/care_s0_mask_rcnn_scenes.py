@@ -49,13 +49,13 @@ model = dict(
 epochs = 5
 train_cfg = dict(max_epochs=epochs)
 optim_wrapper = dict(
-    **_base_.optim_from_scratch,
+    optimizer=_base_.adamw_from_scratch,
     # A step of Adam moves a layer's output in proportion to its inputs: 3136 of the first fully
     # connected layer, 576 of the 3x3 convolutions, a few hundred in the backbone.
     paramwise_cfg=dict(custom_keys=dict(_base_.rates_from_scratch, shared_fcs=dict(lr_mult=0.15))),
 )
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=200),
+    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),
 ]
 default_hooks = dict(logger=dict(interval=10))

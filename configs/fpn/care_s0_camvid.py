@@ -98,12 +98,12 @@ model = dict(
 iterations = 1000
 train_cfg = dict(max_iters=iterations, val_interval=iterations // 4)
 optim_wrapper = dict(
-    **_base_.optim_from_scratch,
+    optimizer=_base_.adamw_from_scratch,
     paramwise_cfg=dict(custom_keys=_base_.rates_from_scratch),
 )
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=200),
-    dict(type='PolyLR', power=0.9, by_epoch=False, begin=200, end=iterations),
+    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
+    dict(type='PolyLR', power=0.9, by_epoch=False, begin=50, end=iterations),
 ]
 auto_scale_lr = dict(base_batch_size=4)
 default_hooks = dict(

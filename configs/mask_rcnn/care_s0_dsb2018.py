@@ -68,12 +68,13 @@ model = dict(
 epochs = 6
 train_cfg = dict(max_epochs=epochs, val_interval=2)
 optim_wrapper = dict(
-    **_base_.optim_from_scratch,
+    optimizer=_base_.adamw_from_scratch,
+    clip_grad=dict(max_norm=10, norm_type=2),
     # A step of Adam moves a layer's output in proportion to its number of inputs: 3136 here.
     paramwise_cfg=dict(custom_keys=dict(_base_.rates_from_scratch, shared_fcs=dict(lr_mult=0.15))),
 )
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=200),
+    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),
 ]
 auto_scale_lr = dict(base_batch_size=4)

@@ -68,11 +68,12 @@ model = dict(
 epochs = 20
 train_cfg = dict(max_epochs=epochs, val_interval=4)
 optim_wrapper = dict(
-    **_base_.optim_from_scratch,
+    optimizer=_base_.adamw_from_scratch,
+    clip_grad=dict(max_norm=10, norm_type=2),
     paramwise_cfg=dict(custom_keys=_base_.rates_from_scratch),
 )
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=200),
+    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),
 ]
 auto_scale_lr = dict(base_batch_size=4)

@@ -101,10 +101,10 @@ optim_wrapper = dict(
     paramwise_cfg=dict(
         norm_decay_mult=0.0, custom_keys=dict(gamma=dict(lr_mult=gamma_rate, decay_mult=0.0))
     ),
-    clip_grad=dict(max_norm=5, norm_type=2),
+    clip_grad=dict(max_norm=10, norm_type=2),
 )
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=200),
+    dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),
 ]
 
