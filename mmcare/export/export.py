@@ -190,7 +190,10 @@ def prepare_export(model: LoadedModel, request: ExportRequest) -> Export:
         ValueError: If the model cannot be exported so.
     """
     task, normalization = model.task, model.normalization
-    shape = request.shape or choose_shape(model.config)
+    shape, reason = (request.shape, '') if request.shape else choose_shape(model.config)
+    if reason:
+        height, width = shape
+        LOGGER.info('height %d and width %d, without shape=: %s', height, width, reason)
     stride, channels = task.info.stride, task.info.in_channels
     if not all(stride <= side <= LARGEST_SIDE for side in shape):
         raise ValueError(f'height and width must be {stride} to {LARGEST_SIDE} pixels, got {shape}')

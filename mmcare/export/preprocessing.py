@@ -11,8 +11,11 @@ from mmengine.config import Config
 from torch import Tensor
 
 from mmcare.registry import TRANSFORMS, type_name
+from mmcare_runtime.tiles import tile_stride
 
 LETTERBOXES = ('top-left', 'center')  # where a picture is in an image
+# Steps of test pipelines that change an image's size.
+RESIZING = 'Resize', 'ResizeShortestEdge', 'ResizeToMultiple', 'Pad'
 
 
 @TRANSFORMS.register_module()
@@ -35,12 +38,19 @@ def _name_steps(config: Config) -> dict[str, Any]:
     return {type_name(step.type): step for step in dataset.get('pipeline') or ()}
 
 
-def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
+def fit_config(config: Config, shape: tuple[int, int], tile: str = 'whole') -> dict[str, Any]:
     """Change a config, in place, so that it tests single images within a height and width.
 
     ``Resize`` and ``CenterCrop`` get this size. Before a ``CenterCrop``, the edge of
     ``ResizeEdge`` is scaled as the crop's longer side is. ``ResizeToMultiple`` and ``Pad`` go,
-    since images are padded later, see :func:`pad_to`. Segmentors see the whole image.
+    since images are padded later, see :func:`pad_to`.
+
+    Args:
+        config: Of a model with test data.
+        shape: Height and width.
+        tile: ``'whole'``: segmentors see the whole image. ``'slide'``: they see windows of this
+            size, in images that are resized as the config says if its mode is ``'slide'``, and
+            otherwise keep their sizes.
 
     Returns:
         The steps of the test pipeline by name.
@@ -49,6 +59,13 @@ def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     loader, model = config.test_dataloader, config.model
     loader.batch_size = 1
     steps = _name_steps(config)
+    if tile == 'slide':
+        if not is_slid(config):
+            for name in {*RESIZING} & {*steps}:
+                loader.dataset.pipeline.remove(steps.pop(name))
+        stride = tile_stride(shape, model.test_cfg.get('stride'))
+        model.test_cfg.update(mode='slide', crop_size=shape, stride=stride)
+        return steps
     if 'Resize' in steps:
         steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
     for name in {'ResizeToMultiple', 'Pad'} & {*steps}:
@@ -94,20 +111,34 @@ def pad_to(
     return F.pad(images - shift, padding) + shift, padding
 
 
-def choose_shape(config: Config | None) -> tuple[int, int]:
-    """Choose the height and width that a config's test pipeline makes, rounded up to 32.
+def is_slid(config: Config | None) -> bool:
+    """Say whether a config tests a segmentor on windows that slide over pictures."""
+    return config is not None and (config.model.get('test_cfg') or {}).get('mode') == 'slide'
 
-    For mmseg's models it is the size of training images: pipelines only fix the shorter side.
-    Return 512 and 512 if nothing fixes a size.
+
+def choose_shape(config: Config | None) -> tuple[tuple[int, int], str]:
+    """Choose the height and width of a config's test images, rounded up to multiples of 32.
+
+    Returns:
+        512 and 512 if nothing fixes a size; and why it is this size.
     """
     if config is None:
-        return 512, 512
+        return (512, 512), 'there is no config'
     steps, preprocessor = _name_steps(config), config.model.get('data_preprocessor') or {}
-    size = steps.get('CenterCrop', {}).get('crop_size') or steps.get('Resize', {}).get('scale')
-    if preprocessor.get('size'):
-        size = preprocessor['size'][::-1]
-    width, height = np.broadcast_to(size or 512, 2).tolist()
-    return -(-height // 32) * 32, -(-width // 32) * 32
+    resize, crop = steps.get('Resize', {}).get('scale'), steps.get('CenterCrop', {})
+    if is_slid(config):
+        size = config.model.test_cfg['crop_size'][::-1]
+        reason = "the windows' in test_cfg, whose mode is 'slide'"
+    elif crop.get('crop_size'):
+        size, reason = crop['crop_size'], "that of the test pipeline's CenterCrop"
+    elif resize:
+        size, reason = resize, f"the largest that the test pipeline's Resize makes, {resize}"
+    elif preprocessor.get('size'):
+        size, reason = preprocessor['size'][::-1], 'that of training; tests keep their sizes'
+    else:
+        size, reason = 512, 'nothing in the config fixes one'
+    width, height = np.broadcast_to(size, 2).tolist()
+    return (-(-height // 32) * 32, -(-width // 32) * 32), reason
 
 
 def read_padding(config: Config, channels: int) -> tuple[float, ...] | None:
