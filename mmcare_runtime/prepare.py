@@ -60,8 +60,9 @@ def read_picture(
             backend = loader.get('imdecode_backend') or 'cv2'
             pixels = DECODERS[backend](file, color_type or 'unchanged')
     except ImportError as error:
+        package = PACKAGES.get(error.name or '', error.name)
         raise ValueError(
-            f'{error.name} reads the pictures of this file: pip install {PACKAGES[error.name]}'
+            f'{package} reads the pictures of this file: pip install {package}'
         ) from error
     except Exception:  # decoders have classes of their own
         pixels = None
@@ -79,6 +80,7 @@ def _decode_with_pillow(file: Path, color_type: str) -> Any:
     """Decode as mmcv does."""
     from PIL import Image, ImageOps
 
+    image: Any
     with Image.open(str(file)) as image:
         if color_type == 'unchanged':
             pixels = np.array(image)
@@ -99,7 +101,7 @@ def _decode_with_pillow(file: Path, color_type: str) -> Any:
 
 def _decode_with_tifffile(file: Path, color_type: str) -> Any:
     """Decode as it is stored: colours stay RGB, as in mmcv."""
-    import tifffile
+    import tifffile  # type: ignore[import-not-found,unused-ignore]
 
     return tifffile.imread(str(file))
 
@@ -110,7 +112,7 @@ DECODERS = dict(
     pillow=_decode_with_pillow,
     tifffile=_decode_with_tifffile,
 )
-PACKAGES = {'PIL': 'pillow', 'tifffile': 'tifffile'}
+PACKAGES = {'PIL': 'pillow'}
 
 
 def check_pixels(pixels: Any, channels: int, bits: int | None = 8) -> np.ndarray:
@@ -247,9 +249,7 @@ def resize_as_mmcv(pixels: np.ndarray, options: Mapping[str, Any]) -> np.ndarray
     return _resize_to(pixels, target, options)
 
 
-def _resize_to(
-    pixels: np.ndarray, target: Sequence[int], options: Mapping[str, Any]
-) -> np.ndarray:
+def _resize_to(pixels: np.ndarray, target: Sequence[int], options: Mapping[str, Any]) -> np.ndarray:
     """Resize pixels (H, W, C) to a height and width, by ``interpolation`` and ``backend``."""
     (height, width), sides = target, pixels.shape[:2]
     interpolation = options.get('interpolation', 'bilinear')

@@ -181,7 +181,7 @@ def read_labels(
     threshold: float = 0.3,
     align_corners: bool = False,
 ) -> np.ndarray:
-    """Enlarge logits (1, K, h, w) to an image, cut off padding, enlarge to a picture, and choose."""
+    """Enlarge logits (1, K, h, w) to an image, cut off padding, enlarge to a picture and choose."""
 
     def enlarge_plane(plane: np.ndarray) -> np.ndarray:
         return enlarge(crop(enlarge(plane, shape, align_corners), place), size, align_corners)

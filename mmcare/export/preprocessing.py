@@ -84,6 +84,59 @@ def fit_config(config: Config, shape: tuple[int, int], tile: str = 'whole') -> d
     return steps
 
 
+def describe_sliding(config: Config) -> dict[str, Any]:
+    """Describe the windows that a config tests a segmentor on.
+
+    Returns:
+        mmseg's ``stride``; the ``resize`` before them, or None; ``size_divisor`` and ``size``, to
+        which images are padded, or None; ``other_steps`` that change an image's size.
+    """
+    steps, preprocessor = _name_steps(config), config.model.get('data_preprocessor') or {}
+    padding = preprocessor.get('test_cfg') or {}
+    resize: Any = steps.get('Resize')
+    others = sorted({*RESIZING} & {*steps} - {'Resize'})
+    if resize and not resize.get('scale'):
+        resize, others = None, [*others, 'Resize by scale_factor']
+    if resize:
+        resize = dict(
+            scale=np.broadcast_to(resize.scale, 2).tolist(),
+            keep_ratio=resize.get('keep_ratio', False),
+            **_name_interpolation(resize),
+        )
+    return dict(
+        stride=[*config.model.test_cfg.stride],
+        resize=resize,
+        size_divisor=padding.get('size_divisor'),
+        size=[*padding['size']] if padding.get('size') else None,
+        other_steps=others,
+    )
+
+
+def describe_loader(config: Config | None) -> dict[str, Any]:
+    """Describe how a config's test pipeline reads pictures, by mmcv's names.
+
+    Returns:
+        ``color_type`` and ``imdecode_backend``, which are None if the loader is not mmcv's;
+        ``to_float32``; ``bits`` of a value, None if they are those of the file.
+    """
+    steps = _name_steps(config) if config is not None else {}
+    loaders = [name for name in steps if name.startswith('Load') and 'Annotation' not in name]
+    if not loaders:
+        return dict(color_type=None, imdecode_backend=None, to_float32=False, bits=8)
+    step = steps[loaders[0]]
+    if loaders[0] != 'LoadImageFromFile':
+        return dict(color_type=None, imdecode_backend=None, to_float32=True, bits=None)
+    color_type = step.get('color_type', 'color')
+    decoder = step.get('imdecode_backend') or 'cv2'
+    as_stored = color_type == 'unchanged' or decoder == 'tifffile'
+    return dict(
+        color_type=color_type,
+        imdecode_backend=decoder,
+        to_float32=bool(step.get('to_float32', False)),
+        bits=None if as_stored else 8,
+    )
+
+
 def pad_to(
     images: Tensor, shape: Sequence[int], fill: Any, letterbox: str
 ) -> tuple[Tensor, tuple[int, int, int, int]]:
@@ -154,6 +207,11 @@ def read_padding(config: Config, channels: int) -> tuple[float, ...] | None:
     return tuple(np.broadcast_to(value, channels).astype(float).tolist())
 
 
+def _name_interpolation(step: Any) -> dict[str, str]:
+    names = dict(interpolation='bilinear', backend='cv2')
+    return {name: step.get(name, default) for name, default in names.items()}
+
+
 def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str, Any] | None:
     """Describe how pictures are resized to a height and width.
 
@@ -171,8 +229,7 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
             return None
     crops = 'ResizeEdge' in steps and 'CenterCrop' in steps
     return dict(
-        interpolation=step.get('interpolation', 'bilinear'),
-        backend=step.get('backend', 'cv2'),
+        **_name_interpolation(step),
         shorter=step.scale if 'ResizeEdge' in steps else None,
         crop=[*shape] if crops else None,
     )
