@@ -293,8 +293,9 @@ def _check_slide(slide: Field) -> None:
             side.integer(high=LARGEST_SCALE)
         if not isinstance(slide['resize']['keep_ratio'].value, bool):
             raise slide['resize']['keep_ratio'].fail('true or false')
-    if not slide['size_divisor'].is_none():
-        slide['size_divisor'].integer()
+    for key in ('multiple', 'size_divisor'):
+        if not slide[key].is_none():
+            slide[key].integer()
     if not slide['size'].is_none():
         for side in slide['size'].items(2):
             side.integer()

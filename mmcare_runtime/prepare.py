@@ -239,14 +239,23 @@ def resize(
     return _resize_to(pixels, target, options)[top : top + rows, left : left + columns]
 
 
-def resize_as_mmcv(pixels: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
-    """Resize pixels (H, W, C) to mmcv's ``scale``, whose longer side may be width or height."""
-    (width, height), sides = options['scale'], pixels.shape[:2]
-    target = [height, width]
-    if options['keep_ratio']:
-        ratio = min(f(target) / f(sides) for f in (max, min))
-        target = [max(int(side * ratio + 0.5), 1) for side in sides]
-    return _resize_to(pixels, target, options)
+def resize_as_mmcv(pixels: np.ndarray, sliding: Mapping[str, Any]) -> np.ndarray:
+    """Resize pixels (H, W, C) as the description's ``slide`` says.
+
+    mmcv's ``scale`` has the longer side first, whichever it is, if the ratio is kept.
+    """
+    options, multiple = sliding.get('resize'), sliding.get('multiple')
+    if options:
+        (width, height), sides = options['scale'], pixels.shape[:2]
+        target = [height, width]
+        if options['keep_ratio']:
+            ratio = min(f(target) / f(sides) for f in (max, min))
+            target = [max(int(side * ratio + 0.5), 1) for side in sides]
+        pixels = _resize_to(pixels, target, options)
+    if multiple:
+        target = [-(-side // multiple) * multiple for side in pixels.shape[:2]]
+        pixels = _resize_to(pixels, target, {})
+    return pixels
 
 
 def _resize_to(pixels: np.ndarray, target: Sequence[int], options: Mapping[str, Any]) -> np.ndarray:

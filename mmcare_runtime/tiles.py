@@ -9,6 +9,7 @@ import numpy as np
 from mmcare_runtime.prepare import resize_as_mmcv
 from mmcare_runtime.results import choose, enlarge, interpolate, locate, nms, read_threshold
 
+CUT = 2.0  # pixels from the border of a window to that of an object that it cuts
 TILES = ('whole', 'slide')  # mmseg's names
 Windows = Callable[[np.ndarray, Sequence['tuple[int, int]']], Iterator[Any]]
 
@@ -54,8 +55,7 @@ def slide_labels(
             "resize pictures in this way, and pass them with tile='whole'"
         )
     size, stride = pixels.shape[:2], tile_stride(shape, sliding.get('stride'))
-    if sliding.get('resize'):
-        pixels = resize_as_mmcv(pixels, sliding['resize'])
+    pixels = resize_as_mmcv(pixels, sliding)
     divisor = sliding.get('size_divisor') or 1
     least = sliding.get('size') or shape
     canvas = [
@@ -149,7 +149,8 @@ def slide_boxes(
 ) -> dict[str, Any]:
     """Detect objects in overlapping windows, in the picture's own size, and merge them by NMS.
 
-    ``max_per_img`` is for each window; an object that windows cut may be found in parts.
+    ``max_per_img`` is for each window. The part of an object that a window cuts goes where another
+    window has found the object: an object larger than what windows share may be found in parts.
 
     Args:
         pixels: (H, W, C).
@@ -165,11 +166,16 @@ def slide_boxes(
     corners = [(top, left) for top in tops for left in lefts]
     places: list[tuple[int, int, np.ndarray]] = []  # of masks: top, left, mask of a part
     has_masks = False
-    parts: dict[str, list[np.ndarray]] = dict(boxes=[], scores=[], labels=[])
+    parts: dict[str, list[np.ndarray]] = dict(boxes=[], scores=[], labels=[], cut=[])
     for (top, left), results in zip(corners, compute(pixels, corners)):
-        for name, values in parts.items():
-            values.append(results[name])
-        parts['boxes'][-1] = results['boxes'] + np.array([left, top] * 2, np.float32)
+        low, high = [left, top], [left + shape[1], top + shape[0]]
+        boxes = results['boxes'] + np.array(low * 2, np.float32)
+        begins = (boxes[:, :2] < np.array(low) + CUT) & (np.array(low) > 0)
+        ends = (boxes[:, 2:] > np.array(high) - CUT) & (high < np.array(pixels.shape[1::-1]))
+        parts['boxes'].append(boxes)
+        parts['cut'].append((begins | ends).any(1))
+        for name in ('scores', 'labels'):
+            parts[name].append(results[name])
         has_masks = 'masks' in results
         for mask in results.get('masks', ()):
             rows, columns = (mask.any(axis).nonzero()[0] for axis in (1, 0))
@@ -179,11 +185,25 @@ def slide_boxes(
     found: dict[str, Any] = {name: np.concatenate(values) for name, values in parts.items()}
     test_cfg = description.get('test_cfg') or description['decode']['test_cfg']
     iou, number = test_cfg['nms']['iou_threshold'], len(found['boxes'])
-    kept = nms(found['boxes'], found['scores'], found['labels'], iou, number)
-    found = {name: values[kept] for name, values in found.items()}
+    kept = np.array(nms(found['boxes'], found['scores'], found['labels'], iou, number), int)
+    boxes, labels, cut = (found[name][kept] for name in ('boxes', 'labels', 'cut'))
+    kept = kept[~_are_parts(boxes, labels, cut, iou)]
+    found = {name: values[kept] for name, values in found.items() if name != 'cut'}
     if has_masks:
         found['masks'] = np.zeros((len(kept), *pixels.shape[:2]), bool)
-        for canvas, index in zip(found['masks'], kept):
+        for canvas, index in zip(found['masks'], kept.tolist()):
             top, left, mask = places[index]
             canvas[top : top + mask.shape[0], left : left + mask.shape[1]] = mask
     return found
+
+
+def _are_parts(boxes: np.ndarray, labels: np.ndarray, cut: np.ndarray, share: float) -> np.ndarray:
+    """Tell of which cut boxes more than a share of the area is in a larger one of their class."""
+    sides = boxes[:, 2:] - boxes[:, :2]
+    areas, parts = sides.prod(1), np.zeros(len(boxes), bool)
+    for index in cut.nonzero()[0]:
+        low = np.maximum(boxes[index, :2], boxes[:, :2])
+        high = np.minimum(boxes[index, 2:], boxes[:, 2:])
+        inside = np.maximum(high - low, 0).prod(1) > share * areas[index]
+        parts[index] = (inside & (areas > areas[index]) & (labels == labels[index])).any()
+    return parts

@@ -196,8 +196,8 @@ def read_images(
         else:
             pixels = read_picture(data[index], channels, read)
             pixels = check_pixels(pixels, channels, read['bits'])
-            if config is not None and slides and (scaling := describe_sliding(config)['resize']):
-                pixels = resize_as_mmcv(pixels, scaling)
+            if config is not None and slides:
+                pixels = resize_as_mmcv(pixels, describe_sliding(config))
         if slides:
             top, left = (max(a - b, 0) // 2 for a, b in zip(pixels.shape, shape, strict=False))
             pixels = pixels[top : top + shape[0], left : left + shape[1]]

@@ -88,13 +88,15 @@ def describe_sliding(config: Config) -> dict[str, Any]:
     """Describe the windows that a config tests a segmentor on.
 
     Returns:
-        mmseg's ``stride``; the ``resize`` before them, or None; ``size_divisor`` and ``size``, to
-        which images are padded, or None; ``other_steps`` that change an image's size.
+        mmseg's ``stride``; the ``resize`` before them, and a ``multiple`` to which sides are
+        enlarged, or None; ``size_divisor`` and ``size``, to which images are padded, or None;
+        ``other_steps`` that change an image's size.
     """
     steps, preprocessor = _name_steps(config), config.model.get('data_preprocessor') or {}
     padding = preprocessor.get('test_cfg') or {}
     resize: Any = steps.get('Resize')
-    others = sorted({*RESIZING} & {*steps} - {'Resize'})
+    multiple = steps.get('ResizeToMultiple', {})
+    others = sorted({*RESIZING} & {*steps} - {'Resize', 'ResizeToMultiple'})
     if resize and not resize.get('scale'):
         resize, others = None, [*others, 'Resize by scale_factor']
     if resize:
@@ -106,6 +108,7 @@ def describe_sliding(config: Config) -> dict[str, Any]:
     return dict(
         stride=[*config.model.test_cfg.stride],
         resize=resize,
+        multiple=multiple.get('size_divisor', 32) if multiple else None,
         size_divisor=padding.get('size_divisor'),
         size=[*padding['size']] if padding.get('size') else None,
         other_steps=others,
@@ -166,7 +169,8 @@ def pad_to(
 
 def is_slid(config: Config | None) -> bool:
     """Say whether a config tests a segmentor on windows that slide over pictures."""
-    return config is not None and (config.model.get('test_cfg') or {}).get('mode') == 'slide'
+    model = config.get('model') or {} if config is not None else {}
+    return (model.get('test_cfg') or {}).get('mode') == 'slide'
 
 
 def choose_shape(config: Config | None) -> tuple[tuple[int, int], str]:
