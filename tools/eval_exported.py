@@ -3,12 +3,12 @@
 A file computes its part of the model; the rest of the model takes its weights from --checkpoint.
 Files of whole models need no checkpoint. Files run on one thread of the CPU. PyTorch computes
 .mlpackage files, which are not timed. Images are resized to fit the files' height and width, the
-ratio kept, and padded; where the config tests a segmentor on windows (test_cfg.mode='slide'), or
-with --tile slide, files compute windows. The table has megabytes, milliseconds an image or window
-(median of interleaved rounds) and the config's metrics. With --checkpoint, the first row is PyTorch
-as the toolbox tests the config, unchanged; if that differs, the second is PyTorch at the files'
-height and width. PyTorch's time is that of the part, or, next to decoded files, of the toolbox's
-``predict``.
+ratio kept, and padded. Where the config tests a segmentor on windows (test_cfg.mode='slide'), or
+with --tile slide, files compute windows; boxes of windows are merged. The table has megabytes,
+milliseconds an image or window (median of interleaved rounds) and the config's metrics. With
+--checkpoint, the first row is PyTorch as the toolbox tests the config, unchanged; if that differs,
+the second is PyTorch at the files' height and width. PyTorch's time is that of the part, or, next
+to decoded files, of the toolbox's ``predict``.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from mmcare.export.evaluation import pad_images, replaced_part
+    from mmcare.export.evaluation import pad_images, replaced_part, sliced
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
@@ -65,7 +65,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--tile',
         choices=TILES,
-        help='slide: segmentors see windows of the size of the files; default: as the config tests',
+        help='slide: files see windows of their size; default: as the config tests',
     )
     parser.add_argument('--float16', action='store_true', help='compute .tflite files in float16')
     parser.add_argument('--no-verify', action='store_true', help='open a file that was rewritten')
@@ -90,17 +90,15 @@ def build_runner(arguments: argparse.Namespace, config: Config) -> Runner:
 
 
 def choose_tile(tile: str | None, config: Config, programs: Mapping[Path, Any]) -> str:
-    """Choose whether segmentors see whole pictures or windows; by default as the config says."""
+    """Choose whether files see whole pictures or windows; by default as the config says."""
     tile = tile or ('slide' if is_slid(config) else 'whole')
     if tile == 'slide':
-        if 'mode' not in (config.model.get('test_cfg') or {}):
-            raise ValueError(
-                "--tile slide is for segmentors here: 'python -m mmcare_runtime.evaluate --tile "
-                "slide' measures detectors"
-            )
         for file, program in programs.items():
-            outputs = program.description.get('outputs') or [{}]
-            if outputs[0].get('kind') == 'labels':
+            kind = (program.description.get('outputs') or [{}])[0].get('kind')
+            detects = kind == 'boxes' or program.description.get('decode')
+            if not detects and 'mode' not in (config.model.get('test_cfg') or {}):
+                raise ValueError(f'--tile slide is for segmentors and detectors, not for {file}')
+            if kind == 'labels':
                 raise ValueError(
                     f'{file} has labels, which cannot be averaged: export it with --outputs '
                     'probabilities or raw, or test it with --tile whole'
@@ -131,6 +129,7 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     if not config.get('test_dataloader'):
         raise ValueError(f'{arguments.config} has no test_dataloader: name a config with test data')
     tile = choose_tile(arguments.tile, config, programs)
+    slices = tile == 'slide' and 'mode' not in (config.model.get('test_cfg') or {})
     metrics = {}
     if arguments.checkpoint:
         try:
@@ -138,6 +137,7 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
         except RuntimeError as error:  # such as of sizes that a head cannot compute
             print(f'PyTorch cannot test the config unchanged: {error}', file=sys.stderr)
     normalization = read_normalization(config)  # with the Pad that the next line removes
+    tile = 'whole' if slices else tile
     fit_config(config, size, tile)
     runner = build_runner(arguments, config)
     pad_images(runner.model, size, normalization, *letterboxes, tile)
@@ -153,7 +153,8 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     rows: dict[str, dict[str, float]] = {}
     runs: dict[str, Callable[[], object]] = {}
     for file, program in programs.items():
-        with replaced_part(runner.model, program, bool(arguments.checkpoint)) as part:
+        model, checked = runner.model, bool(arguments.checkpoint)
+        with sliced(model, program) if slices else replaced_part(model, program, checked) as part:
             if part != 'model' and not arguments.checkpoint:
                 raise ValueError(
                     f'{file} holds the {part} alone: give the weights of the rest with '

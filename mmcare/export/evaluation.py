@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
 from mmcare.export.loading import Normalization
@@ -97,3 +98,28 @@ def replaced_part(model: Any, program: Any, checked: bool = False) -> Iterator[s
             setattr(owner, name, substitute)
             stack.callback(delattr, owner, name)  # the class has the method
         yield task.part
+
+
+@contextmanager
+def sliced(model: Any, program: Any) -> Iterator[str]:
+    """Let a detector's file compute windows of the pictures on disk; yield its part of the model.
+
+    Args:
+        model: Of mmdet, changed while the context is active: only its metrics are computed.
+        program: A file that :func:`mmcare.export.open_exported` has opened.
+    """
+
+    def predict(_: Tensor, samples: Any, **__: Any) -> Any:
+        for sample in samples:
+            found = program.predict(sample.img_path, tile='slide')
+            names = dict(bboxes='boxes', scores='scores', labels='labels', masks='masks')
+            values = {key: found[name] for key, name in names.items() if name in found}
+            tensors = {key: torch.from_numpy(value) for key, value in values.items()}
+            sample.pred_instances = InstanceData(**tensors)
+        return samples
+
+    model.predict = predict
+    try:
+        yield 'model'
+    finally:
+        del model.predict
