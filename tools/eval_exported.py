@@ -168,7 +168,8 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
             network = make_task(model, part)
             weights = sum(value.nbytes for value in network.state_dict().values())
             runs[PYTORCH] = partial(network, picture.cpu())
-            if 'kind' in program.description['outputs'][0]:  # results, by the toolbox's operators
+            has_results = 'kind' in program.description['outputs'][0]
+            if has_results and tile == 'whole':  # by the toolbox's operators
                 runs[PYTORCH] = partial(model.predict, picture.cpu(), batch['data_samples'])
     times = measure_in_turn(runs, ROUNDS).median()
     if arguments.checkpoint:
