@@ -17,12 +17,12 @@ from typing import Any, Iterator
 import cv2
 import numpy as np
 
-from mmcare_runtime.description import nchw
 from mmcare_runtime.drawing import describe, draw, list_objects
 from mmcare_runtime.engines import ENGINES
 from mmcare_runtime.model import Model, open_exported
-from mmcare_runtime.prepare import PICTURES, read_picture
+from mmcare_runtime.prepare import PICTURES
 from mmcare_runtime.text import escape
+from mmcare_runtime.tiles import TILES
 
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
 FRAMES_PER_SECOND = 30.0  # of cameras and videos that do not say it
@@ -43,6 +43,11 @@ def parse_arguments() -> argparse.Namespace:
         help='a picture, a folder of them, a video, or the number of a camera, such as 0',
     )
     parser.add_argument('--score', type=float, default=0.3, help='of boxes; default: %(default)s')
+    parser.add_argument(
+        '--tile',
+        choices=TILES,
+        help='slide: in windows of the size of the file; default: as the config tests',
+    )
     parser.add_argument('--threads', type=int, default=1, help='default: %(default)s')
     parser.add_argument('--engine', help='openvino: for .onnx')
     parser.add_argument('--bfloat16', action='store_true', help='compute so in OpenVINO')
@@ -81,7 +86,7 @@ def plan(sources: list[str], out_dir: Path) -> list[tuple[str, Path]]:
             target = out_dir / (path.relative_to(root) if root.is_dir() else path.name)
             if path.suffix.lower() in VIDEOS:
                 target = target.with_suffix('.mp4')
-            elif path.suffix.lower() not in PICTURES:
+            elif path.suffix.lower() not in PICTURES or path.suffix.lower() == '.npy':
                 target = target.with_name(f'{target.name}.png')
             jobs.append((str(path), target))
     targets = {target.resolve() for _, target in jobs}
@@ -104,14 +109,14 @@ def frames_of(capture: Any) -> Iterator[np.ndarray]:
 class Predictor:
     """A model that counts its pictures and how long they took, and prints what it finds."""
 
-    def __init__(self, model: Model, score: float, as_json: bool) -> None:
-        self.model, self.score, self.as_json = model, score, as_json
+    def __init__(self, model: Model, score: float, tile: str | None, as_json: bool) -> None:
+        self.model, self.score, self.tile, self.as_json = model, score, tile, as_json
         self.count, self.seconds = 0, 0.0
 
     def show(self, source: str, pixels: np.ndarray, **where: Any) -> np.ndarray:
         """Print what is found in a picture, and return it drawn."""
         begin = perf_counter()
-        results = self.model.predict(pixels, self.score)
+        results = self.model.predict(pixels, self.score, self.tile)
         self.seconds += perf_counter() - begin
         self.count += 1
         objects = list_objects(results)
@@ -124,8 +129,7 @@ class Predictor:
 
     def show_picture(self, source: str, target: Path) -> None:
         """Draw a picture into a file, which is moved into place."""
-        channels = nchw(self.model.description['inputs'][0])[1] or 3
-        drawn = self.show(source, read_picture(source, channels))
+        drawn = self.show(source, self.model.read_picture(source))
         written, data = cv2.imencode(target.suffix, drawn)
         if not written:
             raise ValueError(f'{target} cannot be written')
@@ -179,7 +183,7 @@ def main() -> int:
     except (ImportError, OSError, ValueError) as error:
         print(f'error: {escape(" ".join(str(error).split()))}', file=sys.stderr)
         return 2
-    predictor = Predictor(model, arguments.score, arguments.json)
+    predictor = Predictor(model, arguments.score, arguments.tile, arguments.json)
     for source, target in jobs:
         try:
             is_video = target.suffix == '.mp4'

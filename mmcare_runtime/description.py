@@ -17,6 +17,16 @@ MOST_CANDIDATES = 10_000_000  # rows of boxes
 LARGEST_BATCH = 64
 PARTS = ('backbone', 'neck', 'model')
 OUTPUT_KINDS = ('boxes', 'scores', 'labels', 'count', 'masks', 'probabilities')
+LARGEST_SCALE = 65536  # of pictures that windows slide over
+# mmcv's names: what is read of a picture, and by what.
+COLOR_TYPES = (
+    'color',
+    'grayscale',
+    'unchanged',
+    'color_ignore_orientation',
+    'grayscale_ignore_orientation',
+)
+DECODERS = ('cv2', 'pillow', 'tifffile', 'turbojpeg')
 INTERPOLATIONS = {
     'cv2': ('nearest', 'bilinear', 'bicubic', 'area', 'lanczos'),
     'pillow': ('nearest', 'box', 'bilinear', 'hamming', 'bicubic', 'lanczos'),
@@ -238,22 +248,60 @@ def _check_input(top: Field) -> tuple[Field, int]:
         image['dtype'].one_of(['uint8', 'float32'])
     if image['dtype'].value == 'uint8':
         image['padding'].numbers(channels, 0, 255)
+    _check_loader(image['loader'])
     _check_resize(image['resize'], (height, width))
     return image, batch
+
+
+def _check_loader(loader: Field) -> None:
+    """Check how pictures are read; null: 8 bits, colours for three channels, gray for one."""
+    if loader.is_none():
+        return
+    loader.mapping()['color_type'].one_of([*COLOR_TYPES, None])
+    loader['imdecode_backend'].one_of([*DECODERS, None])
+    if not isinstance(loader['to_float32'].value, bool):
+        raise loader['to_float32'].fail('true or false')
+    if loader['bits'].value not in (None, 8, 16, 32) or isinstance(loader['bits'].value, bool):
+        raise loader['bits'].fail('8, 16, 32 or null')
 
 
 def _check_resize(resize: Field, shape: tuple[int, int]) -> None:
     if resize.is_none():
         return
-    resize.mapping()
-    backend = resize['backend'].one_of([*INTERPOLATIONS]) if 'backend' in resize else 'cv2'
-    if 'interpolation' in resize:
-        resize['interpolation'].one_of(INTERPOLATIONS[backend])
+    _check_interpolation(resize)
     if not resize['shorter'].is_none():
         resize['shorter'].integer()
     if not resize['crop'].is_none():
         for side, most in zip(resize['crop'].items(2), shape):
             side.integer(high=most)
+
+
+def _check_interpolation(resize: Field) -> None:
+    resize.mapping()
+    backend = resize['backend'].one_of([*INTERPOLATIONS]) if 'backend' in resize else 'cv2'
+    if 'interpolation' in resize:
+        resize['interpolation'].one_of(INTERPOLATIONS[backend])
+
+
+def _check_slide(slide: Field) -> None:
+    """Check how windows slide over pictures, as mmseg's test_cfg and data_preprocessor say it."""
+    for side in slide.mapping()['stride'].items(2):
+        side.integer()
+    if not slide['resize'].is_none():
+        _check_interpolation(slide['resize'])
+        for side in slide['resize']['scale'].items(2):
+            side.integer(high=LARGEST_SCALE)
+        if not isinstance(slide['resize']['keep_ratio'].value, bool):
+            raise slide['resize']['keep_ratio'].fail('true or false')
+    for key in ('multiple', 'size_divisor'):
+        if not slide[key].is_none():
+            slide[key].integer()
+    if not slide['size'].is_none():
+        for side in slide['size'].items(2):
+            side.integer()
+    if not slide['other_steps'].is_none():
+        for name in slide['other_steps'].items():
+            name.text()
 
 
 def _check_output(output: Field, batch: int) -> tuple[int | None, ...]:
@@ -271,8 +319,11 @@ def _check_output(output: Field, batch: int) -> tuple[int | None, ...]:
         output['scale'].numbers(4, 1e-9)
         if shape[-1] != 4 or len(shape) not in (2, 3):
             raise output['shape'].fail('four values for each box')
-    elif kind == 'probabilities' and (len(shape) != 2 or shape[0] != 1):
-        raise output['shape'].fail('(1, K)')
+    elif kind == 'probabilities':
+        if len(shape) not in (2, 4) or shape[0] != 1:
+            raise output['shape'].fail('(1, K) or (1, K, H, W)')
+        if len(shape) == 4:
+            output['activation'].one_of(['softmax', 'sigmoid'])
     elif kind == 'masks' and (len(shape) != 4 or shape[0] != 1):
         raise output['shape'].fail('(1, N, h, w)')
     return shape
@@ -287,13 +338,19 @@ def _check_model(top: Field, shapes: Sequence[tuple[int | None, ...]]) -> None:
         top['activation'].one_of(['softmax', 'sigmoid'])
     if 'threshold' in top:
         top['threshold'].number(1e-6, 1 - 1e-6)
+    if 'align_corners' in top and not isinstance(top['align_corners'].value, bool):
+        raise top['align_corners'].fail('true or false')
+    if not top['slide'].is_none():
+        _check_slide(top['slide'])
     if kinds[0] == 'boxes':
         classes = _check_boxes(top, kinds, shapes)
     elif kinds[0] == 'labels':
         if len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][0] != 1:
             raise outputs[0]['shape'].fail('a label map (1, H, W)')
     elif kinds[0] == 'probabilities':
-        classes = shapes[0][1]
+        if len(shapes) != 1:
+            raise outputs.fail('probabilities alone')
+        classes = shapes[0][1] if shapes[0][1] != 1 else None
     elif kinds[0] is not None:
         raise outputs[0]['kind'].fail('boxes, labels or probabilities first')
     elif not top['decode'].is_none():

@@ -55,11 +55,15 @@ def draw(
     An object is its box and, if the file computes masks, its pixels.
 
     Args:
-        pixels: (H, W, 3) in BGR, (H, W), or (H, W, C), of which the first is drawn onto.
+        pixels: (H, W, 3) in BGR, (H, W), or (H, W, C), of which the first is drawn onto. Values of
+            more than 8 bits are scaled to 0 to 255.
         results: Of :meth:`mmcare_runtime.Model.predict`.
         palette: RGB of the classes; None: some colours.
     """
     pixels = np.atleast_3d(pixels)
+    if pixels.dtype != np.uint8:
+        low, high = float(pixels.min()), float(pixels.max())
+        pixels = ((pixels - low) * (255 / max(high - low, 1e-9))).astype(np.uint8)
     if pixels.shape[2] != 3:
         pixels = np.repeat(pixels[..., :1], 3, 2)
     names, labels = results['names'], results['labels']

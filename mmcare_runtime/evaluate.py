@@ -21,6 +21,7 @@ from mmcare_runtime.engines import ENGINES
 from mmcare_runtime.model import Model, open_exported
 from mmcare_runtime.prepare import PICTURES
 from mmcare_runtime.text import escape
+from mmcare_runtime.tiles import TILES
 
 IGNORED = 255  # of masks: a pixel that has no class
 _COMMON = ('image_id', 'category_id', 'score')
@@ -28,7 +29,11 @@ COCO_METRICS = ('mAP', 'mAP_50', 'mAP_75', 'mAP_s', 'mAP_m', 'mAP_l')  # as mmde
 
 
 def evaluate(
-    model: Model, images: Path, annotations: Path | None = None, reduce_zero_label: bool = False
+    model: Model,
+    images: Path,
+    annotations: Path | None = None,
+    reduce_zero_label: bool = False,
+    tile: str | None = None,
 ) -> dict[str, float]:
     """Measure a whole model.
 
@@ -38,6 +43,7 @@ def evaluate(
         annotations: For detectors COCO's JSON file; for segmentors a folder of masks, PNG with a
             class for each pixel, with the pictures' names; for classifiers nothing.
         reduce_zero_label: Class 0 of masks is none, and others move down by one, as in ADE20K.
+        tile: See :meth:`mmcare_runtime.Model.predict`.
 
     Returns:
         Metrics by name: shares for COCO's, and per cent for others, as the toolboxes give them.
@@ -50,15 +56,17 @@ def evaluate(
     if output.get('kind') == 'boxes' or model.description.get('decode') is not None:
         if annotations is None or not annotations.is_file():
             raise FileNotFoundError(f'{annotations} is not a file of annotations')
-        return evaluate_boxes(model, images, annotations)
+        return evaluate_boxes(model, images, annotations, tile)
     if len(output['shape']) == 2:
         return evaluate_classes(model, images)
     if annotations is None or not annotations.is_dir():
         raise FileNotFoundError(f'{annotations} is not a folder of masks')
-    return evaluate_labels(model, images, annotations, reduce_zero_label)
+    return evaluate_labels(model, images, annotations, reduce_zero_label, tile)
 
 
-def evaluate_boxes(model: Model, images: Path, annotations: Path) -> dict[str, float]:
+def evaluate_boxes(
+    model: Model, images: Path, annotations: Path, tile: str | None = None
+) -> dict[str, float]:
     """Compute COCO's average precision, of boxes, and of masks if the file finds them."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -74,7 +82,7 @@ def evaluate_boxes(model: Model, images: Path, annotations: Path) -> dict[str, f
         raise ValueError(f'{annotations} has no {text}')
     found: list[dict[str, Any]] = []
     for number, image in truth.imgs.items():
-        results = model.predict(images / image['file_name'])
+        results = model.predict(images / image['file_name'], tile=tile)
         corners = results['boxes'].astype(float)
         boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
         for row, (box, label) in enumerate(zip(boxes.tolist(), results['labels'].tolist())):
@@ -108,7 +116,11 @@ def evaluate_boxes(model: Model, images: Path, annotations: Path) -> dict[str, f
 
 
 def evaluate_labels(
-    model: Model, images: Path, masks: Path, reduce_zero_label: bool = False
+    model: Model,
+    images: Path,
+    masks: Path,
+    reduce_zero_label: bool = False,
+    tile: str | None = None,
 ) -> dict[str, float]:
     """Compute the mean intersection over union of classes, and the share of right pixels."""
     matrix: np.ndarray | None = None
@@ -118,7 +130,7 @@ def evaluate_labels(
         mask = read_mask(mask_path)
         if reduce_zero_label:
             mask = np.where((mask == 0) | (mask == IGNORED), IGNORED, mask - 1)
-        labels = model.predict(path)['labels']
+        labels = model.predict(path, tile=tile)['labels']
         if labels.shape != mask.shape:
             raise ValueError(f'{mask_path} is {mask.shape}, its picture {labels.shape}')
         known = mask != IGNORED
@@ -200,6 +212,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         '--reduce-zero-label', action='store_true', help='class 0 of masks is none, as in ADE20K'
     )
+    parser.add_argument(
+        '--tile',
+        choices=TILES,
+        help='slide: in windows of the size of the file; default: as the config tests',
+    )
     parser.add_argument('--threads', type=int, default=1, help='default: %(default)s')
     parser.add_argument('--engine', help='openvino: for .onnx')
     parser.add_argument('--no-verify', action='store_true', help='open a file that was rewritten')
@@ -229,7 +246,11 @@ def main() -> int:
         if model.description.get('part') != 'model':
             raise ValueError(f'{arguments.file} is not of a whole model: export --part model')
         metrics = evaluate(
-            model, arguments.images, arguments.annotations, arguments.reduce_zero_label
+            model,
+            arguments.images,
+            arguments.annotations,
+            arguments.reduce_zero_label,
+            arguments.tile,
         )
     except (ImportError, OSError, ValueError, LookupError) as error:
         print(f'error: {escape(" ".join(str(error).split()))}', file=sys.stderr)

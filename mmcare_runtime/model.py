@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, List, Mapping, Sequence, Union
+from typing import Any, Callable, Iterator, List, Mapping, Sequence, Union
 
 import numpy as np
 
@@ -12,8 +13,9 @@ from mmcare_runtime.description import check, fits, match, nchw
 from mmcare_runtime.engines import choose_engine
 from mmcare_runtime.files import check_file, check_hash
 from mmcare_runtime.prepare import check_pixels, prepare, read_picture
-from mmcare_runtime.results import read_results
+from mmcare_runtime.results import read_logits, read_results
 from mmcare_runtime.text import escape
+from mmcare_runtime.tiles import TILES, slide_boxes, slide_labels
 
 Run = Callable[[np.ndarray], List[np.ndarray]]
 Picture = Union[str, 'os.PathLike[str]', np.ndarray]
@@ -89,14 +91,33 @@ class Model:
                 )
         return outputs
 
-    def predict(self, picture: Picture | Sequence[Picture], score: float | None = None) -> Any:
+    @property
+    def tile(self) -> str:
+        """How pictures are predicted by default: ``'slide'`` where the config's mode is that."""
+        return 'slide' if self.description.get('slide') else 'whole'
+
+    def read_picture(self, path: str | os.PathLike[str]) -> np.ndarray:
+        """Read a picture as training did, see :func:`mmcare_runtime.prepare.read_picture`."""
+        image = self.description['inputs'][0]
+        return read_picture(path, nchw(image)[1] or 3, image.get('loader'))
+
+    def predict(
+        self,
+        picture: Picture | Sequence[Picture],
+        score: float | None = None,
+        tile: str | None = None,
+    ) -> Any:
         """Prepare a picture as the file describes, run the file, and read its outputs.
 
         Args:
-            picture: A path, or uint8 pixels as OpenCV reads them: (H, W, 3) in BGR, (H, W) or
-                (H, W, 1). Files of other than one or three channels take (H, W, C). Or a list of
-                them: as many as the file takes are computed at once.
+            picture: A path, or pixels as OpenCV reads them: (H, W, 3) in BGR, (H, W) or (H, W, 1);
+                uint8, or what the description's ``loader`` says. Files of other than one or three
+                channels take (H, W, C). Or a list of them: as many as the file takes are computed
+                at once.
             score: Least score of boxes; None: the ``score_thr`` of the config alone.
+            tile: ``'whole'``: the file sees the whole picture, made smaller if need be.
+                ``'slide'``: it sees windows of its size. Of segmentors they are averaged, as in
+                mmseg; boxes and masks are merged by NMS. None: as the config tests.
 
         Returns:
             For a detector, ``boxes`` (N, 4) as x1, y1, x2, y2 in pixels of the picture, ``scores``
@@ -112,34 +133,98 @@ class Model:
         """
         if self.description.get('part') != 'model':
             raise ValueError('only files of whole models predict: export with --part model')
+        tile = tile or self.tile
+        if tile not in TILES:
+            raise ValueError(f'tile is {" or ".join(TILES)}, not {tile!r}')
         is_list = isinstance(picture, (list, tuple))
         pictures: Any = picture if is_list else [picture]  # which may be something else
+        if tile == 'slide':
+            slide = self._choose_slide()
+            results = [slide(self._read(x), score) for x in pictures]
+            return results if is_list else results[0]
         batch = self.description['inputs'][0]['shape'][0]
         parts = [pictures[start : start + batch] for start in range(0, len(pictures), batch)]
         results = [result for part in parts for result in self._predict(part, score)]
         return results if is_list else results[0]
 
+    def _read(self, picture: Picture) -> np.ndarray:
+        """Return a picture's pixels (H, W, C)."""
+        image = self.description['inputs'][0]
+        bits = (image.get('loader') or dict(bits=8)).get('bits')
+        is_path = isinstance(picture, (str, os.PathLike))
+        pixels = self.read_picture(picture) if is_path else picture  # type: ignore[arg-type]
+        return check_pixels(pixels, nchw(image)[1] or 3, bits)
+
     def _predict(self, pictures: Sequence[Picture], score: float | None) -> list[dict[str, Any]]:
         """Run the file for as many pictures as it takes, or fewer."""
         image = self.description['inputs'][0]
-        batch, channels = nchw(image)[:2]
-        assert batch is not None and channels is not None, 'as checked'
-        pixels = [
-            check_pixels(
-                read_picture(x, channels) if isinstance(x, (str, os.PathLike)) else x, channels
-            )
-            for x in pictures
-        ]
+        pixels = [self._read(x) for x in pictures]
         prepared = [prepare(x, image, self.description['shape']) for x in pixels]
-        images = [x for x, _ in prepared]
-        images += images[-1:] * (batch - len(images))
-        outputs = self.run(np.concatenate(images) if batch > 1 else images[0])
+        outputs = self._run_batch([x for x, _ in prepared])
         predicted = []
         for row, (x, (_, place)) in enumerate(zip(pixels, prepared)):
-            own = [output[row : row + 1] for output in outputs] if batch > 1 else outputs
+            own = [output[row : row + 1] for output in outputs] if len(pixels) > 1 else outputs
             results = read_results(self.description, own, place, x.shape[:2], score)
             predicted.append(dict(results, names=self.description.get('classes')))
         return predicted
+
+    def _run_batch(self, images: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run the file for as many images (1, C, H, W) as it takes, or fewer."""
+        batch = self.description['inputs'][0]['shape'][0]
+        if batch == 1:
+            return self.run(images[0])
+        number = len(images)
+        images = [*images, *images[-1:] * (batch - number)]
+        return [output[:number] for output in self.run(np.concatenate(images))]
+
+    def _choose_slide(self) -> Callable[[np.ndarray, float | None], dict[str, Any]]:
+        """Return what predicts a picture by windows."""
+        outputs, names = self.description['outputs'], self.description.get('classes')
+        kind = outputs[0].get('kind')
+        if kind == 'boxes' or self.description.get('decode') is not None:
+
+            def slide(pixels: np.ndarray, score: float | None) -> dict[str, Any]:
+                results = slide_boxes(pixels, self.description, partial(self._detect, score=score))
+                return dict(results, names=names)
+
+        elif kind in (None, 'probabilities') and len(outputs[0]['shape']) == 4:
+
+            def slide(pixels: np.ndarray, score: float | None) -> dict[str, Any]:
+                labels = slide_labels(pixels, self.description, self._segment)
+                return dict(labels=labels, names=names)
+
+        elif kind == 'labels':
+            raise ValueError(
+                "labels of windows cannot be averaged: use tile='whole', or export with --outputs "
+                'probabilities or raw'
+            )
+        else:
+            raise ValueError("tile='slide' is for segmentors and detectors")
+        return slide
+
+    def _detect(
+        self, pixels: np.ndarray, corners: Sequence[tuple[int, int]], score: float | None
+    ) -> Iterator[dict[str, Any]]:
+        """Yield what is found in windows."""
+        height, width = self.description['shape']
+        batch = self.description['inputs'][0]['shape'][0]
+        for start in range(0, len(corners), batch):
+            part = corners[start : start + batch]
+            windows = [pixels[top : top + height, left : left + width] for top, left in part]
+            yield from self._predict(windows, score)
+
+    def _segment(
+        self, pixels: np.ndarray, corners: Sequence[tuple[int, int]]
+    ) -> Iterator[np.ndarray]:
+        """Yield the logits (K, h, w) of windows, at whose right and lower borders is padding."""
+        shape = height, width = self.description['shape']
+        image = dict(self.description['inputs'][0], resize=None, letterbox='top-left')
+        batch = image['shape'][0]
+        for start in range(0, len(corners), batch):
+            part = corners[start : start + batch]
+            windows = [pixels[top : top + height, left : left + width] for top, left in part]
+            outputs = self._run_batch([prepare(x, image, shape)[0] for x in windows])
+            yield from read_logits(self.description, outputs)
 
 
 def open_exported(

@@ -13,8 +13,15 @@ import numpy as np
 from mmcare_runtime.text import escape
 
 Place = Tuple[int, int, int, int]  # of a picture in an image: top, left, height, width
-PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')  # suffixes
+PICTURES = ('.bmp', '.jpeg', '.jpg', '.npy', '.png', '.ppm', '.tif', '.tiff', '.webp')  # suffixes
 LARGEST_AREA = 2**28  # of resized pictures, in pixels
+CV2_FLAGS = {  # by mmcv's color_type
+    'color': cv2.IMREAD_COLOR,
+    'grayscale': cv2.IMREAD_GRAYSCALE,
+    'unchanged': cv2.IMREAD_UNCHANGED,
+    'color_ignore_orientation': cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION,
+    'grayscale_ignore_orientation': cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION,
+}
 CV2_CODES = {
     'nearest': cv2.INTER_NEAREST,
     'bilinear': cv2.INTER_LINEAR,
@@ -24,55 +31,129 @@ CV2_CODES = {
 }
 
 
-def read_picture(path: str | os.PathLike[str], channels: int = 3) -> np.ndarray:
-    """Read a picture as pixels (H, W, C): BGR or gray for three channels or one, else as it is.
+def read_picture(
+    path: str | os.PathLike[str], channels: int = 3, loader: Mapping[str, Any] | None = None
+) -> np.ndarray:
+    """Read a picture as training did, as pixels (H, W, C).
+
+    Args:
+        path: A picture, or ``.npy`` with an array (H, W) or (H, W, C).
+        channels: Without a ``color_type``, pictures are read as colours for three and as gray for
+            one, and otherwise, as those of more than 8 bits, as they are.
+        loader: Of the input's description.
 
     Raises:
         FileNotFoundError: If there is no file.
-        ValueError: If it is not a picture.
+        ValueError: If it is not a picture, or if a package is missing that reads it.
     """
-    file = Path(path)
+    file, loader = Path(path), loader or {}
     if not file.is_file():
         raise FileNotFoundError(escape(f'{file} is not a file'))
-    flag = {3: cv2.IMREAD_COLOR, 1: cv2.IMREAD_GRAYSCALE}.get(channels, cv2.IMREAD_UNCHANGED)
-    data = np.fromfile(str(file), np.uint8)  # cv2.imread knows only ASCII names on Windows
+    color_type = loader.get('color_type')
+    if color_type is None:
+        known = loader.get('bits', 8) == 8
+        color_type = {3: 'color', 1: 'grayscale'}.get(channels) if known else None
     try:
-        pixels = cv2.imdecode(data, flag) if len(data) else None
-    except cv2.error:
+        if file.suffix.lower() == '.npy':
+            pixels = np.load(str(file), allow_pickle=False)
+        else:
+            backend = loader.get('imdecode_backend') or 'cv2'
+            pixels = DECODERS[backend](file, color_type or 'unchanged')
+    except ImportError as error:
+        package = PACKAGES.get(error.name or '', error.name)
+        raise ValueError(
+            f'{package} reads the pictures of this file: pip install {package}'
+        ) from error
+    except Exception:  # decoders have classes of their own
         pixels = None
-    if pixels is None:
+    if pixels is None or pixels.ndim not in (2, 3):
         raise ValueError(escape(f'{file} is not a picture'))
     return np.atleast_3d(pixels)
 
 
-def check_pixels(pixels: Any, channels: int) -> np.ndarray:
+def _decode_with_cv2(file: Path, color_type: str) -> Any:
+    data = np.fromfile(str(file), np.uint8)  # cv2.imread knows only ASCII names on Windows
+    return cv2.imdecode(data, CV2_FLAGS[color_type]) if len(data) else None
+
+
+def _decode_with_pillow(file: Path, color_type: str) -> Any:
+    """Decode as mmcv does."""
+    from PIL import Image, ImageOps
+
+    image: Any
+    with Image.open(str(file)) as image:
+        if color_type == 'unchanged':
+            pixels = np.array(image)
+            if pixels.ndim == 3 and pixels.shape[2] >= 3:
+                pixels[..., :3] = pixels[..., 2::-1].copy()
+            return pixels
+        if not color_type.endswith('ignore_orientation'):
+            image = ImageOps.exif_transpose(image)
+        if image.mode == 'LA':  # mmcv's canvas
+            canvas = Image.new('RGB', image.size, (124, 117, 104))
+            canvas.paste(image.convert('RGBA'), mask=image.getchannel('A'))
+            image = canvas
+        image = image.convert('RGB')
+        if color_type.startswith('grayscale'):
+            return np.array(image.convert('L'))
+        return np.array(image)[..., ::-1]
+
+
+def _decode_with_tifffile(file: Path, color_type: str) -> Any:
+    """Decode as it is stored: colours stay RGB, as in mmcv."""
+    import tifffile  # type: ignore[import-not-found,unused-ignore]
+
+    return tifffile.imread(str(file))
+
+
+DECODERS = dict(
+    cv2=_decode_with_cv2,
+    turbojpeg=_decode_with_cv2,
+    pillow=_decode_with_pillow,
+    tifffile=_decode_with_tifffile,
+)
+PACKAGES = {'PIL': 'pillow'}
+
+
+def check_pixels(pixels: Any, channels: int, bits: int | None = 8) -> np.ndarray:
     """Return pixels as (H, W, channels).
 
     Args:
-        pixels: uint8, (H, W, 3) in BGR, (H, W) or (H, W, 1); or as many channels as the file takes.
+        pixels: (H, W, 3) in BGR, (H, W) or (H, W, 1); or as many channels as the file takes.
         channels: That the file takes. Colours become gray for one, gray becomes BGR for three.
+        bits: Of a value: 8 for uint8, 16 for uint16, 32 for float32. None: any of them.
 
     Raises:
         ValueError: If they are something else.
     """
-    taken = 'uint8 pixels (H, W, 3) in BGR, (H, W) or (H, W, 1)'
+    kind = {8: 'uint8', 16: 'uint16', 32: 'float32'}.get(bits or 0, 'uint8, uint16 or float32')
+    taken = f'{kind} pixels (H, W, 3) in BGR, (H, W) or (H, W, 1)'
     if channels not in (1, 3):
-        taken = f'uint8 pixels (H, W, {channels})'
+        taken = f'{kind} pixels (H, W, {channels})'
     if not isinstance(pixels, np.ndarray):
         hint = ': did the camera give a picture?' if pixels is None else ''
         raise ValueError(f'a path or {taken} are expected, got {type(pixels).__name__}{hint}')
-    shape = pixels.shape
-    if pixels.dtype != np.uint8 or len(shape) not in (2, 3) or not pixels.size:
-        raise ValueError(f'{taken} are expected, got {pixels.dtype} {shape}')
+    shape, dtype = pixels.shape, pixels.dtype
+    known = dtype in (np.uint8, np.uint16, np.int16, np.float32)
+    if (
+        not known
+        or (bits is not None and 8 * dtype.itemsize != bits)
+        or len(shape) not in (2, 3)
+        or not pixels.size
+    ):
+        hint = ''
+        if bits in (8, 16) and dtype in (np.uint8, np.uint16) and 8 * dtype.itemsize != bits:
+            hint = f': the network was trained on pictures of {bits} bits'
+        raise ValueError(f'{taken} are expected, got {dtype} {shape}{hint}')
     pixels = np.atleast_3d(pixels)
     number = pixels.shape[2]
     if number == channels:
         return pixels
     if (number, channels) == (1, 3):
-        return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_GRAY2BGR)
+        return np.repeat(pixels, 3, 2)
     if (number, channels) == (3, 1):
         return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_BGR2GRAY)[..., None]
-    raise ValueError(f'{taken} are expected, got {pixels.dtype} {shape}')
+    raise ValueError(f'{taken} are expected, got {dtype} {shape}')
 
 
 def prepare(
@@ -81,7 +162,7 @@ def prepare(
     """Resize, crop, normalize and pad pixels (H, W, C) to an image (1, C, *shape).
 
     Args:
-        pixels: uint8, in BGR if there are three channels.
+        pixels: In BGR if there are three channels.
         taken: Describes the input of a file.
         shape: Its height and width.
 
@@ -95,6 +176,8 @@ def prepare(
     """
     if taken['kind'] == 'tensor' and not taken['mean']:
         raise ValueError('the file does not name mean and std of images')
+    if (taken.get('loader') or {}).get('to_float32'):
+        pixels = pixels.astype(np.float32)  # so that resizing does not round
     pixels = resize(pixels, taken['resize'] or {}, shape, fit=bool(taken['resize']))
     if taken['channels'] == 'RGB':
         pixels = pixels[..., ::-1]
@@ -107,21 +190,28 @@ def prepare(
     top = left = 0
     if taken.get('letterbox') == 'center':
         top, left = (shape[0] - height) // 2, (shape[1] - width) // 2
-    dtype = np.dtype(taken.get('dtype', 'float32'))
-    values = np.arange(256, dtype=np.float32)
-    image = np.empty((1, channels, *shape), dtype)
+    image = np.empty((1, channels, *shape), taken.get('dtype', 'float32'))
     for channel, plane in enumerate(image[0]):
         plane[:] = taken['padding'][channel]
         inside = plane[top : top + height, left : left + width]
-        if dtype == np.uint8:
-            inside[:] = pixels[..., channel]
-            continue
-        table = values
-        if taken['kind'] == 'tensor':
-            mean, std = np.float32(taken['mean'][channel]), np.float32(taken['std'][channel])
-            table = (values - mean) / std
-        inside[:] = table[pixels[..., channel]]
+        _normalize(pixels[..., channel], taken, channel, inside)
     return image, (top, left, height, width)
+
+
+def _normalize(
+    pixels: np.ndarray, taken: Mapping[str, Any], channel: int, result: np.ndarray
+) -> None:
+    """Write pixels (H, W) of a channel as the file takes them."""
+    if taken['kind'] == 'image':
+        rounds = result.dtype == np.uint8 and pixels.dtype != np.uint8
+        result[:] = pixels.round().clip(0, 255) if rounds else pixels
+        return
+    mean, std = (np.float32(taken[key][channel]) for key in ('mean', 'std'))
+    if pixels.dtype == np.uint8:
+        result[:] = ((np.arange(256, dtype=np.float32) - mean) / std)[pixels]
+    else:
+        np.subtract(pixels, mean, out=result, dtype=np.float32)
+        result /= std
 
 
 def resize(
@@ -139,7 +229,6 @@ def resize(
         ratio = ratio if fit else min(ratio, 1)
         target = [max(round(side * ratio), 1) for side in sides]
     height, width = target
-    interpolation = options.get('interpolation', 'bilinear')
     top = left = 0
     rows, columns = height, width
     if options.get('crop'):
@@ -147,18 +236,43 @@ def resize(
         crop_rows, crop_columns = options['crop']
         top = max(round((height - crop_rows) / 2), 0)
         left = max(round((width - crop_columns) / 2), 0)
+    return _resize_to(pixels, target, options)[top : top + rows, left : left + columns]
+
+
+def resize_as_mmcv(pixels: np.ndarray, sliding: Mapping[str, Any]) -> np.ndarray:
+    """Resize pixels (H, W, C) as the description's ``slide`` says.
+
+    mmcv's ``scale`` has the longer side first, whichever it is, if the ratio is kept.
+    """
+    options, multiple = sliding.get('resize'), sliding.get('multiple')
+    if options:
+        (width, height), sides = options['scale'], pixels.shape[:2]
+        target = [height, width]
+        if options['keep_ratio']:
+            ratio = min(f(target) / f(sides) for f in (max, min))
+            target = [max(int(side * ratio + 0.5), 1) for side in sides]
+        pixels = _resize_to(pixels, target, options)
+    if multiple:
+        target = [-(-side // multiple) * multiple for side in pixels.shape[:2]]
+        pixels = _resize_to(pixels, target, {})
+    return pixels
+
+
+def _resize_to(pixels: np.ndarray, target: Sequence[int], options: Mapping[str, Any]) -> np.ndarray:
+    """Resize pixels (H, W, C) to a height and width, by ``interpolation`` and ``backend``."""
+    (height, width), sides = target, pixels.shape[:2]
+    interpolation = options.get('interpolation', 'bilinear')
     if height * width > LARGEST_AREA:  # of a thin picture, whose shorter side is enlarged
         raise ValueError(f'a picture of {sides[0]}x{sides[1]} would become {height}x{width}')
-    if (height, width) != tuple(sides):
-        if options.get('backend') == 'pillow':
-            pixels = resize_as_pillow(pixels, target, interpolation)
-        else:
-            pixels = cv2.resize(
-                np.ascontiguousarray(pixels),
-                (width, height),
-                interpolation=CV2_CODES[interpolation],
-            )
-    return np.atleast_3d(pixels)[top : top + rows, left : left + columns]
+    if (height, width) == tuple(sides):
+        return pixels
+    if options.get('backend') == 'pillow':
+        if pixels.dtype != np.uint8:
+            raise ValueError(f'Pillow, which the test pipeline names, resizes no {pixels.dtype}')
+        return resize_as_pillow(pixels, target, interpolation)
+    code = CV2_CODES[interpolation]
+    pixels = np.ascontiguousarray(pixels)
+    return np.atleast_3d(cv2.resize(pixels, (width, height), interpolation=code))
 
 
 # Pillow's filters and their half widths; a bicubic has a = -0.5.

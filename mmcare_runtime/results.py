@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Mapping, Sequence
+from typing import Any, Dict, Iterable, Mapping, Sequence
 
 import cv2
 import numpy as np
@@ -48,15 +48,16 @@ def read_results(
         results = decode_boxes(outputs, description['decode'], place, score)
     elif kind == 'labels':
         labels = crop(outputs[0][0], place)
-        return dict(labels=enlarge_labels(labels, size).astype(np.int64))
-    elif kind == 'probabilities':
+        aligned = bool(description.get('align_corners'))
+        return dict(labels=enlarge_labels(labels, size, aligned).astype(np.int64))
+    elif kind == 'probabilities' and outputs[0].ndim == 2:
         return rank(outputs[0][0])
-    elif len(outputs) > 1 or activation is None:
+    elif len(outputs) > 1 or (activation is None and kind is None):
         raise ValueError('the file does not describe how its outputs are decoded')
     elif outputs[0].ndim == 4:
-        shape = description['shape']
-        threshold = description.get('threshold', 0.3)
-        return dict(labels=read_labels(outputs[0], shape, place, size, threshold))
+        shape, aligned = description['shape'], bool(description.get('align_corners'))
+        threshold, logits = read_threshold(description), read_logits(description, outputs)
+        return dict(labels=read_labels(logits, shape, place, size, threshold, aligned))
     else:
         (logits,) = outputs[0]
         return rank(sigmoid(logits) if activation == 'sigmoid' else softmax(logits))
@@ -71,6 +72,14 @@ def read_results(
         masks = outputs[kinds.index('masks')][0, rows]
         results['masks'] = paste_masks(masks, whole, size, threshold)
     return results
+
+
+def read_logits(description: Mapping[str, Any], outputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the logits (B, K, h, w) of a segmentor, also of a file that has probabilities."""
+    (about,) = description['outputs']
+    if about.get('kind') != 'probabilities':
+        return outputs[0]
+    return to_logits(outputs[0], about['activation'])
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -91,18 +100,77 @@ def crop(maps: np.ndarray, place: Place) -> np.ndarray:
     return maps[..., top : top + height, left : left + width]
 
 
-def enlarge(plane: np.ndarray, size: Sequence[int]) -> np.ndarray:
+def locate(old: int, new: int, align_corners: bool = False) -> np.ndarray:
+    """Return where new pixels are among the old ones of an axis, as in PyTorch."""
+    if align_corners:
+        return np.linspace(0, old - 1, new)
+    return ((np.arange(new) + 0.5) * (old / new) - 0.5).clip(0, old - 1)
+
+
+def interpolate(plane: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Interpolate linearly between the rows of a map (h, w), to one for each position."""
+    low = np.floor(positions).astype(int)
+    weights = (positions - low).astype(np.float32)[:, None]
+    values = plane[low]
+    if weights.any():
+        values = values + (plane[np.minimum(low + 1, len(plane) - 1)] - values) * weights
+    return values
+
+
+def enlarge(plane: np.ndarray, size: Sequence[int], align_corners: bool = False) -> np.ndarray:
     """Resize a map (h, w) to a height and width, bilinearly, as PyTorch does."""
     plane = np.ascontiguousarray(plane, np.float32)
-    return cv2.resize(plane, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)
+    if plane.shape == tuple(size):
+        return plane
+    if not align_corners:
+        return cv2.resize(plane, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)
+    for old, new in zip(plane.shape, size):
+        plane = interpolate(plane, locate(old, new, True)).T
+    return plane
 
 
-def enlarge_labels(labels: np.ndarray, size: Sequence[int]) -> np.ndarray:
+def enlarge_labels(
+    labels: np.ndarray, size: Sequence[int], align_corners: bool = False
+) -> np.ndarray:
     """Resize a map (h, w) to a height and width: each pixel gets the nearest one's label."""
     rows, columns = (
-        ((np.arange(new) + 0.5) * (old / new)).astype(int) for new, old in zip(size, labels.shape)
+        np.floor(locate(old, new, align_corners) + 0.5).astype(int)
+        for old, new in zip(labels.shape, size)
     )
     return labels[rows[:, None], columns]
+
+
+def to_logits(probabilities: np.ndarray, activation: str) -> np.ndarray:
+    """Return logits that give these probabilities.
+
+    Those of a softmax are short of the network's by a number for each pixel, the same for all
+    classes: their averages and interpolations have the same largest class.
+    """
+    values = np.asarray(probabilities, np.float32).clip(1e-30, 1)
+    if activation == 'softmax':
+        return np.log(values)
+    return np.log(values) - np.log1p(-values.clip(max=1 - 2**-24))
+
+
+def read_threshold(description: Mapping[str, Any]) -> float:
+    """Return the probability above which a segmentor of one channel sees class 1."""
+    return description.get('threshold', 0.3)
+
+
+def choose(
+    planes: Iterable[np.ndarray], number: int, size: Sequence[int], threshold: float = 0.3
+) -> np.ndarray:
+    """Choose the class of each pixel of a height and width, from a map of logits for each class.
+
+    One channel is that of class 1 where its probability is above the threshold.
+    """
+    labels = np.zeros(size, np.int64)
+    least = -math.inf if number > 1 else math.log(threshold / (1 - threshold))
+    best = np.full(size, least, np.float32)
+    for label, plane in enumerate(planes):  # all classes of a photograph take gigabytes
+        labels[plane > best] = label if number > 1 else 1
+        np.maximum(best, plane, out=best)
+    return labels
 
 
 def read_labels(
@@ -111,20 +179,14 @@ def read_labels(
     place: Place,
     size: Sequence[int],
     threshold: float = 0.3,
+    align_corners: bool = False,
 ) -> np.ndarray:
-    """Enlarge logits (1, K, h, w) to an image, cut off padding, enlarge to a picture, and choose.
+    """Enlarge logits (1, K, h, w) to an image, cut off padding, enlarge to a picture and choose."""
 
-    One channel is that of class 1 where its probability is above the threshold.
-    """
-    number = logits.shape[1]
-    labels = np.zeros(size, np.int64)
-    least = -math.inf if number > 1 else math.log(threshold / (1 - threshold))
-    best = np.full(size, least, np.float32)
-    for label, logit in enumerate(logits[0]):  # all classes of a photograph take gigabytes
-        plane = enlarge(crop(enlarge(logit, shape), place), size)
-        labels[plane > best] = label if number > 1 else 1
-        np.maximum(best, plane, out=best)
-    return labels
+    def enlarge_plane(plane: np.ndarray) -> np.ndarray:
+        return enlarge(crop(enlarge(plane, shape, align_corners), place), size, align_corners)
+
+    return choose(map(enlarge_plane, logits[0]), logits.shape[1], size, threshold)
 
 
 def rank(scores: np.ndarray) -> Results:

@@ -156,11 +156,11 @@ def ask_export(config):
     from mmcare.export.tasks.base import describe_classes
 
     numbers = 2, 80, 150, 1000
-    shape = preprocessing.choose_shape(config)
+    shape, reason = preprocessing.choose_shape(config)
     fitted = deepcopy(config)
     steps = preprocessing.fit_config(fitted, shape)
     return dict(
-        shape=shape,
+        shape=(shape, reason),
         steps={name: dict(step, type=name) for name, step in steps.items()},
         left=len(fitted.test_dataloader.dataset.pipeline),
         padding=preprocessing.read_padding(config, 3),

@@ -3,21 +3,25 @@
 A file computes its part of the model; the rest of the model takes its weights from --checkpoint.
 Files of whole models need no checkpoint. Files run on one thread of the CPU. PyTorch computes
 .mlpackage files, which are not timed. Images are resized to fit the files' height and width, the
-ratio kept, and padded. The table has megabytes, milliseconds an image (median of interleaved
-rounds) and the config's metrics. PyTorch's time is that of the part, or, next to decoded files, of
-the toolbox's ``predict``.
+ratio kept, and padded. Where the config tests a segmentor on windows (test_cfg.mode='slide'), or
+with --tile slide, files compute windows; boxes of windows are merged. The table has megabytes,
+milliseconds an image or window (median of interleaved rounds) and the config's metrics. With
+--checkpoint, the first row is PyTorch as the toolbox tests the config, unchanged; if that differs,
+the second is PyTorch at the files' height and width. PyTorch's time is that of the part, or, next
+to decoded files, of the toolbox's ``predict``.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 try:
-    from mmcare.export.evaluation import pad_images, replaced_part
+    from mmcare.export.evaluation import pad_images, replaced_part, sliced
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
@@ -25,17 +29,18 @@ except KeyboardInterrupt:
     print('stopped: nothing is written', file=sys.stderr)
     sys.exit(130)
 import pandas as pd
-from mmengine.config import DictAction
+from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
 from mmcare.analysis.timing import measure_in_turn
 from mmcare.export.loading import read_config, read_normalization
 from mmcare.export.opening import open_exported
-from mmcare.export.preprocessing import fit_config
+from mmcare.export.preprocessing import fit_config, is_slid
 from mmcare.export.tasks import make_task
 from mmcare.files import check_writable_file, moved_into_place, size_of
 from mmcare.weights.reading import CheckpointError, load_weights
 from mmcare_runtime.text import escape
+from mmcare_runtime.tiles import TILES
 
 ROUNDS = 5
 PYTORCH = 'PyTorch'
@@ -57,12 +62,48 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--checkpoint', metavar='CHECKPOINT', help='weights; also tested in PyTorch'
     )
+    parser.add_argument(
+        '--tile',
+        choices=TILES,
+        help='slide: files see windows of their size; default: as the config tests',
+    )
     parser.add_argument('--float16', action='store_true', help='compute .tflite files in float16')
     parser.add_argument('--no-verify', action='store_true', help='open a file that was rewritten')
     parser.add_argument('--out', type=Path, metavar='JSON', help='also write the table here')
     parser.add_argument('--work-dir', help="where logs go; default: the config's")
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='changes of the config')
     return parser.parse_args()
+
+
+def build_runner(arguments: argparse.Namespace, config: Config) -> Runner:
+    """Build the runner of a config, with the weights of the checkpoint if one is given."""
+    try:
+        runner = Runner.from_cfg(config)
+    except (LookupError, TypeError) as error:  # a name or an argument that does not exist
+        raise ValueError(f'{arguments.config} cannot be built: {error}') from error
+    if arguments.checkpoint:
+        try:
+            runner.model.load_state_dict(load_weights(arguments.checkpoint))
+        except RuntimeError as error:
+            raise CheckpointError(f'{arguments.checkpoint} does not fit. {error}') from None
+    return runner
+
+
+def choose_tile(tile: str | None, config: Config, programs: Mapping[Path, Any]) -> str:
+    """Choose whether files see whole pictures or windows; by default as the config says."""
+    tile = tile or ('slide' if is_slid(config) else 'whole')
+    if tile == 'slide':
+        for file, program in programs.items():
+            kind = (program.description.get('outputs') or [{}])[0].get('kind')
+            detects = kind == 'boxes' or program.description.get('decode')
+            if not detects and 'mode' not in (config.model.get('test_cfg') or {}):
+                raise ValueError(f'--tile slide is for segmentors and detectors, not for {file}')
+            if kind == 'labels':
+                raise ValueError(
+                    f'{file} has labels, which cannot be averaged: export it with --outputs '
+                    'probabilities or raw, or test it with --tile whole'
+                )
+    return tile
 
 
 def measure(arguments: argparse.Namespace) -> pd.DataFrame:
@@ -87,18 +128,19 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     config.load_from, config.resume = None, False
     if not config.get('test_dataloader'):
         raise ValueError(f'{arguments.config} has no test_dataloader: name a config with test data')
-    normalization = read_normalization(config)  # with the Pad that the next line removes
-    fit_config(config, size)
-    try:
-        runner = Runner.from_cfg(config)
-    except (LookupError, TypeError) as error:  # a name or an argument that does not exist
-        raise ValueError(f'{arguments.config} cannot be built: {error}') from error
-    pad_images(runner.model, size, normalization, *letterboxes)
+    tile = choose_tile(arguments.tile, config, programs)
+    slices = tile == 'slide' and 'mode' not in (config.model.get('test_cfg') or {})
+    metrics = {}
     if arguments.checkpoint:
         try:
-            runner.model.load_state_dict(load_weights(arguments.checkpoint))
-        except RuntimeError as error:
-            raise CheckpointError(f'{arguments.checkpoint} does not fit. {error}') from None
+            metrics = build_runner(arguments, config.copy()).test()
+        except RuntimeError as error:  # such as of sizes that a head cannot compute
+            print(f'PyTorch cannot test the config unchanged: {error}', file=sys.stderr)
+    normalization = read_normalization(config)  # with the Pad that the next line removes
+    tile = 'whole' if slices else tile
+    fit_config(config, size, tile)
+    runner = build_runner(arguments, config)
+    pad_images(runner.model, size, normalization, *letterboxes, tile)
 
     def test() -> dict[str, float]:
         try:
@@ -107,11 +149,12 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
             raise ValueError(f'the model cannot be tested on images of {size}: {error}') from error
 
     batch = runner.model.eval().data_preprocessor(next(iter(runner.test_dataloader)))
-    picture = batch['inputs']
+    picture = batch['inputs'][..., : size[0], : size[1]]
     rows: dict[str, dict[str, float]] = {}
     runs: dict[str, Callable[[], object]] = {}
     for file, program in programs.items():
-        with replaced_part(runner.model, program, bool(arguments.checkpoint)) as part:
+        model, checked = runner.model, bool(arguments.checkpoint)
+        with sliced(model, program) if slices else replaced_part(model, program, checked) as part:
             if part != 'model' and not arguments.checkpoint:
                 raise ValueError(
                     f'{file} holds the {part} alone: give the weights of the rest with '
@@ -125,12 +168,20 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
             network = make_task(model, part)
             weights = sum(value.nbytes for value in network.state_dict().values())
             runs[PYTORCH] = partial(network, picture.cpu())
-            if 'kind' in program.description['outputs'][0]:  # results, by the toolbox's operators
+            has_results = 'kind' in program.description['outputs'][0]
+            if has_results and tile == 'whole':  # by the toolbox's operators
                 runs[PYTORCH] = partial(model.predict, picture.cpu(), batch['data_samples'])
+    times = measure_in_turn(runs, ROUNDS).median()
     if arguments.checkpoint:
-        rows = {PYTORCH: {'MB': weights / 1e6, 'ms': 0.0, **test()}, **rows}
+        fitted = test()
+        name = PYTORCH if fitted == metrics else f'{PYTORCH}, {size[0]}x{size[1]}'
+        times = times.rename({PYTORCH: name})
+        of_pytorch = {PYTORCH: metrics, name: fitted} if metrics else {name: fitted}
+        rows = {
+            key: dict(MB=weights / 1e6, ms=0.0, **row) for key, row in of_pytorch.items()
+        } | rows
     table = pd.DataFrame(rows).T
-    table['ms'] = measure_in_turn(runs, ROUNDS).median()
+    table['ms'] = times
     return table
 
 

@@ -72,7 +72,10 @@ def parse_args() -> argparse.Namespace:
         'of a one-stage detector; two-stage ones need --outputs decoded; default: backbone'
     )
     add('--part', choices=PARTS, default='backbone', help=help_part)
-    help_shape = "of the images; default: the test pipeline's, rounded up to 32; 512 512 of an arch"
+    help_shape = (
+        "of the images; default: the test pipeline's, or the windows' where test_cfg.mode is "
+        "'slide', rounded up to 32; 512 512 of an arch"
+    )
     add('--shape', type=int, nargs=2, metavar=('H', 'W'), help=help_shape)
     suffixes = ', '.join(f'{name}: {backend.suffix}' for name, backend in BACKENDS.items())
     help_format = f'{suffixes}; default: coreml onnx'
@@ -85,8 +88,9 @@ def parse_args() -> argparse.Namespace:
     )
     add('--input', choices=INPUT_KINDS, help=help_input)
     help_outputs = (
-        'decoded: probabilities, a map of class labels, or boxes, scores, labels and masks, of '
-        "whole models; raw: the network's outputs; default: raw"
+        'decoded: probabilities, a map of class labels (probabilities of all classes where windows '
+        'are tested), or boxes, scores, labels and masks, of whole models; probabilities: of '
+        "classifiers and segmentors; raw: the network's outputs; default: raw"
     )
     add('--outputs', choices=OUTPUTS, default='raw', help=help_outputs)
     help_letterbox = (

@@ -56,7 +56,7 @@ def describe_file(
         graph: What the file computes.
         outputs: Of the file.
         settings: ``format``, ``precision``, and what else the backend names.
-        input_settings: ``kind``, ``dtype`` and ``letterbox`` of the input.
+        input_settings: ``kind``, ``dtype``, ``letterbox`` and ``loader`` of the input.
         layout: ``'NCHW'`` or ``'NHWC'``.
     """
     results = graph.post_process.outputs if graph.post_process else [{}] * len(outputs)

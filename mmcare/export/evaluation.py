@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
 from mmcare.export.loading import Normalization
@@ -18,26 +19,34 @@ def pad_images(
     shape: tuple[int, int],
     normalization: Normalization | None = None,
     letterbox: str = 'top-left',
+    tile: str = 'whole',
 ) -> None:
     """Let a model of a toolbox pad normalized images to a height and width.
 
-    The model then raises a ValueError for larger images. Results are moved back from the center.
+    The model then raises a ValueError for larger images, unless it sees windows of them. Results
+    are moved back from the center.
 
     Args:
         model: Changed in place.
         shape: Height and width.
         normalization: Has the padding; None: zeros.
         letterbox: See :func:`mmcare.export.preprocessing.pad_to`.
+        tile: See :func:`mmcare.export.preprocessing.fit_config`.
     """
+    slides = tile == 'slide'
+    letterbox = 'top-left' if slides else letterbox
     fill = normalization.fill if normalization else [0.0]
 
     def pad(_: nn.Module, __: Any, data: dict[str, Any]) -> None:
-        data['inputs'], padding = pad_to(data['inputs'], shape, fill, letterbox)
-        metainfo = dict(pad_shape=shape, batch_input_shape=shape, img_padding_size=padding)
+        size = tuple(map(max, data['inputs'].shape[-2:], shape)) if slides else shape
+        data['inputs'], padding = pad_to(data['inputs'], size, fill, letterbox)
+        metainfo: dict[str, Any] = dict(pad_shape=size, batch_input_shape=size)
         if letterbox == 'center':
-            metainfo['img_shape'] = shape
+            metainfo['img_shape'] = size
         for sample in data['data_samples']:  # mmseg crops its logits by the padding
-            sample.set_metainfo(metainfo)
+            before = sample.metainfo.get('img_padding_size', [0] * 4)
+            widths = tuple(sum(pair) for pair in zip(before, padding, strict=True))
+            sample.set_metainfo(dict(metainfo, img_padding_size=widths))
 
     model.data_preprocessor.register_forward_hook(pad)
     if letterbox == 'center':
@@ -89,3 +98,28 @@ def replaced_part(model: Any, program: Any, checked: bool = False) -> Iterator[s
             setattr(owner, name, substitute)
             stack.callback(delattr, owner, name)  # the class has the method
         yield task.part
+
+
+@contextmanager
+def sliced(model: Any, program: Any) -> Iterator[str]:
+    """Let a detector's file compute windows of the pictures on disk; yield its part of the model.
+
+    Args:
+        model: Of mmdet, changed while the context is active: only its metrics are computed.
+        program: A file that :func:`mmcare.export.open_exported` has opened.
+    """
+
+    def predict(_: Tensor, samples: Any, **__: Any) -> Any:
+        for sample in samples:
+            found = program.predict(sample.img_path, tile='slide')
+            names = dict(bboxes='boxes', scores='scores', labels='labels', masks='masks')
+            values = {key: found[name] for key, name in names.items() if name in found}
+            tensors = {key: torch.from_numpy(value) for key, value in values.items()}
+            sample.pred_instances = InstanceData(**tensors)
+        return samples
+
+    model.predict = predict
+    try:
+        yield 'model'
+    finally:
+        del model.predict

@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import cycle, islice
 from pathlib import Path
@@ -139,10 +139,16 @@ class Export:
     output_names: Sequence[str]
     description: Mapping[str, Any]  # of the model
 
-    def post_process(self, output_format: OutputFormat) -> PostProcess | None:
-        """Return what turns outputs into results, if that was asked for."""
-        if self.request.outputs == 'raw':
+    def choose_output_format(self, backend: Backend) -> OutputFormat | None:
+        """Choose how files give results; None: they have the network's outputs."""
+        outputs = self.request.outputs
+        if outputs == 'raw':
             return None
+        output_format = backend.choose_output_format(self.request.options)
+        return replace(output_format, probabilities=outputs == 'probabilities')
+
+    def post_process(self, output_format: OutputFormat) -> PostProcess:
+        """Return what turns outputs into results."""
         options, batch = self.request.options, self.request.batch
         post_process = self.model.task.post_process(
             self.outputs, self.shape, output_format, options
@@ -190,7 +196,9 @@ def prepare_export(model: LoadedModel, request: ExportRequest) -> Export:
         ValueError: If the model cannot be exported so.
     """
     task, normalization = model.task, model.normalization
-    shape = request.shape or choose_shape(model.config)
+    shape, reason = (request.shape, '') if request.shape else choose_shape(model.config)
+    if reason:
+        LOGGER.info('images of height %d and width %d: %s', *shape, reason)
     stride, channels = task.info.stride, task.info.in_channels
     if not all(stride <= side <= LARGEST_SIDE for side in shape):
         raise ValueError(f'height and width must be {stride} to {LARGEST_SIDE} pixels, got {shape}')
@@ -225,11 +233,19 @@ def prepare_export(model: LoadedModel, request: ExportRequest) -> Export:
             raise ValueError(f'{name}= is for formats={quote(able)}')
     number = request.number_of_calibration_images
     images = load_images(model, shape, number, request.images, request.letterbox)
+    is_image = any(request.input_kind_of(backend) == 'image' for backend in request.backends)
+    if is_image and images.loader['bits'] not in (8, None):
+        raise ValueError(
+            f"input_kind='image' takes bytes, and pictures have {images.loader['bits']} bits: use "
+            "input_kind='tensor'"
+        )
     reference = Reference(model, images.checked)
     description = describe_model(model, shape, outputs)
     export = Export(model, request, shape, images, reference, outputs, names, description)
     for backend in request.backends:
-        export.post_process(backend.choose_output_format(request.options))
+        output_format = export.choose_output_format(backend)
+        if output_format:
+            export.post_process(output_format)  # raises an error before files are written
     return export
 
 
@@ -239,9 +255,8 @@ def export_format(export: Export, backend: Backend, folder: Path) -> dict[str, A
     Raises:
         ExportError: If the file cannot be converted, or computes something else than PyTorch.
     """
-    request, options = export.request, export.request.options
-    output_format = backend.choose_output_format(options)
-    decoded = output_format if request.outputs == 'decoded' else None
+    options = export.request.options
+    decoded = export.choose_output_format(backend)
     file = write_file(export, backend, decoded, folder)
     precision, path = file.description['precision'], file.path
     report = dict(file=path.name, bytes=size_of(path), **file.description)
@@ -278,7 +293,10 @@ def write_file(
     outputs = graph.post_process(export.outputs) if graph.post_process else export.outputs
     uint8 = backend.uint8_input and input_kind == 'image'
     input_settings = dict(
-        kind=input_kind, letterbox=request.letterbox, dtype='uint8' if uint8 else 'float32'
+        kind=input_kind,
+        letterbox=request.letterbox,
+        dtype='uint8' if uint8 else 'float32',
+        loader=export.images.loader,
     )
     description = describe_file(
         export.description,
@@ -292,7 +310,7 @@ def write_file(
     default = next(iter(backend.precisions))
     words = [model.name] if model.task.part == 'backbone' else [model.name, model.task.part]
     words.append('{}x{}'.format(*export.shape))
-    words += ['decoded'] if decoded else []
+    words += [request.outputs] if decoded else []
     words += [f'batch{request.batch}'] if request.batch > 1 else []
     words += ['center'] if request.letterbox == 'center' else []
     words += [value for value in settings.values() if value != default]

@@ -14,10 +14,24 @@ from mmengine.utils import scandir
 from torch import Tensor
 
 from mmcare.export.loading import LoadedModel, Normalization
-from mmcare.export.preprocessing import describe_resizing, fit_config
+from mmcare.export.preprocessing import (
+    describe_loader,
+    describe_resizing,
+    describe_sliding,
+    fit_config,
+    is_slid,
+)
 from mmcare.export.tasks.base import innermost_dataset
-from mmcare_runtime.prepare import PICTURES, prepare, read_picture
+from mmcare_runtime.prepare import (
+    PICTURES,
+    check_pixels,
+    prepare,
+    read_picture,
+    resize_as_mmcv,
+)
 
+LOOKED_AT = 8  # pictures of which bits and values are not known from the config
+LIMITS = 'min', 'max'
 HELD_OUT = 2  # pictures to check files on, which are not calibrated with
 Pictures = str | os.PathLike | Sequence[Tensor] | None  # a folder, or pixels (1, C, H, W)
 
@@ -41,16 +55,20 @@ class Images:
     """All images of an export, the same for every format."""
 
     checked: Mapping[str, CheckImage]
+    loader: Mapping[str, Any]  # of the description: how pictures are read
     calibration: Sequence[Tensor] = ()  # pixels (1, C, H, W)
     why_no_pictures: str = ''
 
 
 def draw_images(
-    channels: int, shape: tuple[int, int], normalization: Normalization | None = None
+    channels: int,
+    shape: tuple[int, int],
+    normalization: Normalization | None = None,
+    bits: int | None = 8,
 ) -> dict[str, CheckImage]:
     """Draw images: random ones, one as smooth as pictures, and extremes.
 
-    With a normalization they are pixels, whole numbers from 0 to 255 but for the last one.
+    With a normalization they are pixels, but for the last one whole numbers of 8 or 16 bits.
     """
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(1, channels, *shape, generator=generator)
@@ -59,10 +77,9 @@ def draw_images(
     drawn = dict(random=noise, smooth=smooth, zeros=0 * noise, black_and_white=2.5 * noise.sign())
     hundredfold = 100 * noise
     if normalization is not None:
-        drawn = {
-            name: normalization.to_pixels(image).round().clamp(0, 255)
-            for name, image in drawn.items()
-        }
+        drawn = {name: normalization.to_pixels(image) for name, image in drawn.items()}
+        if bits in (8, 16):
+            drawn = {name: x.round().clamp(0, 2**bits - 1) for name, x in drawn.items()}
         hundredfold = normalization.to_pixels(hundredfold)
     enforced = {'random', 'smooth'}
     images = {name: CheckImage(image, name in enforced) for name, image in drawn.items()}
@@ -81,11 +98,16 @@ def load_images(
     Raises:
         ValueError: If there are no pictures where they are needed or asked for.
     """
-    checked = draw_images(model.task.info.in_channels, shape, model.normalization)
     loader = 'train_dataloader' if number else 'test_dataloader'
+    folder = pictures if isinstance(pictures, str | os.PathLike) else None
+    read = look_at_pictures(model, loader, folder)
+    channels = model.task.info.in_channels
+    checked = draw_images(channels, shape, model.normalization, read['bits'])
     try:
         if pictures is None or isinstance(pictures, str | os.PathLike):
-            pictures = read_images(model, shape, HELD_OUT + number, pictures, loader, letterbox)
+            pictures = read_images(
+                model, shape, HELD_OUT + number, pictures, loader, letterbox, read
+            )
         if number and len(pictures) <= HELD_OUT:
             raise ValueError(f'{len(pictures)} are too few, {HELD_OUT} are held out')
     except Exception as error:  # a data set of a toolbox without its data raises anything
@@ -95,10 +117,40 @@ def load_images(
                 f'no pictures can be read: {reason}; give a config with training data, or a folder '
                 'of pictures with images='
             ) from error
-        return Images(checked, (), reason)
+        return Images(checked, read, (), reason)
     for index, pixels in enumerate(pictures[-HELD_OUT:], 1):
         checked[f'picture{index}'] = CheckImage(pixels, is_picture=True)
-    return Images(checked, pictures[:-HELD_OUT][:number])
+    return Images(checked, read, pictures[:-HELD_OUT][:number])
+
+
+def look_at_pictures(
+    model: LoadedModel, loader: str, folder: str | os.PathLike | None
+) -> dict[str, Any]:
+    """Describe how pictures are read; where files say of how many bits they are, look at some.
+
+    Returns:
+        See :func:`mmcare.export.preprocessing.describe_loader`. Of pictures that were looked at,
+        ``range`` has the least and the largest value.
+    """
+    described = describe_loader(model.config)
+    if described['bits']:
+        return described
+    try:
+        if folder is None:
+            data = _load_data(model, (32, 32), loader)
+            paths = [data.get_data_info(i)['img_path'] for i in range(len(data))]
+        else:
+            paths = list_pictures(folder)
+        channels = model.task.info.in_channels
+        some = paths[:: -(-len(paths) // LOOKED_AT) or 1]
+        pictures = [read_picture(path, channels, described) for path in some]
+        bits = {8 * pixels.dtype.itemsize for pixels in pictures}
+    except Exception:  # a data set of a toolbox without its data raises anything
+        return described
+    if bits in ({8}, {16}, {32}):
+        low, high = (getattr(np, name)([getattr(x, name)() for x in pictures]) for name in LIMITS)
+        described.update(bits=bits.pop(), range=[low.item(), high.item()])
+    return described
 
 
 def read_images(
@@ -108,34 +160,47 @@ def read_images(
     folder: str | os.PathLike | None = None,
     loader: str = 'train_dataloader',
     letterbox: str = 'top-left',
+    described_loader: Mapping[str, Any] | None = None,
 ) -> list[Tensor]:
     """Read pictures, evenly spread over the data, as pixels (1, C, H, W).
 
     Args:
         model: Its config describes the data, unless there is a folder.
-        shape: Height and width. Pictures are resized as the test pipeline does, and padded.
+        shape: Height and width. Pictures are resized as the test pipeline does, and padded; where
+            it tests windows, the middle one is taken.
         number: The largest number of pictures.
         folder: Searched recursively. None: the config's data, through its test pipeline.
         loader: ``'train_dataloader'`` or ``'test_dataloader'``, whose data are read.
         letterbox: See :func:`mmcare.export.preprocessing.pad_to`.
+        described_loader: See :func:`look_at_pictures`; None: the config's.
     """
     if model.normalization is None:
         raise ValueError('the config has no mean and std of images')
     data: Any
+    config = model.config
+    slides = config is not None and is_slid(config)
     if folder is None:
         data, resize = _load_data(model, shape, loader), None  # the pipeline has resized them
     else:
-        data = sorted(scandir(folder, PICTURES, recursive=True, case_sensitive=False))
-        resize = describe_resizing(model.config, shape)
-    described = model.normalization.describe('image', dtype='uint8')
-    described |= dict(resize=resize, letterbox=letterbox)
+        data = list_pictures(folder)
+        resize = None if slides else describe_resizing(config, shape)
+    read = described_loader or describe_loader(model.config)
+    dtype = 'uint8' if read['bits'] == 8 else 'float32'
+    described = model.normalization.describe('image', dtype)
+    described |= dict(resize=resize, letterbox=letterbox, loader=read)
     channels = model.task.info.in_channels
     images = []
     for index in np.linspace(0, len(data) - 1, min(number, len(data))).round().astype(int):
         if folder is None:
             pixels = data[index]['inputs'].permute(1, 2, 0).numpy()
         else:
-            pixels = read_picture(os.path.join(folder, data[index]), channels)
+            pixels = read_picture(data[index], channels, read)
+            pixels = check_pixels(pixels, channels, read['bits'])
+            if config is not None and slides:
+                pixels = resize_as_mmcv(pixels, describe_sliding(config))
+        if slides:
+            top, left = (max(a - b, 0) // 2 for a, b in zip(pixels.shape, shape, strict=False))
+            pixels = pixels[top : top + shape[0], left : left + shape[1]]
         if pixels.shape[2] != channels:
             raise ValueError(f'pictures have {pixels.shape[2]} channels, unlike the network')
         image, _ = prepare(pixels, described, shape)
@@ -145,12 +210,18 @@ def read_images(
     return images
 
 
+def list_pictures(folder: str | os.PathLike) -> list[str]:
+    """List the pictures in a folder, recursively."""
+    names = sorted(scandir(folder, PICTURES, recursive=True, case_sensitive=False))
+    return [os.path.join(folder, name) for name in names]
+
+
 def _load_data(model: LoadedModel, shape: tuple[int, int], loader: str) -> Any:
     """Build a data set with the test pipeline, fitted to height and width."""
     config = deepcopy(model.config)
     if config is None or not config.get(loader) or not config.get('test_dataloader'):
         raise ValueError(f'{model.name} has no {loader}')
-    fit_config(config, shape)
+    fit_config(config, shape, 'slide' if is_slid(config) else 'whole')
     dataset = innermost_dataset(config[loader].dataset)
     dataset.pipeline = config.test_dataloader.dataset.pipeline
     return DATASETS.build({**dataset, '_scope_': config.get('default_scope')})

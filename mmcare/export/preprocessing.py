@@ -11,8 +11,11 @@ from mmengine.config import Config
 from torch import Tensor
 
 from mmcare.registry import TRANSFORMS, type_name
+from mmcare_runtime.tiles import tile_stride
 
 LETTERBOXES = ('top-left', 'center')  # where a picture is in an image
+# Steps of test pipelines that change an image's size.
+RESIZING = 'Resize', 'ResizeShortestEdge', 'ResizeToMultiple', 'Pad'
 
 
 @TRANSFORMS.register_module()
@@ -48,12 +51,19 @@ def _remove_step(pipeline: list[dict[str, Any]], name: str) -> None:
         pipeline.remove(step)
 
 
-def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
+def fit_config(config: Config, shape: tuple[int, int], tile: str = 'whole') -> dict[str, Any]:
     """Change a config, in place, so that it tests single images within a height and width.
 
     ``Resize`` and ``CenterCrop`` get this size. Before a ``CenterCrop``, the edge of
     ``ResizeEdge`` is scaled as the crop's longer side is. ``ResizeToMultiple`` and ``Pad`` go,
-    since images are padded later, see :func:`pad_to`. Segmentors see the whole image.
+    since images are padded later, see :func:`pad_to`.
+
+    Args:
+        config: Of a model with test data.
+        shape: Height and width.
+        tile: ``'whole'``: segmentors see the whole image. ``'slide'``: they see windows of this
+            size, in images that are resized as the config says if its mode is ``'slide'``, and
+            otherwise keep their sizes.
 
     Returns:
         The steps of the test pipeline by name.
@@ -62,6 +72,13 @@ def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     loader, model = config.test_dataloader, config.model
     loader.batch_size = 1
     steps = _name_steps(config)
+    if tile == 'slide':
+        if not is_slid(config):
+            for name in {*RESIZING} & {*steps}:
+                loader.dataset.pipeline.remove(steps.pop(name))
+        stride = tile_stride(shape, model.test_cfg.get('stride'))
+        model.test_cfg.update(mode='slide', crop_size=shape, stride=stride)
+        return steps
     if 'Resize' in steps:
         steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
     for name in {'ResizeToMultiple', 'Pad'} & {*steps}:
@@ -79,6 +96,62 @@ def fit_config(config: Config, shape: tuple[int, int]) -> dict[str, Any]:
     if 'mode' in (model.get('test_cfg') or {}):
         model.test_cfg.mode = 'whole'
     return steps
+
+
+def describe_sliding(config: Config) -> dict[str, Any]:
+    """Describe the windows that a config tests a segmentor on.
+
+    Returns:
+        mmseg's ``stride``; the ``resize`` before them, and a ``multiple`` to which sides are
+        enlarged, or None; ``size_divisor`` and ``size``, to which images are padded, or None;
+        ``other_steps`` that change an image's size.
+    """
+    steps, preprocessor = _name_steps(config), config.model.get('data_preprocessor') or {}
+    padding = preprocessor.get('test_cfg') or {}
+    resize: Any = steps.get('Resize')
+    multiple = steps.get('ResizeToMultiple', {})
+    others = sorted({*RESIZING} & {*steps} - {'Resize', 'ResizeToMultiple'})
+    if resize and not resize.get('scale'):
+        resize, others = None, [*others, 'Resize by scale_factor']
+    if resize:
+        resize = dict(
+            scale=np.broadcast_to(resize.scale, 2).tolist(),
+            keep_ratio=resize.get('keep_ratio', False),
+            **_name_interpolation(resize),
+        )
+    return dict(
+        stride=[*config.model.test_cfg.stride],
+        resize=resize,
+        multiple=multiple.get('size_divisor', 32) if multiple else None,
+        size_divisor=padding.get('size_divisor'),
+        size=[*padding['size']] if padding.get('size') else None,
+        other_steps=others,
+    )
+
+
+def describe_loader(config: Config | None) -> dict[str, Any]:
+    """Describe how a config's test pipeline reads pictures, by mmcv's names.
+
+    Returns:
+        ``color_type`` and ``imdecode_backend``, which are None if the loader is not mmcv's;
+        ``to_float32``; ``bits`` of a value, None if they are those of the file.
+    """
+    steps = _name_steps(config) if config is not None else {}
+    loaders = [name for name in steps if name.startswith('Load') and 'Annotation' not in name]
+    if not loaders:
+        return dict(color_type=None, imdecode_backend=None, to_float32=False, bits=8)
+    step = steps[loaders[0]]
+    if loaders[0] != 'LoadImageFromFile':
+        return dict(color_type=None, imdecode_backend=None, to_float32=True, bits=None)
+    color_type = step.get('color_type', 'color')
+    decoder = step.get('imdecode_backend') or 'cv2'
+    as_stored = color_type == 'unchanged' or decoder == 'tifffile'
+    return dict(
+        color_type=color_type,
+        imdecode_backend=decoder,
+        to_float32=bool(step.get('to_float32', False)),
+        bits=None if as_stored else 8,
+    )
 
 
 def pad_to(
@@ -108,20 +181,35 @@ def pad_to(
     return F.pad(images - shift, padding) + shift, padding
 
 
-def choose_shape(config: Config | None) -> tuple[int, int]:
-    """Choose the height and width that a config's test pipeline makes, rounded up to 32.
+def is_slid(config: Config | None) -> bool:
+    """Say whether a config tests a segmentor on windows that slide over pictures."""
+    model = config.get('model') or {} if config is not None else {}
+    return (model.get('test_cfg') or {}).get('mode') == 'slide'
 
-    For mmseg's models it is the size of training images: pipelines only fix the shorter side.
-    Return 512 and 512 if nothing fixes a size.
+
+def choose_shape(config: Config | None) -> tuple[tuple[int, int], str]:
+    """Choose the height and width of a config's test images, rounded up to multiples of 32.
+
+    Returns:
+        512 and 512 if nothing fixes a size; and why it is this size.
     """
     if config is None:
-        return 512, 512
+        return (512, 512), 'there is no config'
     steps, preprocessor = _name_steps(config), config.model.get('data_preprocessor') or {}
-    size = steps.get('CenterCrop', {}).get('crop_size') or steps.get('Resize', {}).get('scale')
-    if preprocessor.get('size'):
-        size = preprocessor['size'][::-1]
-    width, height = np.broadcast_to(size or 512, 2).tolist()
-    return -(-height // 32) * 32, -(-width // 32) * 32
+    resize, crop = steps.get('Resize', {}).get('scale'), steps.get('CenterCrop', {})
+    if is_slid(config):
+        size = config.model.test_cfg['crop_size'][::-1]
+        reason = "the windows' in test_cfg, whose mode is 'slide'"
+    elif crop.get('crop_size'):
+        size, reason = crop['crop_size'], "that of the test pipeline's CenterCrop"
+    elif resize:
+        size, reason = resize, f"the largest that the test pipeline's Resize makes, {resize}"
+    elif preprocessor.get('size'):
+        size, reason = preprocessor['size'][::-1], 'that of training; tests keep their sizes'
+    else:
+        size, reason = 512, 'nothing in the config fixes one'
+    width, height = np.broadcast_to(size, 2).tolist()
+    return (-(-height // 32) * 32, -(-width // 32) * 32), reason
 
 
 def read_padding(config: Config, channels: int) -> tuple[float, ...] | None:
@@ -135,6 +223,11 @@ def read_padding(config: Config, channels: int) -> tuple[float, ...] | None:
     value = step.get('pad_val', 0)
     value = value.get('img', 0) if isinstance(value, dict) else value
     return tuple(np.broadcast_to(value, channels).astype(float).tolist())
+
+
+def _name_interpolation(step: Any) -> dict[str, str]:
+    names = dict(interpolation='bilinear', backend='cv2')
+    return {name: step.get(name, default) for name, default in names.items()}
 
 
 def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str, Any] | None:
@@ -154,8 +247,7 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
             return None
     crops = 'ResizeEdge' in steps and 'CenterCrop' in steps
     return dict(
-        interpolation=step.get('interpolation', 'bilinear'),
-        backend=step.get('backend', 'cv2'),
+        **_name_interpolation(step),
         shorter=step.scale if 'ResizeEdge' in steps else None,
         crop=[*shape] if crops else None,
     )

@@ -12,7 +12,7 @@ from mmcare.export.preprocessing import LETTERBOXES
 from mmcare.export.tasks import OPTIONS as TASK_OPTIONS
 
 INPUT_KINDS = ('image', 'tensor')
-OUTPUTS = ('raw', 'decoded')
+OUTPUTS = ('raw', 'decoded', 'probabilities')
 PRECISIONS = ('float32', 'float16', 'int8')
 CALIBRATION = 64  # pictures
 LARGEST_SIDE = 4096  # of images, in pixels
@@ -25,12 +25,14 @@ class ExportRequest:
 
     Args:
         shape: Height and width of the images; None: those that the config's test pipeline makes,
-            rounded up to multiples of 32, and 512 and 512 without a config.
+            or of the windows that it tests segmentors on, rounded up to multiples of 32; 512 and
+            512 without a config.
         formats: Keys of :data:`mmcare.export.backends.BACKENDS`.
         input_kind: ``'image'``: files take pixels from 0 to 255 and normalize them; ``'tensor'``:
             files take normalized images. None: an image for Core ML, a tensor for others.
         outputs: ``'raw'``: the network's; ``'decoded'``: probabilities, class labels, or boxes,
-            scores and labels, of whole models.
+            scores and labels, of whole models; probabilities of all classes, in place of labels,
+            if windows of pictures are tested. ``'probabilities'``: these of any segmentor.
         letterbox: Where a picture is in the image of a whole model: ``'top-left'``, or
             ``'center'``, with padding on all sides.
         precision: ``'float32'``, ``'float16'`` or ``'int8'``. None: float16 for Core ML, float32

@@ -1,5 +1,7 @@
 """Tasks: which part of a model is which, and how outputs are named and described."""
 
+from unittest import mock
+
 import pytest
 import torch
 from helpers import ROOT, THIN
@@ -109,6 +111,7 @@ def test_scores():
             (Segmentor, nn.Module(), 1, 'sigmoid'),
         ):
             head.num_classes = number
+            head.align_corners = task is Segmentor
             if channels == 1:
                 head.threshold = 0.4
             model = nn.Module()
@@ -116,6 +119,7 @@ def test_scores():
             config = Config(dict(test_dataloader=dict(dataset=dict(type=kind))))
             described = task(model, '', BackboneInfo()).describe(config, [torch.ones(1, channels)])
             assert described.pop('threshold', None) == getattr(head, 'threshold', None)
+            assert described.pop('align_corners', False) == head.align_corners
             assert described == dict(expected, activation=activation)
 
 
@@ -145,4 +149,33 @@ def test_classes_of_a_file_of_names(tmp_path):
     ],
 )
 def test_default_shape(name, shape):
-    assert choose_shape(Config.fromfile(ROOT / f'configs/{name}.py')) == shape
+    assert choose_shape(Config.fromfile(ROOT / f'configs/{name}.py'))[0] == shape
+
+
+def test_default_shape_of_segmentors():
+    """The test pipeline's, not the training crop's, unless tests are on windows."""
+    config = Config.fromfile(ROOT / 'configs/your_data/segmentor.py')
+    config.model.data_preprocessor.size = (256, 256)
+    config.test_dataloader.dataset.pipeline[1].scale = (1490, 1000)
+    assert choose_shape(config) == ((1024, 1504), mock.ANY)
+    config.model.test_cfg = dict(mode='slide', crop_size=(250, 300), stride=(1, 1))
+    (height, width), reason = choose_shape(config)
+    assert (height, width) == (256, 320) and 'slide' in reason
+    config.model.test_cfg = dict(mode='whole')
+    config.test_dataloader.dataset.pipeline.pop(1)
+    assert choose_shape(config) == ((256, 256), mock.ANY)
+
+
+def test_activation_of_several_classes():
+    """Losses say whether classes exclude each other."""
+    for losses, activation in (
+        ([dict(type='CrossEntropyLoss')], 'softmax'),
+        ([dict(type='CrossEntropyLoss', use_sigmoid=True)], 'sigmoid'),
+        ([dict(type='CrossEntropyLoss'), dict(type='DiceLoss')], 'softmax'),
+        ([dict(type='FocalLoss'), dict(type='DiceLoss')], 'sigmoid'),
+    ):
+        head = dict(type='FCNHead', in_channels=8, channels=8, num_classes=3, loss_decode=losses)
+        model = nn.Module()
+        with DefaultScope.overwrite_default_scope('mmseg'):
+            model.decode_head = MODELS.build(head)
+        assert Segmentor(model, '', BackboneInfo()).choose_activation(3) == activation

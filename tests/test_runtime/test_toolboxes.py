@@ -34,8 +34,8 @@ def describe(model, outputs, letterbox, folder):
             return WriteResult({})
 
     request = ExportRequest(SHAPE, ('onnx',), outputs=outputs, letterbox=letterbox)
-    output_format = Onnx.output_format if outputs == 'decoded' else None
-    file = write_file(prepare_export(model, request), Unwritten(), output_format, folder)
+    export, backend = prepare_export(model, request), Unwritten()
+    file = write_file(export, backend, export.choose_output_format(backend), folder)
     return json.loads(json.dumps(file.description)), file.graph.network
 
 
@@ -62,6 +62,18 @@ def case(request, tmp_path):
     pixels = cv2.resize(coarse, SIZE[::-1], interpolation=cv2.INTER_CUBIC).clip(0, 255)
     cv2.imwrite(str(tmp_path / 'picture.png'), pixels.astype(np.uint8))
     return source, Model(run, (1, 3, *SHAPE), description), tmp_path / 'picture.png'
+
+
+@torch.no_grad()
+def by_mim_test(source, picture):
+    """Predict as ``mim test`` does, with the config as it is."""
+    config = source.config
+    with DefaultScope.overwrite_default_scope(config.default_scope):
+        steps = config.test_dataloader.dataset.pipeline
+        steps = [TRANSFORMS.build(one) for one in steps if one.type != 'LoadAnnotations']
+        model = MODELS.build(config.model).eval()
+        model.load_state_dict(source.task.model.state_dict())
+        return model.test_step(pseudo_collate([Compose(steps)(dict(img_path=str(picture)))]))[0]
 
 
 @torch.no_grad()
@@ -102,3 +114,62 @@ def test_as_the_toolbox(case):
     else:
         least = 0.9999 if raw else 0.9
         assert (found['labels'] == sample.pred_sem_seg.data[0].numpy()).mean() >= least
+
+
+SLIDE = {'model.test_cfg': dict(mode='slide', crop_size=SHAPE, stride=(40, 60))}
+SCALE = 'test_dataloader.dataset.pipeline.1.scale'
+PADDED = {'model.data_preprocessor.test_cfg': dict(size_divisor=32)}
+ONE = dict(num_classes=2, out_channels=1, threshold=0.45)
+
+
+@pytest.mark.parametrize(
+    ('outputs', 'head', 'changes'),
+    [
+        ('raw', {}, {SCALE: (150, 120)}),
+        ('decoded', dict(align_corners=True), {SCALE: (2048, 90)}),
+        ('probabilities', ONE, {SCALE: (200, 200), **PADDED}),
+    ],
+)
+def test_windows_as_mmseg(outputs, head, changes, tmp_path):
+    """Of pictures of any size, upright and wide, at least 99.9 % of the labels are mmseg's."""
+    changes = {**SLIDE, **changes, 'model.decode_head': head}
+    source = sure_model('segmentation', tmp_path, **changes)
+    description, network = describe(source, outputs, 'top-left', tmp_path)
+    kinds = dict(raw=None).get(outputs, 'probabilities')
+    assert description['outputs'][0].get('kind') == kinds
+
+    @torch.no_grad()
+    def run(image):
+        return [output.numpy() for output in network(torch.from_numpy(image))]
+
+    model, picture = Model(run, (1, 3, *SHAPE), description), tmp_path / 'picture.png'
+    assert model.tile == 'slide'
+    for size in ((140, 300), (171, 90), (133, 131)):
+        coarse = np.random.default_rng(0).normal(120, 50, (6, 6, 3)).astype(np.float32)
+        pixels = cv2.resize(coarse, size[::-1], interpolation=cv2.INTER_CUBIC).clip(0, 255)
+        cv2.imwrite(str(picture), pixels.astype(np.uint8))
+        wanted = by_mim_test(source, picture).pred_sem_seg.data[0].numpy()
+        labels, whole = (model.predict(picture, tile=x)['labels'] for x in (None, 'whole'))
+        assert (labels == wanted).mean() >= 0.999 > (whole == wanted).mean()
+
+
+def test_corners_that_are_aligned(tmp_path):
+    """Raw outputs are enlarged as the head does."""
+    head = dict(align_corners=True)
+    source = sure_model('segmentation', tmp_path, **{'model.decode_head': head})
+    description, network = describe(source, 'raw', 'top-left', tmp_path)
+
+    @torch.no_grad()
+    def run(image):
+        return [output.numpy() for output in network(torch.from_numpy(image))]
+
+    coarse = np.random.default_rng(0).normal(120, 50, (4, 4, 3)).astype(np.float32)
+    pixels = cv2.resize(coarse, SIZE[::-1], interpolation=cv2.INTER_CUBIC).clip(0, 255)
+    cv2.imwrite(str(tmp_path / 'picture.png'), pixels.astype(np.uint8))
+    wanted = by_the_toolbox(source, tmp_path / 'picture.png', 'top-left').pred_sem_seg.data[0]
+    for aligned, least in ((True, 0.9999), (False, 0)):
+        model = Model(run, (1, 3, *SHAPE), dict(description, align_corners=aligned))
+        labels = model.predict(tmp_path / 'picture.png')['labels']
+        agreement = (labels == wanted.numpy()).mean()
+        assert agreement >= least
+    assert agreement < 0.9999

@@ -124,7 +124,8 @@ def convert_coreml(graph: Graph, description: Description, target: str) -> Any:
         ct.TensorType(name=name, dtype=np.int32 if output.get('kind') == 'labels' else dtype)
         for name, output in zip(graph.output_names, description['outputs'], strict=True)
     ]
-    if kind == 'probabilities' and description.get('classes'):
+    is_map = len(description['outputs'][0].get('shape', ())) == 4
+    if kind == 'probabilities' and description.get('classes') and not is_map:
         classifier, outputs = ct.ClassifierConfig(tell_apart(description['classes'])), None
     if taken['kind'] == 'tensor':
         image = ct.TensorType(name='image', shape=shape, dtype=dtype)

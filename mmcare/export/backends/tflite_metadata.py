@@ -34,7 +34,7 @@ def write_metadata(description: Mapping[str, Any], author: str, terms: str) -> b
     use = VALUE_LABELS if kind == 'boxes' else AXIS_LABELS
     labels = [{0: 'labels.txt', 2: np.uint8(use)}] if 'classes' in description else None
     tensors: dict[int, Any] = {2: [taken]}
-    if kind == 'probabilities':
+    if kind == 'probabilities' and not outputs[0]['layout']:
         tensors[3] = [{NAME: 'probability', FILES: labels}]
     elif kind == 'logits' and outputs[0]['layout']:
         activation = {0: np.uint8(ACTIVATIONS[description['activation']]), 1: '1.0.0'}

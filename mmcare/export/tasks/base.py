@@ -35,6 +35,7 @@ class OutputFormat:
     score_name: str = 'scores'
     labels: torch.dtype = torch.int32  # of boxes
     label_map: torch.dtype = torch.uint8
+    probabilities: bool = False  # of all classes, in place of a map of labels
     with_batch: bool = False  # boxes of which NMS is left to the app have an axis for images
     lacks: str = ''  # says that the runtime cannot select rows, if it cannot
 
@@ -95,6 +96,7 @@ class Task(nn.Module):
     head_name = ''  # attribute of the model
     # Maps of different strides are added up, so that images are multiples of the last stride.
     pad_to_stride = True
+    has_probabilities = False  # of all classes, for the image or for each pixel
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # for add_argument
     model: Any
 
@@ -145,7 +147,9 @@ class Task(nn.Module):
         return dict(activation=None)
 
     def check_outputs(self, outputs: str) -> None:
-        """Raise a ValueError if files cannot have ``'raw'`` or ``'decoded'`` outputs."""
+        """Raise a ValueError if files cannot have these outputs, see :class:`ExportRequest`."""
+        if outputs == 'probabilities' and not self.has_probabilities:
+            raise ValueError("outputs='probabilities' is for classifiers and segmentors")
 
     def keeps_best(self, output_format: OutputFormat) -> bool:
         """Say whether results are a number of best ones that options of the task set."""
@@ -175,6 +179,13 @@ class Task(nn.Module):
     def centered_substitutes(self) -> Substitutes:
         """Say what is replaced in the model to move results back from the middle of the image."""
         return []
+
+
+def to_logits(probabilities: Tensor, activation: str) -> Tensor:
+    """Return finite logits that give these probabilities, of a softmax or a sigmoid."""
+    if activation == 'sigmoid':
+        return probabilities.logit(1e-7)
+    return probabilities.clamp(1e-30).log()
 
 
 def is_of_class(instance: object, name: str) -> bool:

@@ -17,6 +17,7 @@ from mmcare.export.tasks.base import (
     Task,
     describe_classes,
     is_of_class,
+    to_logits,
 )
 
 
@@ -26,6 +27,7 @@ class Classifier(Task):
     summary = 'classifiers'
     head_name = 'head'
     pad_to_stride = False
+    has_probabilities = True
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
@@ -51,9 +53,7 @@ class Classifier(Task):
             (scores,) = run(images)
             if output.get('kind') != 'probabilities':
                 return scores
-            is_sigmoid = output['activation'] == 'sigmoid'
-            # Finite where a probability is 0 or 1
-            return scores.logit(1e-7) if is_sigmoid else scores.clamp(1e-30).log()
+            return to_logits(scores, output['activation'])
 
         pass_on = lambda images: images  # noqa: E731
         return [(self.model, 'extract_feat', pass_on), (self.head, 'forward', predict_logits)]

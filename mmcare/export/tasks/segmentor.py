@@ -1,4 +1,4 @@
-"""Segmentors of mmseg: logits, or a map of labels."""
+"""Segmentors of mmseg: logits, probabilities, or a map of labels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from mmengine.config import Config
 from torch import Tensor, nn
 
+from mmcare.export.preprocessing import describe_sliding, is_slid
 from mmcare.export.tasks.base import (
     Description,
     Options,
@@ -20,6 +21,7 @@ from mmcare.export.tasks.base import (
     Task,
     describe_classes,
     is_of_class,
+    to_logits,
 )
 
 # ncnn has no argmax. A logit that is this much below the largest, 1 / 60000**2 = 3e-10, is another;
@@ -34,6 +36,7 @@ class Segmentor(Task):
 
     summary = 'segmentors'
     head_name = 'decode_head'
+    has_probabilities = True
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
@@ -41,25 +44,48 @@ class Segmentor(Task):
         return is_of_class(model, 'BaseSegmentor') and hasattr(model, 'decode_head')
 
     def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
-        """Describe the activation; of one channel, the threshold above which a pixel is class 1."""
-        is_sigmoid = outputs[0].shape[1] == 1
-        described: dict[str, Any] = dict(activation='sigmoid' if is_sigmoid else 'softmax')
-        if is_sigmoid:
+        """Describe how logits are enlarged and read, and windows of pictures, if it is tested so.
+
+        Of one channel, ``threshold`` is the probability above which a pixel is class 1.
+        """
+        channels = outputs[0].shape[1]
+        described: dict[str, Any] = dict(
+            activation=self.choose_activation(channels), align_corners=self.head.align_corners
+        )
+        if channels == 1:
             described['threshold'] = self.head.threshold
+        if config is not None and is_slid(config):
+            described['slide'] = describe_sliding(config)
         return described | describe_classes(config, self.head.num_classes)
+
+    def choose_activation(self, channels: int) -> str:
+        """Choose ``'softmax'`` or ``'sigmoid'``, which the losses of several classes may name."""
+        losses: list[Any] = [module for module in self.head.modules() if is_loss(module)]
+        is_sigmoid = all(loss.use_sigmoid for loss in losses) and bool(losses)
+        return 'sigmoid' if channels == 1 or is_sigmoid else 'softmax'
 
     def post_process(
         self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
     ) -> PostProcess:
-        """Make what enlarges logits and chooses labels."""
-        return LabelMap(self.head, outputs[0].shape[1], shape, output_format.label_map)
+        """Make what enlarges logits, and chooses labels; those of windows cannot be averaged."""
+        channels = outputs[0].shape[1]
+        is_slid = (getattr(self.model, 'test_cfg', None) or {}).get('mode') == 'slide'
+        if output_format.probabilities or is_slid:
+            activation = self.choose_activation(channels)
+            return ProbabilityMap(activation, shape, self.head.align_corners)
+        return LabelMap(self.head, channels, shape, output_format.label_map)
 
     def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
-        """Replace what makes logits; labels become logits of 0 and 1, or of one channel."""
+        """Replace what makes logits; labels become logits of 0 and 1, or of one channel.
+
+        Logits of probabilities have the network's largest class, also where they are averaged.
+        """
         output, channels = description['outputs'][0], self(image)[0].shape[1]
 
         def predict_logits(images: Tensor) -> Tensor:
             (result,) = run(images)
+            if output.get('kind') == 'probabilities':
+                return to_logits(result, output['activation'])
             if output.get('kind') != 'labels':
                 return result
             choices = F.one_hot(result.long(), max(channels, 2)).permute(0, 3, 1, 2).float()
@@ -67,6 +93,27 @@ class Segmentor(Task):
 
         pass_on = lambda images: images  # noqa: E731
         return [(self.model, 'extract_feat', pass_on), (self.head, 'forward', predict_logits)]
+
+
+def is_loss(module: Any) -> bool:
+    """Tell whether a module is a loss of mmseg that says how logits become probabilities."""
+    return isinstance(getattr(module, 'use_sigmoid', None), bool)
+
+
+class ProbabilityMap(PostProcess):
+    """Logits (B, K, h, w) to the probability of each class at each pixel (B, K, H, W)."""
+
+    takes_batches = True
+
+    def __init__(self, activation: str, shape: Shape, align_corners: bool) -> None:
+        super().__init__()
+        self.activation, self.shape, self.align_corners = activation, shape, align_corners
+        name = 'probabilities'
+        self.outputs = [dict(name=name, kind=name, activation=activation)]
+
+    def forward(self, raw: Outputs) -> tuple[Tensor, ...]:
+        logits = F.interpolate(raw[0], self.shape, None, 'bilinear', self.align_corners)
+        return (logits.sigmoid() if self.activation == 'sigmoid' else logits.softmax(1),)
 
 
 class LabelMap(PostProcess):

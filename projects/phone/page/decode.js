@@ -23,13 +23,22 @@ export function softmax(logits) {
   return powers.map((power) => power / sum);
 }
 
+/** Give logits of the probabilities of classes, up to a number that all classes share. */
+export function logitsOf(probabilities, activation) {
+  const odds = activation === 'sigmoid' ? (p) => p / Math.max(1 - p, 1e-7) : (p) => p;
+  return Float32Array.from(probabilities, (p) => Math.log(Math.max(odds(p), 1e-30)));
+}
+
 // One channel tells two classes apart: it is the second where its probability is above `least`.
 /** Give the class of each pixel at a larger size, from logits at the stride of a head. */
-export function labelMap(logits, [, channels, height, width], newHeight, newWidth, least = 0.3) {
+export function labelMap(
+  logits, [, channels, height, width], newHeight, newWidth, least = 0.3, aligned = false,
+) {
   const labels = new Uint16Array(newHeight * newWidth);
   const lowest = channels > 1 ? -Infinity : Math.log(least / (1 - least));
   const [best, line] = [new Float32Array(labels.length).fill(lowest), new Float32Array(width)];
-  const place = (i, from, to) => within(((i + 0.5) * from) / to - 0.5, 0, from - 1);
+  const place = (i, from, to) => aligned ? (i * (from - 1)) / Math.max(to - 1, 1)
+    : within(((i + 0.5) * from) / to - 0.5, 0, from - 1);
   const x = Float32Array.from({ length: newWidth }, (_, i) => place(i, width, newWidth));
   for (let k = 0; k < channels; k++) {
     for (let row = 0; row < newHeight; row++) {

@@ -1,6 +1,8 @@
 // What outputs mean, drawn: boxes and masks, classes, a map of classes, or maps of numbers.
 
-import { decodeBoxes, labelMap, liveliest, pasteMask, readBoxes, sigmoid, softmax } from './decode.js';
+import {
+  decodeBoxes, labelMap, liveliest, logitsOf, pasteMask, readBoxes, sigmoid, softmax,
+} from './decode.js';
 
 const LARGEST = 1024; // pixels of the longer side of a picture
 const ACTIVATIONS = { softmax, sigmoid: (values) => values.map(sigmoid) };
@@ -62,7 +64,10 @@ export function show({ about, shape: input }, maps, image, small) {
     return $('threshold').oninput();
   }
   if (shape.length > 2) {
-    const labels = kind === 'labels' ? values : labelMap(values, shape, ...input, about.threshold);
+    const { activation: kindOf } = about.outputs[0];
+    const logits = kind === 'probabilities' ? logitsOf(values, kindOf) : values;
+    const labels = kind === 'labels' ? values
+      : labelMap(logits, shape, ...input, about.threshold, about.align_corners);
     const shares = drawMap(labels, image, small, input[1], colour);
     return legend(shares.sort((a, b) => b[1] - a[1]).map(line));
   }

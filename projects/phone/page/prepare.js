@@ -95,6 +95,8 @@ export function fit(image, input) {
 /** Make the tensor of an input: the image where it is in it, and padding. */
 export function toTensor(image, input) {
   const { layout, kind, mean, std, channels, padding } = input;
+  const bits = input.loader?.bits ?? 8;
+  if (bits !== 8) throw new Error(`the network was trained on pictures of ${bits} bits`);
   if (!mean && kind !== 'image') throw new Error('the file does not name mean and std of images');
   const [height, width] = sides(input);
   const tensor = new Float32Array(height * width * 3);
