@@ -75,7 +75,8 @@ def fit_config(config: Config, shape: tuple[int, int], tile: str = 'whole') -> d
     if tile == 'slide':
         if not is_slid(config):
             for name in {*RESIZING} & {*steps}:
-                loader.dataset.pipeline.remove(steps.pop(name))
+                _remove_step(loader.dataset.pipeline, name)
+                steps.pop(name)
         stride = tile_stride(shape, model.test_cfg.get('stride'))
         model.test_cfg.update(mode='slide', crop_size=shape, stride=stride)
         return steps
