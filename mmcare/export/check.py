@@ -1,5 +1,6 @@
 """Comparison of exported files with PyTorch."""
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+LOGGER = logging.getLogger('mmcare')
 Run = Callable[[Tensor], Sequence[Any]]  # an input of the file (1, C, H, W) to its outputs
 
 MIN_SQNR_DB = 10.0  # for every output; below it, results are useless
@@ -67,7 +69,12 @@ class Checker:
         """
         errors: dict[str, float | str] = {}
         for name, image in self.inputs.items():
-            error = self.max_error((expected or self.expected)(name), run(image))
+            wanted = (expected or self.expected)(name)
+            try:
+                error = self.max_error(wanted, run(image))
+            except Exception as reason:  # ONNX Runtime has no RoIs of values that overflow float16
+                LOGGER.info('%s fails (%s): %s', runtime, name, reason)
+                error = np.inf
             if name in self.enforced and not error <= tolerance:
                 raise ExportError(
                     f"{runtime}'s outputs differ from PyTorch's by {error:.1e} of the largest "

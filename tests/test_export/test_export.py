@@ -102,6 +102,16 @@ def test_a_nan_differs():
     errors = checker.max_rel_errors(large, 1e-4, 'ONNX Runtime')
     assert errors == dict(random=0, hundredfold='nan')
 
+    def refuse(x):
+        raise ValueError("All 'rois' values must be finite")  # ONNX Runtime, of large values
+
+    with pytest.raises(ExportError, match=r'differ from PyTorch.* by inf.*nan.onnx'):
+        checker.max_rel_errors(refuse, 1e-4, 'ONNX Runtime')
+    errors = checker.max_rel_errors(
+        lambda x: refuse(x) if x.max() > 99 else [x], 1e-4, 'ONNX Runtime'
+    )
+    assert errors == dict(random=0, hundredfold='inf')
+
 
 def test_float16_may_be_better():
     """Of a quantized file, a cross-check may be neither; float16 may be better, by chance."""
