@@ -66,7 +66,11 @@ HEADS: Mapping[str, Any] = {
     ],
     'cascade with PointHead': [
         dict(type='FPNHead', feature_strides=(4, 8, 16, 32), **ALL),
-        dict(type='PointHead', num_fcs=1, **{**ALL, 'in_channels': WIDTHS[:1], 'in_index': [0]}),
+        dict(
+            type='PointHead',
+            num_fcs=1,
+            **{**ALL, 'in_channels': WIDTHS[:1], 'in_index': [0], 'norm_cfg': None},
+        ),
     ],
 }
 # The last three are PointHead's.
