@@ -4,7 +4,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import cycle, islice
@@ -268,6 +269,8 @@ def export_format(export: Export, backend: Backend, folder: Path) -> dict[str, A
             report |= check_results(export, backend, file, raw_file)
     else:
         report |= check_file(export, backend, file)
+    if export.reference.why_float32:
+        report['reference'] = f'computed in float32: {export.reference.why_float32}'
     return report | dict(file.result.facts) | _say_what_is_missing(export, report)
 
 
@@ -334,7 +337,7 @@ def check_file(export: Export, backend: Backend, file: ExportedFile) -> dict[str
     request, runtime, options = export.request, backend.runtime, export.request.options
     precision, cross_check = file.description['precision'], file.result.cross_check
     checker = make_checker(export, file)
-    run = as_run(backend.open(file.path))
+    run = open_run(backend, file.path)
     half, why_no_half = open_float16(backend, file.path, request)
     entries: dict[str, Any] = {}
     if backend.is_quantized(precision, options):
@@ -366,7 +369,7 @@ def check_results(
 ) -> dict[str, Any]:
     """Compare the results of a quantized file with what the outputs of another one become."""
     checker = make_checker(export, file)
-    run, raw_run = (as_run(backend.open(x.path)) for x in (file, raw_file))
+    run, raw_run = (open_run(backend, x.path) for x in (file, raw_file))
 
     def expected(name: str) -> list[Tensor]:
         return [torch.from_numpy(output) for output in raw_run(checker.inputs[name])]
@@ -413,15 +416,40 @@ def open_float16(backend: Backend, path: Path, request: ExportRequest) -> tuple[
         return None, ''
     if not request.compare_float16:
         return None, 'not compared: switched off'
-    opened = backend.open_float16(path)
+    runtime = f'{backend.runtime} in float16'
+    with failures_of(runtime, path):
+        opened = backend.open_float16(path)
     if opened is None:
         return None, 'not compared: nothing here computes it so'
-    return as_run(opened), ''
+    return as_run(opened, runtime, path), ''
 
 
-def as_run(opened: Model) -> Run:
-    """Let a file take tensors."""
-    return lambda image: opened.run(image.numpy())
+def open_run(backend: Backend, path: Path) -> Run:
+    """Open a file to be run on tensors."""
+    with failures_of(backend.runtime, path):
+        opened = backend.open(path)
+    return as_run(opened, backend.runtime, path)
+
+
+def as_run(opened: Model, runtime: str, path: Path) -> Run:
+    """Let an open file take tensors."""
+
+    def run(image: Tensor) -> Sequence[Any]:
+        with failures_of(runtime, path):
+            return opened.run(image.numpy())
+
+    return run
+
+
+@contextmanager
+def failures_of(runtime: str, path: Path) -> Iterator[None]:
+    """Turn whatever a runtime raises into an ExportError that names it."""
+    try:
+        yield
+    except Exception as error:  # runtimes have classes of their own
+        text = ' '.join(str(error).split())
+        message = f'{runtime} cannot compute {path.name}, which is not written: {text}'
+        raise ExportError(message) from error
 
 
 def _say_what_is_missing(export: Export, report: Mapping[str, Any]) -> dict[str, str]:

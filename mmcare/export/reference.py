@@ -1,5 +1,6 @@
 """What files should compute: the outputs of the network before it was fused, in float64."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
@@ -9,15 +10,19 @@ from torch import Tensor
 from mmcare.export.images import CheckImage
 from mmcare.export.loading import LoadedModel
 
+LOGGER = logging.getLogger('mmcare')
+
 
 class Reference:
     """Outputs for each image, computed once for all files.
 
-    They are computed in float64, since float32 loses digits of small ELU + 1.
+    They are computed in float64, since float32 loses digits of small ELU + 1. Networks that make
+    tensors in float32 on the way cannot be: ``why_float32`` then has PyTorch's message.
     """
 
     def __init__(self, model: LoadedModel, images: Mapping[str, CheckImage]) -> None:
         self.model, self.images = model, images
+        self.why_float32 = ''
         self._outputs: dict[str, Sequence[Tensor]] = {}
 
     @torch.no_grad()
@@ -26,5 +31,14 @@ class Reference:
         if name not in self._outputs:
             image, normalization = self.images[name].pixels.double(), self.model.normalization
             image = normalization.normalize(image) if normalization else image
-            self._outputs[name] = deepcopy(self.model.task).double()(image)
+            self._outputs[name] = self._compute(image)
         return self._outputs[name]
+
+    def _compute(self, image: Tensor) -> Sequence[Tensor]:
+        if not self.why_float32:
+            try:
+                return deepcopy(self.model.task).double()(image)
+            except RuntimeError as error:  # of different dtypes
+                self.why_float32 = str(error)
+                LOGGER.warning('PyTorch computes the network in float32 only: %s', error)
+        return [output.double() for output in self.model.task(image.float())]

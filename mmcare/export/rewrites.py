@@ -23,7 +23,8 @@ aten = torch.ops.aten
 class MatrixPool(nn.AdaptiveAvgPool2d):
     """Adaptive pooling as two matrix products, for maps of the size that it meets first.
 
-    Converters write one or two operators for each bin, 95 for the head of UperNet.
+    Converters write one or two operators for each bin, 95 for the head of UperNet. The matrices
+    come second in their products: in float16, XNNPACK takes no product that begins with a constant.
     """
 
     rows: Tensor
@@ -33,12 +34,11 @@ class MatrixPool(nn.AdaptiveAvgPool2d):
         """Map (B, C, H, W) to (B, C, *output_size)."""
         if not hasattr(self, 'rows'):
             bins = super().forward(x).shape[2:]
-            rows, self.columns = (
+            self.rows, self.columns = (
                 F.adaptive_avg_pool1d(torch.eye(side), number)
                 for side, number in zip(x.shape[2:], bins, strict=True)
             )
-            self.rows = rows.transpose(0, 1)
-        return self.rows @ (x @ self.columns)
+        return ((x @ self.columns).transpose(2, 3) @ self.rows).transpose(2, 3)
 
 
 def use_matrix_pools(network: nn.Module, image: Tensor) -> None:

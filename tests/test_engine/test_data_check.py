@@ -31,7 +31,7 @@ from mmcare.models import CARE
 pytest.importorskip('mmdet')
 from mmdet.datasets import CocoDataset
 from mmdet.datasets.api_wrappers import COCO
-from mmseg.models.losses import CrossEntropyLoss
+from mmseg.models.losses import CrossEntropyLoss, DiceLoss
 from pycocotools import mask as run_lengths
 
 CLASSES = ('ant', 'bee', 'cat')
@@ -244,7 +244,17 @@ def data(tmp_path, monkeypatch):
     return tmp_path / 'data'
 
 
-def find(layout, data, classes=None, ignores=255, wrap=dict, evaluated='val', pads=None, **changes):
+def find(
+    layout,
+    data,
+    classes=None,
+    ignores=255,
+    wrap=dict,
+    evaluated='val',
+    pads=None,
+    loss=None,
+    **changes,
+):
     """What all checks that run before a run find."""
     _, dataset, number = LAYOUTS[layout]
     splits = []
@@ -270,6 +280,7 @@ def find(layout, data, classes=None, ignores=255, wrap=dict, evaluated='val', pa
     model = Tiny(classes or number, ignores)
     if pads is not None:
         model.data_preprocessor.seg_pad_val = pads
+    model.head.loss_decode = loss
     run = Run(model, splits, splits[0])
     return [(name, finding) for name, check in CHECKS.items() for finding in check(run)]
 
@@ -605,6 +616,11 @@ HEALTHY = dict(
     ignored_by_dataset=('ade20k', label(201), dict(ignore_index=200)),
     no_classes=('ade20k', label(201), dict(type='mmseg.BaseSegDataset')),
     padded_with_ignored=('ade20k', str, dict(pads=255)),
+    dice_without_background=(
+        'ade20k',
+        label(0, values=(1, 0, 1)),
+        dict(TWO, loss=DiceLoss(ignore_index=0)),
+    ),
     folders_in_order=('imagenet', str, named(*CLASSES)),
     folders_of_other_names=('imagenet', str, named('a', 'b', 'c')),
     more_extensions=('imagenet', add('train/ant/1.webp'), dict(extensions=('.jpg', '.webp'))),

@@ -91,7 +91,7 @@ def check_ignored_labels(run: Run) -> Iterator[Stop]:
     if not splits:
         return
     settings: dict[str, int] = {}
-    for name, module in run.model.named_modules():
+    for name, module in _modules_of_labels(run.model):
         for key in ('ignore_index', 'ignore_label', 'seg_pad_val'):
             value = getattr(module, key, None)
             # The decoders of masks have their own losses, over queries.
@@ -154,8 +154,18 @@ def unwrap(dataset: Any) -> list[BaseDataset]:
 
 def ignored_labels(datasets: list[BaseDataset], model: nn.Module) -> set[int]:
     """Return the labels that datasets, heads or losses ignore."""
-    parts = [*datasets, *model.modules()]
+    parts = [*datasets, *(module for _, module in _modules_of_labels(model))]
     return {part.ignore_index for part in parts if hasattr(part, 'ignore_index')}
+
+
+def _modules_of_labels(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield modules by name, without DiceLoss: its ``ignore_index`` is a class that it leaves out.
+
+    The background often is, where other classes are rare.
+    """
+    for name, module in model.named_modules():
+        if type(module).__name__ != 'DiceLoss':
+            yield name, module
 
 
 def _look_at(picture: Picture, split: Split) -> Iterator[tuple[str, str]]:

@@ -23,6 +23,7 @@ from mmcare.export.tasks.base import (
     is_of_class,
     to_logits,
 )
+from mmcare.models.deployment import BackboneInfo
 
 # ncnn has no argmax. A logit that is this much below the largest, 1 / 60000**2 = 3e-10, is another;
 # each factor is within the range of float16, whose largest number is 65504.
@@ -35,13 +36,48 @@ class Segmentor(Task):
     """Logits (B, K, h, w) at the stride of the head."""
 
     summary = 'segmentors'
-    head_name = 'decode_head'
     has_probabilities = True
+
+    def __init__(self, model: nn.Module, backbone_name: str, info: BackboneInfo) -> None:
+        super().__init__(model, backbone_name, info)
+        for module in model.modules():
+            if is_of_class(module, 'Hamburger') and not hasattr(module.ham, 'bases'):
+                fix_bases(module)
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
         """Say whether a model is a segmentor with a head."""
         return is_of_class(model, 'BaseSegmentor') and hasattr(model, 'decode_head')
+
+    @property
+    def head(self) -> Any:
+        """The head that predicts, the last of a cascade."""
+        heads = self.model.decode_head
+        return heads[-1] if isinstance(heads, nn.ModuleList) else heads
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Map images to the logits that mmseg resizes, of the outputs that a head may have."""
+        logits: list[Tensor] = []
+
+        def keep(seg_logits: Tensor, *_: Any, **__: Any) -> Tensor:
+            logits.append(seg_logits)
+            return seg_logits
+
+        self.head.predict_by_feat = keep
+        try:
+            self.model.encode_decode(images, [dict(img_shape=images.shape[2:])] * len(images))
+        finally:
+            del self.head.predict_by_feat  # the class has the method
+        return tuple(logits)
+
+    def name_outputs(self, outputs: Outputs) -> list[str]:
+        """Name the logits; raise a ValueError if the head predicts in its own way."""
+        if len(outputs) != 1:
+            raise ValueError(
+                f'the {type(self.head).__name__} does not predict from one map of logits: use '
+                "part='neck' or part='backbone'"
+            )
+        return ['logits']
 
     def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
         """Describe how logits are enlarged and read, and windows of pictures, if it is tested so.
@@ -82,17 +118,26 @@ class Segmentor(Task):
         """
         output, channels = description['outputs'][0], self(image)[0].shape[1]
 
-        def predict_logits(images: Tensor) -> Tensor:
-            (result,) = run(images)
+        def predict(images: Tensor, metas: Sequence[Any]) -> Tensor:
+            (logits,) = run(images)
             if output.get('kind') == 'probabilities':
-                return to_logits(result, output['activation'])
-            if output.get('kind') != 'labels':
-                return result
-            choices = F.one_hot(result.long(), max(channels, 2)).permute(0, 3, 1, 2).float()
-            return choices if channels > 1 else CERTAIN * (2 * choices[:, 1:] - 1)
+                logits = to_logits(logits, output['activation'])
+            elif output.get('kind') == 'labels':
+                logits = F.one_hot(logits.long(), max(channels, 2)).permute(0, 3, 1, 2).float()
+                logits = logits if channels > 1 else CERTAIN * (2 * logits[:, 1:] - 1)
+            return self.head.predict_by_feat(logits, metas)
 
-        pass_on = lambda images: images  # noqa: E731
-        return [(self.model, 'extract_feat', pass_on), (self.head, 'forward', predict_logits)]
+        return [(self.model, 'encode_decode', predict)]
+
+
+def fix_bases(hamburger: Any) -> None:
+    """Draw the bases of LightHam's factorization once, in place, as mmseg does for each image."""
+    ham, channels = hamburger.ham, hamburger.ham_in.conv.out_channels
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        bases = ham._build_bases(1, ham.S, channels // ham.S, ham.R, device='cpu')
+    ham.register_buffer('bases', bases, persistent=False)  # no weight of a checkpoint
+    ham.rand_init = False
 
 
 def is_loss(module: Any) -> bool:
