@@ -18,6 +18,7 @@ LARGEST_BATCH = 64
 PARTS = ('backbone', 'neck', 'model')
 OUTPUT_KINDS = ('boxes', 'scores', 'labels', 'count', 'masks', 'probabilities')
 LARGEST_SCALE = 65536  # of pictures that windows slide over
+LARGEST_DIVISOR = 1024  # of their sides
 # mmcv's names: what is read of a picture, and by what.
 COLOR_TYPES = (
     'color',
@@ -295,7 +296,7 @@ def _check_slide(slide: Field) -> None:
             raise slide['resize']['keep_ratio'].fail('true or false')
     for key in ('multiple', 'size_divisor'):
         if not slide[key].is_none():
-            slide[key].integer()
+            slide[key].integer(high=LARGEST_DIVISOR)
     if not slide['size'].is_none():
         for side in slide['size'].items(2):
             side.integer()

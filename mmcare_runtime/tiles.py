@@ -80,7 +80,7 @@ def _average_windows(
     A strip is valid until the next one is asked for.
     """
     tops, lefts = (place_windows(*sides) for sides in zip(canvas, shape, stride))
-    weights = []  # numbers of windows that cover each row and each column
+    weights = []  # of each row and each column: 1 divided by the number of its windows
     for starts, length, side in zip((tops, lefts), canvas, shape):
         numbers = np.zeros(length, np.float32)
         for start in starts:

@@ -457,7 +457,8 @@ def _say_what_is_missing(export: Export, report: Mapping[str, Any]) -> dict[str,
     missing = {}
     if reason and config is not None:
         missing['pictures'] = f'none compared: {reason}'
-    if config is not None and report['inputs'][0]['resize'] is None:
+    slides = report.get('slide') is not None
+    if config is not None and report['inputs'][0]['resize'] is None and not slides:
         missing['resize'] = 'none in the test pipeline: larger pictures cannot be tested'
     if export.model.task.part == 'model' and 'classes' not in report:
         missing['names'] = 'left out: the test data do not name as many classes as the head has'

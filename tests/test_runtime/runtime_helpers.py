@@ -38,6 +38,18 @@ TASKS = {
         outputs=[output('logits', 1, 1, 8, 12)], activation='sigmoid', threshold=0.4, classes=['a']
     ),
     'labels': dict(outputs=[scored('labels', 1, *SHAPE)]),
+    'windows': dict(
+        outputs=[output('maps', 1, 3, *SHAPE, kind='probabilities', activation='softmax')],
+        align_corners=True,
+        slide=dict(
+            stride=[20, 30],
+            resize=dict(scale=[90, 70], keep_ratio=True, interpolation='bilinear', backend='cv2'),
+            multiple=32,
+            size_divisor=32,
+            size=[32, 48],
+            other_steps=[],
+        ),
+    ),
     'detector': dict(
         outputs=[
             *(output(f'cls_score{i + 1}', 1, 6, 4 // 2**i, 6 // 2**i) for i in range(2)),
@@ -78,6 +90,7 @@ def describe(task, channels=3, **changes):
         letterbox='top-left',
         dtype='uint8',
         resize=dict(interpolation='bilinear', backend='cv2', shorter=None, crop=None),
+        loader=dict(color_type=None, imdecode_backend=None, to_float32=False, bits=8),
     )
     about = dict(name='mine', part='model', shape=[*SHAPE], activation=None, inputs=[image])
     about.update(classes=['cat', 'dog', 'owl'], palette=[[0, 0, 255], [0, 255, 0], [255, 0, 0]])
