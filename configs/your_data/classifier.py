@@ -56,7 +56,7 @@ test_evaluator = val_evaluator
 if pretrained is None:
     weights = dict(from_scratch=True)  # what that is: see mmcare.CARE
     lr, betas = 3e-3, (0.9, 0.98)
-    gamma_rate = 10.0  # layer scales change by the learning rate in each step, and have far to go
+    gamma_rate = 3.0  # layer scales change by the learning rate in each step, and have far to go
 else:
     weights = dict(init_cfg=dict(type='Pretrained', checkpoint=pretrained), drop_path_rate=0.1)
     lr, betas = 2e-4, (0.9, 0.999)  # the paper's rate; not tried with the published weights

@@ -59,7 +59,7 @@ test_evaluator = val_evaluator
 if pretrained is None:
     weights = dict(from_scratch=True)  # what that is: see mmcare.CARE
     lr, betas = 3e-3, (0.9, 0.98)
-    gamma_rate = 10.0  # layer scales change by the learning rate in each step, and have far to go
+    gamma_rate = 3.0  # layer scales change by the learning rate in each step, and have far to go
 else:
     weights = dict(
         init_cfg=dict(type='Pretrained', checkpoint=pretrained), norm_eval=True, drop_path_rate=0.1

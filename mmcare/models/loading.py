@@ -33,7 +33,7 @@ WHERE_TO_GET_WEIGHTS = f"""\
 (`mim run mmcare convert_checkpoint ...` where mmcare is installed without its repository), or name
 the downloaded file itself as the checkpoint, or train from scratch:
     --cfg-options model.backbone.init_cfg=None model.backbone.norm_eval=False \\
-        model.backbone.from_scratch=True optim_wrapper.paramwise_cfg.custom_keys.gamma.lr_mult=10"""
+        model.backbone.from_scratch=True optim_wrapper.paramwise_cfg.custom_keys.gamma.lr_mult=3"""
 BLOCK = r'stages\.([0-3])\.blocks\.([0-9]+)\.'
 SHAPE = 'of another shape'
 FIRST = 'stem.conv.weight'

@@ -329,7 +329,7 @@ class CARE(BaseModule):
             Kaiming in place of a std of 0.02, layer scales of 0.1 in place of 1e-6, and
             ``norm_cfg`` also on each output map. These values are ours. The paper's are for 300
             epochs of ImageNet: with them, a short training hardly uses the blocks. Adam changes a
-            parameter by the learning rate in each step, so layer scales also need ten times the
+            parameter by the learning rate in each step, so layer scales also need three times the
             rate: see
             ``configs/_base_/from_scratch.py``.
         init_cfg: By default truncated normal, std 0.02, biases 0. ``dict(type='Pretrained',
