@@ -330,8 +330,7 @@ class CARE(BaseModule):
             ``norm_cfg`` also on each output map. These values are ours. The paper's are for 300
             epochs of ImageNet: with them, a short training hardly uses the blocks. Adam changes a
             parameter by the learning rate in each step, so layer scales also need three times the
-            rate: see
-            ``configs/_base_/from_scratch.py``.
+            rate: see ``configs/_base_/from_scratch.py``.
         init_cfg: By default truncated normal, std 0.02, biases 0. ``dict(type='Pretrained',
             checkpoint=...)`` takes published files, converted ones and checkpoints of MM toolboxes;
             weights for RGB are adapted to other ``in_channels``.
