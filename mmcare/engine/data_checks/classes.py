@@ -186,13 +186,11 @@ def check_objects(run: Run) -> Iterator[Stop | Warn]:
         labels = {label for picture in split.pictures for label in picture.labels}
         seen.update(names[i] if i in range(len(names)) else None for i in labels)
         if not seen:  # mmdet leaves out objects of other names
-            files = [picture.xml for picture in split.pictures if picture.xml]
-            trees = [ET.parse(file) for file in files]
-            written = sorted({str(n.text) for t in trees for n in t.iterfind('object/name')})
+            written = _names_of_objects(split)
     fault = f'no object in the training data is one of the classes {sorted(wanted - seen)}'
     if wanted and not seen and any(split.pictures for split in train):
         if not any(map(_holds_objects, train)):  # otherwise another check says why all are left out
-            yield Stop(f"{fault}, which Pascal VOC's files call {written}" if written else fault)
+            yield Stop(f'{fault}: objects are called {written}' if written else fault)
     elif wanted - seen and None not in seen:
         yield Warn(fault)
     val = [split for split in run.of_mode('val') if _has_objects(split) and split.pictures]
@@ -206,6 +204,16 @@ def check_objects(run: Run) -> Iterator[Stop | Warn]:
         number = sum(len(picture.labels) for picture in split.pictures)
         if number and split.coco is None and number == sum(p.ignored for p in split.pictures):
             yield Stop(f'all {number} objects in {split.name} are ignored, as difficult ones are')
+
+
+def _names_of_objects(split: Split) -> list[str]:
+    """Return the names that objects have in a split's files, of Pascal VOC or of COCO."""
+    trees = [ET.parse(picture.xml) for picture in split.pictures if picture.xml]
+    names = {str(name.text) for tree in trees for name in tree.iterfind('object/name')}
+    if split.coco:
+        ids = {item.get('category_id') for item in split.coco.annotations or ()}
+        names |= {str(c.get('name')) for c in split.coco.categories or () if c.get('id') in ids}
+    return sorted(names)
 
 
 def _has_objects(split: Split) -> bool:

@@ -30,7 +30,8 @@ def check_files(run: Run) -> Iterator[Stop]:
         if missing:
             yield Stop(
                 f'{len(missing)} files of the {split.mode} dataset do not exist, such as '
-                f'{missing[0]!r}: put them there, or take them out of {split.name}'
+                f'{missing[0]!r}: put them there, correct data_prefix, or take them out of '
+                f'{split.name}'
             )
 
 
