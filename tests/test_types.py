@@ -98,6 +98,7 @@ def prepare(config, folder):
     scope, backbone = config.default_scope, config.model.backbone
     file = str(folder / 'backbone.pth')
     backbone.update(arch=THIN, init_cfg=None)
+    backbone.pop('from_scratch', None)  # which excludes a file
     with DefaultScope.overwrite_default_scope(scope), torch.no_grad():
         state = randomise(MODELS.build(backbone)).state_dict()
     torch.save({f'backbone.{name}': value for name, value in state.items()}, file)

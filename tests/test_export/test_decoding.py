@@ -115,7 +115,7 @@ def test_scores():
             if channels == 1:
                 head.threshold = 0.4
             model = nn.Module()
-            setattr(model, task.head_name, head)
+            setattr(model, 'decode_head' if task is Segmentor else task.head_name, head)
             config = Config(dict(test_dataloader=dict(dataset=dict(type=kind))))
             described = task(model, '', BackboneInfo()).describe(config, [torch.ones(1, channels)])
             assert described.pop('threshold', None) == getattr(head, 'threshold', None)
