@@ -73,8 +73,8 @@ def parse_args() -> argparse.Namespace:
     )
     add('--part', choices=PARTS, default='backbone', help=help_part)
     help_shape = (
-        "of the images; default: the test pipeline's, or the windows' where test_cfg.mode is "
-        "'slide', rounded up to 32; 512 512 of an arch"
+        "of the images; default: the test pipeline's, rounded up to 32, or the windows' where "
+        "test_cfg.mode is 'slide'; 512 512 of an arch"
     )
     add('--shape', type=int, nargs=2, metavar=('H', 'W'), help=help_shape)
     suffixes = ', '.join(f'{name}: {backend.suffix}' for name, backend in BACKENDS.items())

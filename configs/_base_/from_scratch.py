@@ -8,4 +8,4 @@ adamw_from_scratch = dict(lr=3e-3, betas=(0.9, 0.98))
 # Adam changes a parameter by the learning rate in each step. Without this, a layer scale stays near
 # its start, and a block hardly becomes part of the network. Ten times the rate is as accurate, but
 # maps of noise then reach the limits of float16.
-rates_from_scratch = dict(gamma=dict(lr_mult=3.0))
+custom_keys_from_scratch = dict(gamma=dict(lr_mult=3.0))

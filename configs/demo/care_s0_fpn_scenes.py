@@ -48,7 +48,7 @@ iterations = 1200
 train_cfg = dict(max_iters=iterations, val_interval=iterations // 3)
 optim_wrapper = dict(
     optimizer=_base_.adamw_from_scratch,
-    paramwise_cfg=dict(custom_keys=_base_.rates_from_scratch),
+    paramwise_cfg=dict(custom_keys=_base_.custom_keys_from_scratch),
 )
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=30),

@@ -52,7 +52,9 @@ optim_wrapper = dict(
     optimizer=_base_.adamw_from_scratch,
     # A step of Adam moves a layer's output in proportion to its inputs: 3136 of the first fully
     # connected layer, 576 of the 3x3 convolutions, a few hundred in the backbone.
-    paramwise_cfg=dict(custom_keys=dict(_base_.rates_from_scratch, shared_fcs=dict(lr_mult=0.15))),
+    paramwise_cfg=dict(
+        custom_keys=dict(_base_.custom_keys_from_scratch, shared_fcs=dict(lr_mult=0.15))
+    ),
 )
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),

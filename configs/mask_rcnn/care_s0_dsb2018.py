@@ -71,7 +71,9 @@ optim_wrapper = dict(
     optimizer=_base_.adamw_from_scratch,
     clip_grad=dict(max_norm=10, norm_type=2),
     # A step of Adam moves a layer's output in proportion to its number of inputs: 3136 here.
-    paramwise_cfg=dict(custom_keys=dict(_base_.rates_from_scratch, shared_fcs=dict(lr_mult=0.15))),
+    paramwise_cfg=dict(
+        custom_keys=dict(_base_.custom_keys_from_scratch, shared_fcs=dict(lr_mult=0.15))
+    ),
 )
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),

@@ -70,7 +70,7 @@ train_cfg = dict(max_epochs=epochs, val_interval=4)
 optim_wrapper = dict(
     optimizer=_base_.adamw_from_scratch,
     clip_grad=dict(max_norm=10, norm_type=2),
-    paramwise_cfg=dict(custom_keys=_base_.rates_from_scratch),
+    paramwise_cfg=dict(custom_keys=_base_.custom_keys_from_scratch),
 )
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),

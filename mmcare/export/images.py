@@ -31,7 +31,6 @@ from mmcare_runtime.prepare import (
 )
 
 LOOKED_AT = 8  # pictures of which bits and values are not known from the config
-LIMITS = 'min', 'max'
 HELD_OUT = 2  # pictures to check files on, which are not calibrated with
 Pictures = str | os.PathLike | Sequence[Tensor] | None  # a folder, or pixels (1, C, H, W)
 
@@ -148,8 +147,9 @@ def look_at_pictures(
     except Exception:  # a data set of a toolbox without its data raises anything
         return described
     if bits in ({8}, {16}, {32}):
-        low, high = (getattr(np, name)([getattr(x, name)() for x in pictures]) for name in LIMITS)
-        described.update(bits=bits.pop(), range=[low.item(), high.item()])
+        low = min(pixels.min().item() for pixels in pictures)
+        high = max(pixels.max().item() for pixels in pictures)
+        described.update(bits=bits.pop(), range=[low, high])
     return described
 
 

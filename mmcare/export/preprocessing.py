@@ -33,8 +33,11 @@ class ResizeToFit(Resize):
 
 
 def _inner_steps(step: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the steps within a step, such as a ``KeyMapper``, or the step itself."""
-    return step.get('transforms') or [step]
+    """Return the steps within a ``KeyMapper``, or the step itself."""
+    if type_name(step['type']) != 'KeyMapper':
+        return [step]
+    inner = step['transforms']
+    return [inner] if isinstance(inner, dict) else inner
 
 
 def _name_steps(config: Config) -> dict[str, Any]:
@@ -189,19 +192,20 @@ def is_slid(config: Config | None) -> bool:
 
 
 def choose_shape(config: Config | None) -> tuple[tuple[int, int], str]:
-    """Choose the height and width of a config's test images, rounded up to multiples of 32.
+    """Choose the height and width of a config's windows, or of its test images.
 
     Returns:
-        512 and 512 if nothing fixes a size; and why it is this size.
+        Those of windows as they are, of images rounded up to multiples of 32; 512 and 512 if
+        nothing fixes a size. And why it is this size.
     """
     if config is None:
         return (512, 512), 'there is no config'
     steps, preprocessor = _name_steps(config), config.model.get('data_preprocessor') or {}
     resize, crop = steps.get('Resize', {}).get('scale'), steps.get('CenterCrop', {})
     if is_slid(config):
-        size = config.model.test_cfg['crop_size'][::-1]
-        reason = "the windows' in test_cfg, whose mode is 'slide'"
-    elif crop.get('crop_size'):
+        height, width = config.model.test_cfg['crop_size']
+        return (height, width), "the windows' in test_cfg, whose mode is 'slide'"
+    if crop.get('crop_size'):
         size, reason = crop['crop_size'], "that of the test pipeline's CenterCrop"
     elif resize:
         size, reason = resize, f"the largest that the test pipeline's Resize makes, {resize}"

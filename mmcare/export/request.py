@@ -25,7 +25,7 @@ class ExportRequest:
 
     Args:
         shape: Height and width of the images; None: those that the config's test pipeline makes,
-            or of the windows that it tests segmentors on, rounded up to multiples of 32; 512 and
+            rounded up to multiples of 32, or of the windows that it tests segmentors on; 512 and
             512 without a config.
         formats: Keys of :data:`mmcare.export.backends.BACKENDS`.
         input_kind: ``'image'``: files take pixels from 0 to 255 and normalize them; ``'tensor'``:

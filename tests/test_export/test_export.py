@@ -103,9 +103,9 @@ def test_a_nan_differs():
     assert errors == dict(random=0, hundredfold='nan')
 
     def refuse(x):
-        raise ValueError("All 'rois' values must be finite")  # ONNX Runtime, of large values
+        raise ExportError("All 'rois' values must be finite")  # ONNX Runtime, of large values
 
-    with pytest.raises(ExportError, match=r'differ from PyTorch.* by inf.*nan.onnx'):
+    with pytest.raises(ExportError, match='must be finite'):
         checker.max_rel_errors(refuse, 1e-4, 'ONNX Runtime')
     errors = checker.max_rel_errors(
         lambda x: refuse(x) if x.max() > 99 else [x.numpy()], 1e-4, 'ONNX Runtime'

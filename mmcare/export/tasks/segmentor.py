@@ -157,6 +157,7 @@ class ProbabilityMap(PostProcess):
         self.outputs = [dict(name=name, kind=name, activation=activation)]
 
     def forward(self, raw: Outputs) -> tuple[Tensor, ...]:
+        """Enlarge logits, and apply the activation."""
         logits = F.interpolate(raw[0], self.shape, None, 'bilinear', self.align_corners)
         return (logits.sigmoid() if self.activation == 'sigmoid' else logits.softmax(1),)
 
@@ -184,6 +185,7 @@ class LabelMap(PostProcess):
         return torch.cat([torch.full_like(logits, least), logits], 1)
 
     def forward(self, raw: Outputs) -> tuple[Tensor, ...]:
+        """Enlarge logits, and choose the largest."""
         logits = self.enlarge(raw[0])
         if self.dtype != torch.float32:
             return (logits.argmax(1).to(self.dtype),)
