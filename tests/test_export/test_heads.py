@@ -121,3 +121,12 @@ def test_a_runtime_that_fails(tmp_path, monkeypatch):
     with pytest.raises(ExportError, match=words):
         export_model(odd_model(Pyramid().eval(), ['a', 'b', 'c', 'd']), tmp_path, (4, 4), ('onnx',))
     assert not [*tmp_path.iterdir()]
+
+
+def test_windows_of_any_size(monkeypatch):
+    """mmseg tests on them, as on 769x769; other images have multiples of the stride."""
+    task = heads.build(heads.HEADS['PSP']).task
+    monkeypatch.setattr(task.model, 'test_cfg', dict(mode='slide', crop_size=(65, 97)))
+    task.check_shape((65, 97))
+    with pytest.raises(ValueError, match='multiples of 32'):
+        task.check_shape((97, 65))

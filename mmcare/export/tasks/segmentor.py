@@ -70,6 +70,12 @@ class Segmentor(Task):
             del self.head.predict_by_feat  # the class has the method
         return tuple(logits)
 
+    def check_shape(self, shape: Shape) -> None:
+        """Raise a ValueError if images cannot be computed; the windows of mmseg's test can."""
+        test_cfg = getattr(self.model, 'test_cfg', None) or {}
+        if [*shape] != [*(test_cfg.get('crop_size') or ())]:
+            super().check_shape(shape)
+
     def name_outputs(self, outputs: Outputs) -> list[str]:
         """Name the logits; raise a ValueError if the head predicts in its own way."""
         if len(outputs) != 1:
