@@ -34,7 +34,7 @@ endef
 
 .DEFAULT_GOAL := help
 .PHONY: .venv .venv-mmcv .venv-onedl bench demo demo-seg dist docs help install lint phone test test-arm test-core \
-	test-mmcv test-onedl test-onnx test-phone test-third-party test-slow test-torch2.0 test-torch2.1 typecheck
+	test-export test-mmcv test-onedl test-onnx test-phone test-third-party test-slow test-torch2.0 test-torch2.1 typecheck
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -143,15 +143,19 @@ bench: $(READY) ## measure latency next to the peers, into work_dirs/latency
 	$(BIN)/python benchmarks/latency.py
 
 # Always on the CPU, so that the outcome does not depend on the machine.
-test test-core test-mmcv test-onedl test-onnx test-phone test-third-party test-slow test-torch2.0 test-torch2.1: \
+test test-core test-export test-mmcv test-onedl test-onnx test-phone test-third-party test-slow test-torch2.0 test-torch2.1: \
 	export CUDA_VISIBLE_DEVICES := -1
 # One thread for each process. The tests of a file run in one process, since they share fixtures.
-test test-core test-mmcv test-onedl test-phone test-torch2.0 test-torch2.1: export OMP_NUM_THREADS := 1
-PARALLEL := -m 'not slow' --numprocesses auto --dist loadfile
+test test-core test-export test-mmcv test-onedl test-phone test-torch2.0 test-torch2.1: export OMP_NUM_THREADS := 1
+WORKERS := --numprocesses auto --dist loadfile
+PARALLEL := -m 'not slow and not conversion' $(WORKERS)
 PYTEST_FAST = $(BIN)/python -m pytest $(PARALLEL)
 
-test: $(READY) ## run the tests without the slow ones, and the code blocks of the pages
+test: $(READY) ## run the tests without those below, and the code blocks of the pages
 	$(PYTEST_FAST)
+
+test-export: $(READY) ## convert many models to all formats
+	$(BIN)/python -m pytest tests -m 'conversion and not slow' $(WORKERS)
 
 test-onedl: $(ONEDL_READY) ## the same on the maintained forks of the MM family, in .venv-onedl
 	$(PYTEST_FAST)

@@ -34,6 +34,7 @@ def change_pictures(config, bands):
     config.model.data_preprocessor.bgr_to_rgb = False
 
 
+@pytest.mark.conversion
 @newer
 @pytest.mark.parametrize(
     ('bands', 'kind'),

@@ -23,6 +23,7 @@ from mmcare_runtime.engines import ENGINES
 PADDED = (50, 70)
 
 
+@pytest.mark.conversion
 @pytest.mark.parametrize('backend', BACKENDS)
 def test_pixels(tmp_path, backend):
     """Pixels in, the maps of the normalised image out, where CARE pads; test_coreml has others."""
@@ -42,6 +43,7 @@ def test_pixels(tmp_path, backend):
     assert deviation(source.task(IMAGENET.normalize(pixels)), outputs) < 1e-4
 
 
+@pytest.mark.conversion
 def test_formats_do_not_disturb_each_other(tmp_path):
     """All take one program; a detector's has buffers that it does not use."""
     pytest.importorskip('litert_torch')
@@ -87,6 +89,7 @@ def run_in_two_threads(program):
                 np.testing.assert_array_equal(output, wanted)
 
 
+@pytest.mark.conversion
 @pytest.mark.parametrize(('backend', 'options'), CASES)
 def test_checks_and_descriptions(tmp_path, monkeypatch, pictures, backend, options):
     """In every format, precision and compression; alone, in another folder."""

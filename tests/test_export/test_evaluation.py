@@ -94,9 +94,14 @@ def annotate(data, predictions):
             for backend in ('executorch', 'litert')
         ),
         ('classification', 'model', 'coreml', 'decoded', ['accuracy/top500']),
-        ('retinanet', 'model', 'litert', 'raw', ['coco/bbox_mAP']),
-        ('retinanet', 'model', 'onnx', 'decoded', ['coco/bbox_mAP']),
-        ('rtmdet', 'model', 'onnx', 'raw', ['coco/bbox_mAP']),
+        *(
+            pytest.param(*case, ['coco/bbox_mAP'], marks=pytest.mark.conversion)
+            for case in (
+                ('retinanet', 'model', 'litert', 'raw'),
+                ('retinanet', 'model', 'onnx', 'decoded'),
+                ('rtmdet', 'model', 'onnx', 'raw'),
+            )
+        ),
         ('detection', 'model', 'onnx', 'decoded', ['coco/bbox_mAP', 'coco/segm_mAP']),
         ('segmentation', 'model', 'onnx', 'decoded', ['mIoU', 'aAcc']),
     ],

@@ -24,6 +24,7 @@ BIASES = (0, -3, -6, -9, -15, 300)
 ARCH = dict(THIN, depths=(1, 1, 3, 3), head_channels=(4, 4, 4, 4))
 
 
+@pytest.mark.conversion
 @pytest.mark.parametrize(
     ('backend', 'key'), [('coreml', ''), ('onnx', '_float16'), ('litert', '_float16')]
 )

@@ -87,6 +87,7 @@ class Pyramid(nn.Module):
         )
 
 
+@pytest.mark.conversion
 @pytest.mark.parametrize('shape', [(4, 4), (10, 15)])
 def test_pooling_in_litert(tmp_path, shape):
     """XNNPACK computes it in float16, where no product begins with a constant."""

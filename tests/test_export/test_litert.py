@@ -17,6 +17,8 @@ from ai_edge_litert.interpreter import Interpreter
 
 from mmcare_runtime.engines import litert
 
+pytestmark = pytest.mark.conversion
+
 # With one head, LiteRT writes a product of matrices as a layer that XNNPACK does not take.
 TWO_HEADS = dict(THIN, head_channels=(4, 4, 4, 4))
 

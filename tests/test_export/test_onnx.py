@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export_helpers import SHAPE, thin_model
+from export_helpers import SHAPE, export_int8, smooth, thin_model
 from helpers import ROOT, run
 from test_postprocessing import source_of
 
@@ -86,6 +86,15 @@ def test_batches_of_maps_in_int8(tmp_path, monkeypatch):
     assert not any(
         onnx.numpy_helper.to_array(x).any() for x in model.graph.initializer if x.name in zeros
     )
+
+
+def test_int8_does_not_saturate(tmp_path):
+    """x86 without VNNI adds two products in 16 bits."""
+    network = torch.nn.Conv2d(3, 4, 1, bias=False)
+    torch.nn.init.ones_(network.weight)
+    picture = smooth(0).abs()
+    report = export_int8(network, ['sums'], picture, [picture], tmp_path, 'onnx')
+    assert report['sqnr_db']['sums'] > 35
 
 
 def test_what_does_not_fit(tmp_path):

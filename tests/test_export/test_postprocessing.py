@@ -132,6 +132,7 @@ def source_of(name, folder):
     return replace(source, normalization=IMAGENET, metadata=about)
 
 
+@pytest.mark.conversion
 @pytest.mark.parametrize(
     ('name', 'backend', 'options', 'kinds'),
     [
@@ -169,6 +170,7 @@ def test_export(tmp_path, pictures, name, backend, options, kinds):
         assert outputs[0].dtype == np.uint8
 
 
+@pytest.mark.conversion
 def test_core_ml_says_what_vision_and_xcode_look_for(tmp_path):
     options = dict(shape=SHAPE, formats=('coreml',), outputs='decoded', author='A', license='B')
     specs = {}
@@ -188,6 +190,7 @@ def test_core_ml_says_what_vision_and_xcode_look_for(tmp_path):
     assert [*settings.stringClassLabels.vector] == ['a', 'b'] and settings.iouThreshold == 0.5
 
 
+@pytest.mark.conversion
 def test_names_of_classes(tmp_path):
     """Of two classes of one name, Core ML would give one; a line of labels.txt is a class."""
     source = source_of('classifier', tmp_path)
@@ -203,6 +206,7 @@ def test_names_of_classes(tmp_path):
     assert lines == ['a', 'crane', 'b c', 'crane', 'd']
 
 
+@pytest.mark.conversion
 def test_labels_of_many_classes_in_float16(tmp_path):
     """float16 has not all integers above 2048; a place among 40,320 scores gives the label."""
     pytest.importorskip('litert_torch')

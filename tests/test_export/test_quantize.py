@@ -16,6 +16,8 @@ from mmcare.export.images import read_images
 from mmcare.export.loading import IMAGENET
 from mmcare.export.rewrites import export_program
 
+pytestmark = pytest.mark.conversion
+
 
 class Small(nn.Module):
     """An ordinary convolution, then a large depth-wise kernel."""

@@ -70,6 +70,7 @@ def test_neck_of_a_detector(tmp_path, whole):
     check_coreml(source, names, expected, image)
 
 
+@pytest.mark.conversion
 @pytest.mark.parametrize(
     'name', [pytest.param('upernet', marks=pytest.mark.slow), 'classifier', 'distilled']
 )
