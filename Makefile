@@ -154,8 +154,8 @@ PYTEST_FAST = $(BIN)/python -m pytest $(PARALLEL)
 test: $(READY) ## run the tests without those below, and the code blocks of the pages
 	$(PYTEST_FAST)
 
-test-export: $(READY) ## convert many models to all formats
-	$(BIN)/python -m pytest tests -m 'conversion and not slow' $(WORKERS)
+test-export: $(READY) ## convert many models to all formats, and run the code blocks of two pages
+	$(BIN)/python -m pytest -m 'conversion and not slow' $(WORKERS)
 
 test-onedl: $(ONEDL_READY) ## the same on the maintained forks of the MM family, in .venv-onedl
 	$(PYTEST_FAST)

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
@@ -62,3 +63,10 @@ pytest_collect_file = Sybil(
     setup=enter_folder,
     teardown=leave_folder,
 ).pytest()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the pages whose blocks export models."""
+    for item in items:
+        if item.path.name in ('app.md', 'deploy.md'):
+            item.add_marker('conversion')
