@@ -2,7 +2,7 @@
 # Copy this file and edit these five lines. What follows from them does not follow `--cfg-options`.
 data_root = 'data/mine'
 classes = ['background', 'person']  # of the values 0, 1, ... in the masks; 255 is ignored
-size = (640, 480)  # width and height into which pictures are scaled
+size = (640, 480)  # width and height into which pictures are scaled, or of crops
 epochs = 50
 pretrained = None  # or the ImageNet weights, such as 'CARETrans_S0.pth.tar'
 
