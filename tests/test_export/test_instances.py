@@ -109,7 +109,7 @@ def test_nms_of_long_chains():
 
 
 class Operators(nn.Module):
-    """Operators of two-stage detectors that no other network of ours has."""
+    """Operators of two-stage detectors and of mmseg's heads that our other networks lack."""
 
     def __init__(self):
         super().__init__()
@@ -124,13 +124,14 @@ class Operators(nn.Module):
         boxes, labels = self.boxes.index_select(0, best), self.labels.index_select(0, best)
         moved = self.boxes.index_select(0, labels + 90)
         kept, averages = nms_mask(boxes, 0.3, labels), self.align(images, boxes)
-        return kept[None], moved, averages, self.enlarge(images)
+        unit = images.pow(3.0) / images.norm(dim=1, keepdim=True)
+        return kept[None], moved, averages, self.enlarge(images), unit
 
 
 def test_operators_in_core_ml(tmp_path):
     pytest.importorskip('coremltools')
     network, image = Operators(), torch.randn(1, 3, 8, 12)
-    names = ['kept', 'moved', 'averages', 'enlarged']
+    names = ['kept', 'moved', 'averages', 'enlarged', 'unit']
     path = tmp_path / 'operators.mlpackage'
     to_coreml(graph_of(odd_model(network, names), (8, 12)), 'float32').save(str(path))
     outputs = open_package(path, names).run(image.numpy())
