@@ -140,7 +140,7 @@ def check_class_weights(model: nn.Module, dataset: Any, samples: list[Any]) -> I
                     f'{item.get("seg_map_path")!r}{" once it is padded" if pads else ""}: leave '
                     'class_weight out, or take a loss that leaves out ignored pixels, such as '
                     "dict(type='LovaszLoss', reduction='none')"
-                    + ", or pad in the pipeline, as configs/your_data/segmentor.py does" * pads
+                    f'{", or pad in the pipeline: see your_data/segmentor.py" if pads else ""}'
                 )
                 return
 
