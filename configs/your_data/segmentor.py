@@ -90,8 +90,8 @@ model = dict(
         norm_cfg=dict(type='BN'),
         # For a class with 1% of the pixels, add class_weight=[1.0, 10.0] here, set
         # cat_max_ratio=0.99 in RandomCrop, and add the line after it: mmseg's class weights fail
-        # where pixels are ignored. On 120 drawn pictures, the IoU after 12 epochs was 20%, and 0
-        # without these three.
+        # where pixels are ignored. On 120 drawn pictures that needed no padding, the IoU after 12
+        # epochs was 20% with the first two settings, and 0 without (one seed).
         loss_decode=dict(type='CrossEntropyLoss', avg_non_ignore=True),
     ),
     test_cfg=dict(mode='whole'),

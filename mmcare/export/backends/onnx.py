@@ -98,7 +98,7 @@ def quantize(path: Path, images: Sequence[np.ndarray]) -> None:
 
     The file gets pairs of ``QuantizeLinear`` and ``DequantizeLinear``, by which engines recognize
     quantization. Zero points are 0, since TensorRT takes no others. Weights have 7 bits, which
-    costs 0.5 to 2.3 dB: with 8, x86 without VNNI adds two products in 16 bits and saturates, see
+    costs up to 2.3 dB: with 8, x86 without VNNI adds two products in 16 bits and saturates, see
     https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html
     """
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
