@@ -10,6 +10,8 @@ import zlib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import mmengine.config.config
+import mmengine.runner.runner
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,9 @@ from mmcare.models.backbones.care import LinearAttention
 from mmcare.weights.names import from_published, to_published
 
 os.environ['CUDA_VISIBLE_DEVICES'] = '-1'
+# Both take seconds of each runner, for its log: line breaks in configs, versions of compilers.
+mmengine.config.config.FormatCode = lambda text, **_: (text, True)
+mmengine.runner.runner.collect_env = dict
 IS_NEW = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 6)  # as exports need it
 newer = pytest.mark.skipif(not IS_NEW, reason='for PyTorch 2.6 and later')
 ROOT = Path(__file__).resolve().parents[1]

@@ -66,6 +66,7 @@ class Tiny(nn.Module):
         return tuple(conv(image) for conv in self.convs)
 
 
+@pytest.mark.conversion
 def test_a_run_and_what_it_leaves(tmp_path, monkeypatch, capsys):
     info = BackboneInfo('tiny', output_names=latency.OUTPUT_NAMES)
     networks = dict(s0=make_task(Tiny(), info=info))
@@ -106,6 +107,7 @@ def test_the_page_shows_the_recording():
     assert latency.PEERS['link'].str.startswith('https://').all()
 
 
+@pytest.mark.conversion
 def test_shares_of_operators_and_stages(tmp_path, monkeypatch, capsys):
     source = LoadedModel('thin', 'random', make_task(thin_backbone()), IMAGENET)
     report = export_model(source, tmp_path, (64, 64), ('onnx', 'executorch'))

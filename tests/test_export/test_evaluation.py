@@ -62,7 +62,6 @@ def made(tmp_path_factory):
 def evaluate(made, tmp_path, monkeypatch):
     def run(task, file, *options):
         out = tmp_path / 'metrics.json'
-        monkeypatch.setattr(Config, 'pretty_text', '')  # for logs; takes longer than the test
         monkeypatch.setattr(DefaultScope, '_instance_dict', OrderedDict())  # one toolbox a run
         monkeypatch.chdir(tmp_path)
         config = made(task) / 'toy.py'
@@ -93,16 +92,16 @@ def annotate(data, predictions):
             )
             for backend in ('executorch', 'litert')
         ),
-        ('classification', 'model', 'coreml', 'decoded', ['accuracy/top500']),
         *(
-            pytest.param(*case, ['coco/bbox_mAP'], marks=pytest.mark.conversion)
+            pytest.param(*case, marks=pytest.mark.conversion)
             for case in (
-                ('retinanet', 'model', 'litert', 'raw'),
-                ('retinanet', 'model', 'onnx', 'decoded'),
-                ('rtmdet', 'model', 'onnx', 'raw'),
+                ('classification', 'model', 'coreml', 'decoded', ['accuracy/top500']),
+                ('retinanet', 'model', 'litert', 'raw', ['coco/bbox_mAP']),
+                ('retinanet', 'model', 'onnx', 'decoded', ['coco/bbox_mAP']),
+                ('rtmdet', 'model', 'onnx', 'raw', ['coco/bbox_mAP']),
+                ('detection', 'model', 'onnx', 'decoded', ['coco/bbox_mAP', 'coco/segm_mAP']),
             )
         ),
-        ('detection', 'model', 'onnx', 'decoded', ['coco/bbox_mAP', 'coco/segm_mAP']),
         ('segmentation', 'model', 'onnx', 'decoded', ['mIoU', 'aAcc']),
     ],
 )

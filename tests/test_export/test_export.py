@@ -29,6 +29,7 @@ def exported(tmp_path_factory):
     return out_dir, export_model(thin_model(), out_dir, SHAPE, formats)
 
 
+@pytest.mark.conversion
 def test_files_and_reports(exported):
     out_dir, reports = exported
     files = {f'thin_64x96.{end}' for end in ('mlpackage', 'onnx', 'pte')}
@@ -45,6 +46,7 @@ def test_files_and_reports(exported):
     assert 'Conv' in kinds and 'BatchNormalization' not in kinds
 
 
+@pytest.mark.conversion
 def test_gelu_in_onnx_runtime(exported, tmp_path):
     """Opset 18 has no operator for it; ONNX Runtime fuses what is in its place."""
     out_dir, reports = exported
@@ -56,6 +58,7 @@ def test_gelu_in_onnx_runtime(exported, tmp_path):
     assert reports['onnx']['opset'] == 18 and 'Gelu' in kinds and 'Erf' not in kinds
 
 
+@pytest.mark.conversion
 def test_coreml(exported):
     import coremltools as ct
 
@@ -164,14 +167,16 @@ def test_one_format_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):
     """Files that were checked stay, and the status is 1."""
     write = Mock(side_effect=RuntimeError('no such operator'))
     monkeypatch.setattr('mmcare.export.backends.executorch.ExecuTorch.write', write)
-    options = '--shape', 32, 32, '--format', 'executorch', 'onnx', '--out-dir', tmp_path
+    config, out_dir = tmp_path / 'thin.py', tmp_path / 'out'
+    config.write_text(f'model = dict(backbone=dict(type="CARE", arch={THIN}))')
+    options = '--shape', 32, 32, '--format', 'executorch', 'onnx', '--out-dir', out_dir
     with pytest.raises(SystemExit, match='1'):
-        run_tool(monkeypatch, 'export_backbone', 's0', *options)
-    files = {path.name for path in tmp_path.iterdir()}
-    assert files == {'care_s0_32x32.onnx', 'care_s0_32x32.onnx.json'}
+        run_tool(monkeypatch, 'export_backbone', config, *options)
+    files = {path.name for path in out_dir.iterdir()}
+    assert files == {'thin_32x32.onnx', 'thin_32x32.onnx.json'}
     printed = capsys.readouterr()
-    assert 'file: care_s0_32x32.onnx' in printed.out and 'mmcare-export-' in printed.err
-    assert 'executorch cannot convert care_s0_32x32.pte: no such operator' in printed.err
+    assert 'file: thin_32x32.onnx' in printed.out and 'mmcare-export-' in printed.err
+    assert 'executorch cannot convert thin_32x32.pte: no such operator' in printed.err
 
 
 @pytest.fixture

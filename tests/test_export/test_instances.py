@@ -128,6 +128,7 @@ class Operators(nn.Module):
         return kept[None], moved, averages, self.enlarge(images), unit
 
 
+@pytest.mark.conversion
 def test_operators_in_core_ml(tmp_path):
     pytest.importorskip('coremltools')
     network, image = Operators(), torch.randn(1, 3, 8, 12)

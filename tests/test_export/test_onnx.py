@@ -34,6 +34,7 @@ def detectors(tmp_path_factory):
     return {key: open_exported(folder / report['onnx']['file']) for key, report in reports.items()}
 
 
+@pytest.mark.conversion
 def test_pictures_in_batches(detectors):
     """Each picture gets what it gets alone, also where a batch is not full."""
     assert [x.file.name for x in detectors.values()] == [
@@ -49,6 +50,7 @@ def test_pictures_in_batches(detectors):
             np.testing.assert_array_equal(results['labels'], expected['labels'])
 
 
+@pytest.mark.conversion
 def test_boxes_for_engines_with_nms(detectors):
     """EfficientNMS of TensorRT takes (B, P, 4) and (B, P, K)."""
     boxes, scores = detectors['outside'].description['outputs']
@@ -58,6 +60,7 @@ def test_boxes_for_engines_with_nms(detectors):
     assert not {'NonMaxSuppression', 'TopK', 'ScatterND'} & {node.op_type for node in nodes}
 
 
+@pytest.mark.conversion
 def test_label_maps_in_batches(tmp_path):
     """The export has compared them with PyTorch."""
     source = source_of('fpn', tmp_path)
@@ -69,6 +72,7 @@ def test_label_maps_in_batches(tmp_path):
         np.testing.assert_array_equal(results['labels'], expected['labels'])
 
 
+@pytest.mark.conversion
 def test_batches_of_maps_in_int8(tmp_path, monkeypatch):
     """An image that differs from the first is compared also."""
     images = [torch.randint(0, 256, (1, 3, *SHAPE)).float() for _ in range(4)]

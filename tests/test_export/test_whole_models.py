@@ -57,6 +57,7 @@ def check_coreml(source, names, expected, image):
     assert not {'batch_norm', 'scatter'} & operators_of(model)
 
 
+@pytest.mark.conversion
 def test_neck_of_a_detector(tmp_path, whole):
     model, config, weights = whole('retinanet')
     source = load_model(config, weights, 'neck')

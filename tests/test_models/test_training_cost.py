@@ -46,7 +46,7 @@ def test_compiled(with_cp):
     """As MMEngine's ``compile`` does it: one graph, in training and evaluation."""
     image, found = torch.randn(2, 3, 64, 64), []
     for compiled in (False, True):
-        model = thin_backbone(arch=ARCH, with_cp=with_cp).train()
+        model = thin_backbone(with_cp=with_cp).train()
         if compiled:
             model.compile(backend='aot_eager', fullgraph=True)
         outputs, gradients = outputs_and_gradients(model, image)

@@ -101,7 +101,7 @@ def test_damaged_files(tmp_path):
     (tmp_path / 'whole.pth').write_bytes(good()[1]['new.pth'])
     expected = dict.fromkeys(['new.pth', 'ours.safetensors'], init_weights(tmp_path / 'whole.pth'))
 
-    @settings(max_examples=50, derandomize=True, deadline=None, suppress_health_check=SLOW)
+    @settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=SLOW)
     @given(damaged_bytes())
     def check(damaged):
         name, content = damaged
