@@ -63,7 +63,7 @@ def main() -> None:
     add = parser.add_argument
     add('archs', nargs='*', metavar='ARCH', default=[*ARCHS, *PEERS], help='see training.py')
     add('--shape', type=int, nargs=2, default=(512, 512), metavar=('H', 'W'))
-    add('--batch', type=int, default=16, help='images; default: %(default)s')
+    add('--batch', type=int, default=16, help='number of images; default: %(default)s')
     add('--precision', nargs='+', choices=PRECISIONS, default=['float32', 'bfloat16'])
     add('--out-dir', type=Path, default=Path('work_dirs/counts'), metavar='DIR')
     arguments = parser.parse_args()

@@ -99,7 +99,7 @@ class FourConvolutions(BaseModule):
 
 
 def build(head: Any) -> LoadedModel:
-    """Build a segmentor with a head, or with a cascade of heads, and weights that all matter."""
+    """Build a segmentor with a head, or a cascade of heads; all weights affect the outputs."""
     torch.manual_seed(0)
     heads = head if isinstance(head, list) else [head]
     kind = dict(type='EncoderDecoder', decode_head=head)
@@ -122,7 +122,7 @@ def build(head: Any) -> LoadedModel:
 
 
 def compare(head: Any, shape: tuple[int, int], formats: Sequence[str]) -> dict[str, Any]:
-    """Export to formats; return, for each, an error as a number, or what failed as a text."""
+    """Export to formats; return, for each, an error as a number, or what failed as a string."""
     with TemporaryDirectory() as folder:
         failure = ''
         try:

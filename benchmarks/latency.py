@@ -135,7 +135,7 @@ def find_report(key: str, shape: Sequence[int], engine: str, directory: Path) ->
 
 
 def prepare(key: str, network: Task, image: Tensor, engine: str, directory: Path) -> Prepared:
-    """Export a network, unless an earlier run has, and return a run and the report."""
+    """Export a network unless an earlier run has done so; return a run and the report."""
     name, precision = FILES[engine]
     shape = image.shape[2], image.shape[3]
     report = find_report(key, shape, engine, directory)

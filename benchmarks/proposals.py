@@ -1,4 +1,4 @@
-"""Measure the accuracy and the time of a two-stage detector by numbers of proposals and boxes.
+"""Measure accuracy and time of a two-stage detector for several numbers of proposals and boxes.
 
 For each number, the model is exported to each format with decoded outputs. tools/eval_exported.py
 then tests and times the files next to PyTorch, which keeps as many proposals and boxes. The results

@@ -1,4 +1,4 @@
-"""Show what an exported file of a whole model finds in pictures, videos or what a camera sees.
+"""Show what an exported file of a whole model finds in pictures, videos or camera frames.
 
 Boxes, the shares of classes, or their probabilities are printed, and drawn into DIR; masks are
 drawn. Neither the config nor PyTorch's checkpoint is needed.
@@ -25,7 +25,7 @@ from mmcare_runtime.text import escape
 from mmcare_runtime.tiles import TILES
 
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
-FRAMES_PER_SECOND = 30.0  # of cameras and videos that do not say it
+FRAMES_PER_SECOND = 30.0  # of cameras and videos that do not say how many
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -42,16 +42,18 @@ def parse_arguments() -> argparse.Namespace:
         metavar='SOURCE',
         help='a picture, a folder of them, a video, or the number of a camera, such as 0',
     )
-    parser.add_argument('--score', type=float, default=0.3, help='of boxes; default: %(default)s')
+    parser.add_argument(
+        '--score', type=float, default=0.3, help='least score of boxes; default: %(default)s'
+    )
     parser.add_argument(
         '--tile',
         choices=TILES,
-        help='slide: in windows of the size of the file; default: as the config tests',
+        help='slide: on windows of the size that the file takes; default: as the config tests',
     )
     parser.add_argument('--threads', type=int, default=1, help='default: %(default)s')
     parser.add_argument('--engine', help='openvino: for .onnx')
-    parser.add_argument('--bfloat16', action='store_true', help='compute so in OpenVINO')
-    parser.add_argument('--providers', nargs='+', metavar='NAME', help='of ONNX Runtime')
+    parser.add_argument('--bfloat16', action='store_true', help='compute in bfloat16 in OpenVINO')
+    parser.add_argument('--providers', nargs='+', metavar='NAME', help='providers of ONNX Runtime')
     parser.add_argument('--no-verify', action='store_true', help='open a file that was rewritten')
     parser.add_argument('--json', action='store_true', help='print a line of JSON for each picture')
     parser.add_argument(
@@ -68,7 +70,7 @@ def plan(sources: list[str], out_dir: Path) -> list[tuple[str, Path]]:
     """List pictures, videos and cameras, each with the file to draw it into.
 
     Raises:
-        ValueError: If one of these files exists, or would have two pictures.
+        ValueError: If one of these files exists, or would get two pictures.
     """
     jobs: list[tuple[str, Path]] = []
     for source in sources:

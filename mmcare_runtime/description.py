@@ -1,6 +1,6 @@
-"""What a file says of itself: checked once, when it is opened, before anything relies on it.
+"""Check what a file says of itself, once, when it is opened and before anything relies on it.
 
-The keys are explained in docs/deploy.md. Keys that nothing here reads are not looked at.
+The keys are explained in docs/deploy.md. Keys that nothing here reads are not checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PARTS = ('backbone', 'neck', 'model')
 OUTPUT_KINDS = ('boxes', 'scores', 'labels', 'count', 'masks', 'probabilities')
 LARGEST_SCALE = 65536  # of pictures that windows slide over
 LARGEST_DIVISOR = 1024  # of their sides
-# mmcv's names: what is read of a picture, and by what.
+# mmcv's names: what is read from a picture, and the libraries that read it.
 COLOR_TYPES = (
     'color',
     'grayscale',
@@ -77,7 +77,7 @@ class Field:
         return self
 
     def text(self) -> str:
-        """Expect a text."""
+        """Expect a string."""
         if not isinstance(self.value, str):
             raise self.fail('a text')
         return self.value
@@ -108,7 +108,7 @@ class Field:
 
 
 def parse(text: str | bytes | None, file: object) -> Mapping[str, Any]:
-    """Read a description from JSON, and check it; None, of files that have none, is empty."""
+    """Read a description from JSON, and check it; return an empty one for None."""
     if text is None:
         return {}
     try:
@@ -122,7 +122,7 @@ def check(description: Any, file: object) -> Mapping[str, Any]:
     """Check a description and return it.
 
     Raises:
-        ValueError: If a field is missing or invalid; it names the file and the field.
+        ValueError: If a field is missing or invalid; the error names the file and the field.
     """
     top = Field(description, '', file)
     if not isinstance(description, Mapping):
@@ -162,7 +162,7 @@ def match(
     """Compare a description with what an engine says of the file.
 
     Args:
-        description: Checked.
+        description: A checked description.
         file: For errors.
         input_shape: (1, C, H, W). Sides that are not int are free.
         output_shapes: In the file's order, NCHW; None where an engine does not say it.
@@ -285,7 +285,7 @@ def _check_interpolation(resize: Field) -> None:
 
 
 def _check_slide(slide: Field) -> None:
-    """Check how windows slide over pictures, as mmseg's test_cfg and data_preprocessor say it."""
+    """Check how windows slide over pictures, as mmseg's test_cfg and data_preprocessor say."""
     for side in slide.mapping()['stride'].items(2):
         side.integer()
     if not slide['resize'].is_none():
@@ -331,7 +331,7 @@ def _check_output(output: Field, batch: int) -> tuple[int | None, ...]:
 
 
 def _check_model(top: Field, shapes: Sequence[tuple[int | None, ...]]) -> None:
-    """Check what tells how the outputs of a whole model are read."""
+    """Check the entries that say how the outputs of a whole model are read."""
     outputs = top['outputs']
     kinds = [output.get('kind') for output in outputs.value]
     classes: int | None = None  # how many the outputs distinguish; None: they do not say it
@@ -437,7 +437,7 @@ def _check_decode(
 
 
 def _check_coder(coder: Field) -> None:
-    """Check the values of a coder that is known; reading boxes by another raises an error."""
+    """Check the values of a known coder; reading boxes with another one raises an error."""
     if coder['type'].text() == 'DeltaXYWHBBoxCoder':
         coder['means'].numbers(4)
         coder['stds'].numbers(4)

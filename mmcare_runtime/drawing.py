@@ -18,7 +18,7 @@ def name_of(names: Sequence[str] | None, label: int) -> str:
 
 
 def list_objects(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """List what was found: of boxes all, of classes the best, of a label map each one's share."""
+    """List what was found: all boxes, the best classes, or the classes' shares of a label map."""
     names, labels = results['names'], results['labels']
     if 'scores' not in results:
         labels, numbers = np.unique(labels, return_counts=True)
@@ -55,7 +55,7 @@ def draw(
     An object is its box and, if the file computes masks, its pixels.
 
     Args:
-        pixels: (H, W, 3) in BGR, (H, W), or (H, W, C), of which the first is drawn onto. Values of
+        pixels: (H, W, 3) in BGR, (H, W), or (H, W, C), whose first channel is drawn onto. Values of
             more than 8 bits are scaled to 0 to 255.
         results: Of :meth:`mmcare_runtime.Model.predict`.
         palette: RGB of the classes; None: some colours.

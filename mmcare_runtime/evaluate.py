@@ -1,7 +1,7 @@
 """Measure what an exported file finds against annotations, without a toolbox, on the device.
 
-COCO's average precision by pycocotools for detectors, mIoU for segmentors, and accuracy for
-classifiers.
+Metrics are COCO's average precision by pycocotools for detectors, mIoU for segmentors, and accuracy
+for classifiers.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def evaluate(
     """Measure a whole model.
 
     Args:
-        model: Opened.
-        images: A folder of pictures; for classifiers one of folders, a class each.
-        annotations: For detectors COCO's JSON file; for segmentors a folder of masks, PNG with a
-            class for each pixel, with the pictures' names; for classifiers nothing.
-        reduce_zero_label: Class 0 of masks is none, and others move down by one, as in ADE20K.
+        model: An opened file.
+        images: A folder of pictures; for classifiers, a folder with a folder for each class.
+        annotations: For detectors, COCO's JSON file; for segmentors, a folder of masks, PNG with a
+            class for each pixel, with the pictures' names; for classifiers, nothing.
+        reduce_zero_label: Class 0 of masks means none, and others move down by one, as in ADE20K.
         tile: See :meth:`mmcare_runtime.Model.predict`.
 
     Returns:
@@ -50,7 +50,7 @@ def evaluate(
 
     Raises:
         FileNotFoundError: If something is missing.
-        ValueError: If the annotations are not of this model.
+        ValueError: If the annotations do not fit this model.
     """
     output = model.description['outputs'][0]
     if output.get('kind') == 'boxes' or model.description.get('decode') is not None:
@@ -102,7 +102,7 @@ def evaluate_boxes(
         if key not in found[0]:
             continue
         with contextlib.redirect_stdout(io.StringIO()):
-            # A box would give the area of a mask.
+            # If rows had boxes, masks would get the areas of boxes.
             rows = [{k: v for k, v in about.items() if k in (key, *_COMMON)} for about in found]
             evaluation = COCOeval(truth, truth.loadRes(rows), kind)
             evaluation.params.catIds = [ids[name] for name in names]
@@ -172,7 +172,7 @@ def read_mask(path: Path) -> np.ndarray:
 
 
 def evaluate_classes(model: Model, images: Path) -> dict[str, float]:
-    """Compute the share of pictures whose class is the best one, and among the best five."""
+    """Compute the shares of pictures whose class comes first, and is among the first five."""
     folders = sorted(folder.name for folder in images.iterdir() if folder.is_dir())
     names = model.description.get('classes')
     labels = {name: index for index, name in enumerate(folders)}
@@ -210,12 +210,12 @@ def parse_arguments() -> argparse.Namespace:
         '--annotations', type=Path, metavar='FILE_OR_FOLDER', help="COCO's JSON; or masks as PNG"
     )
     parser.add_argument(
-        '--reduce-zero-label', action='store_true', help='class 0 of masks is none, as in ADE20K'
+        '--reduce-zero-label', action='store_true', help='class 0 of masks means none, as in ADE20K'
     )
     parser.add_argument(
         '--tile',
         choices=TILES,
-        help='slide: in windows of the size of the file; default: as the config tests',
+        help='slide: on windows of the size that the file takes; default: as the config tests',
     )
     parser.add_argument('--threads', type=int, default=1, help='default: %(default)s')
     parser.add_argument('--engine', help='openvino: for .onnx')

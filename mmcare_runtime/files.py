@@ -20,7 +20,7 @@ def check_file(path: Path) -> None:
 
     Raises:
         FileNotFoundError: If the path does not exist.
-        ValueError: If there is something else, which the error names.
+        ValueError: If anything else is there; the error names it.
     """
     try:
         mode = path.stat().st_mode

@@ -1,4 +1,4 @@
-"""Masks within boxes, as files of two-stage detectors give them, to masks of a picture."""
+"""Turn masks within boxes, as files of two-stage detectors give them, into masks of pictures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def paste_masks(
     """Paste masks into a picture as mmdet does.
 
     A pixel's value is interpolated bilinearly between the points of the mask; points outside of the
-    mask are 0. The interpolation is separable: a matrix for rows, the mask, a matrix for columns.
+    mask are 0. The interpolation is a product: matrix for rows, mask, matrix for columns.
 
     Args:
         masks: Probabilities (N, h, w) at points within each box.

@@ -1,4 +1,4 @@
-"""An opened file, which says itself what it takes and gives."""
+"""An opened file, which itself says what it takes and returns."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Picture = Union[str, 'os.PathLike[str]', np.ndarray]
 
 
 class Model:
-    """A file, opened by an engine; or what computes the same.
+    """A file that an engine has opened, or anything that computes the same.
 
     Args:
         run: Maps an image (B, C, H, W) to the outputs in the file's order, maps as (B, C, h, w).
-        input_shape: (B, C, H, W); of a free height or width, its name.
+        input_shape: (B, C, H, W); a free height or width is given by its name.
         description: Of the file, checked here; empty if the file has none.
         file: For errors.
-        timed: The format's own engine computes it, so that its time means something.
+        timed: Whether the format's own engine computes the file, so that its time is meaningful.
 
     Raises:
-        ValueError: If the description is invalid, or not of this input.
+        ValueError: If the description is invalid, or does not fit this input.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Model:
             The outputs in the file's order, maps as (B, C, h, w).
 
         Raises:
-            ValueError: If the image has another shape than the file takes, or an output another
-                one than the description says.
+            ValueError: If the image does not have the shape that the file takes, or an output
+                does not have the shape that the description says.
         """
         image = np.asarray(image)
         if not fits(self.input_shape, image.shape):
@@ -93,7 +93,7 @@ class Model:
 
     @property
     def tile(self) -> str:
-        """How pictures are predicted by default: ``'slide'`` where the config's mode is that."""
+        """How pictures are predicted by default: ``'slide'`` if that is the config's mode."""
         return 'slide' if self.description.get('slide') else 'whole'
 
     def read_picture(self, path: str | os.PathLike[str]) -> np.ndarray:
@@ -111,13 +111,13 @@ class Model:
 
         Args:
             picture: A path, or pixels as OpenCV reads them: (H, W, 3) in BGR, (H, W) or (H, W, 1);
-                uint8, or what the description's ``loader`` says. Files of other than one or three
-                channels take (H, W, C). Or a list of them: as many as the file takes are computed
-                at once.
+                uint8, or what the description's ``loader`` says. Files with other than one or
+                three channels take (H, W, C). Or a list of pictures, of which the file computes as
+                many at once as it takes.
             score: Least score of boxes; None: the ``score_thr`` of the config alone.
             tile: ``'whole'``: the file sees the whole picture, made smaller if need be.
-                ``'slide'``: it sees windows of its size. Of segmentors they are averaged, as in
-                mmseg; boxes and masks are merged by NMS. None: as the config tests.
+                ``'slide'``: it sees windows of its size. For segmentors, they are averaged, as
+                in mmseg; boxes and masks are merged by NMS. None: as the config tests.
 
         Returns:
             For a detector, ``boxes`` (N, 4) as x1, y1, x2, y2 in pixels of the picture, ``scores``
@@ -128,7 +128,7 @@ class Model:
 
         Raises:
             ValueError: If the file is not of a whole model, or does not describe what is needed,
-                or if the picture is not one.
+                or if ``picture`` is not a picture.
             FileNotFoundError: If there is no picture.
         """
         if self.description.get('part') != 'model':
@@ -178,7 +178,7 @@ class Model:
         return [output[:number] for output in self.run(np.concatenate(images))]
 
     def _choose_slide(self) -> Callable[[np.ndarray, float | None], dict[str, Any]]:
-        """Return what predicts a picture by windows."""
+        """Return the function that predicts a picture by windows."""
         outputs, names = self.description['outputs'], self.description.get('classes')
         kind = outputs[0].get('kind')
         if kind == 'boxes' or self.description.get('decode') is not None:
@@ -216,7 +216,7 @@ class Model:
     def _segment(
         self, pixels: np.ndarray, corners: Sequence[tuple[int, int]]
     ) -> Iterator[np.ndarray]:
-        """Yield the logits (K, h, w) of windows, at whose right and lower borders is padding."""
+        """Yield the logits (K, h, w) of windows, which are padded on the right and below."""
         shape = height, width = self.description['shape']
         image = dict(self.description['inputs'][0], resize=None, letterbox='top-left')
         batch = image['shape'][0]
@@ -236,11 +236,11 @@ def open_exported(
     bfloat16: bool = False,
     verify: bool = True,
 ) -> Model:
-    """Open an exported file, which says itself what it takes.
+    """Open an exported file, which itself says what it takes.
 
     Args:
         path: ``.onnx``, ``.tflite``, ``.ncnn``, ``.pte`` or, on a Mac, ``.mlpackage``.
-        threads: Of the CPU.
+        threads: Number of CPU threads.
         providers: Of ONNX Runtime, by name; None: the CPU alone.
         engine: None: the format's own. ``'openvino'`` also runs ``.onnx``, in float32.
         float16: Compute in float16, which only LiteRT does here.
@@ -249,10 +249,10 @@ def open_exported(
             that other tools have rewritten.
 
     Raises:
-        FileNotFoundError: If it does not exist.
+        FileNotFoundError: If the file does not exist.
         ImportError: If the engine is not installed.
         ValueError: If the file is damaged or of another format, if its description is invalid or
-            not the file's, or if the engine does not have what is asked for.
+            does not fit it, or if the engine does not have what is asked for.
     """
     path = Path(path)
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
@@ -274,7 +274,7 @@ def open_exported(
         raise ImportError(
             f'{module.NAME} is not installed: pip install {module.INSTALL}', name=error.name
         ) from error
-    except Exception as error:  # engines have classes of their own
+    except Exception as error:  # engines raise their own classes
         reason = escape(' '.join(str(error).split()))
         if reason.startswith(escape(str(path))):
             raise ValueError(reason) from error

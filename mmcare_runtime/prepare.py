@@ -1,4 +1,4 @@
-"""Turn a picture into what a file takes, by its description."""
+"""Turn a picture into what a file takes, by the file's description."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def read_picture(
 
     Args:
         path: A picture, or ``.npy`` with an array (H, W) or (H, W, C).
-        channels: Without a ``color_type``, pictures are read as colours for three and as gray for
-            one, and otherwise, as those of more than 8 bits, as they are.
+        channels: Number of channels. Without a ``color_type``, pictures of 8 bits are read as
+            colours for three channels and as gray for one; others are read as they are.
         loader: Of the input's description.
 
     Raises:
         FileNotFoundError: If there is no file.
-        ValueError: If it is not a picture, or if a package is missing that reads it.
+        ValueError: If it is not a picture, or if a package that reads it is missing.
     """
     file, loader = Path(path), loader or {}
     if not file.is_file():
@@ -64,7 +64,7 @@ def read_picture(
         raise ValueError(
             f'{package} reads the pictures of this file: pip install {package}'
         ) from error
-    except Exception:  # decoders have classes of their own
+    except Exception:  # decoders raise their own classes
         pixels = None
     if pixels is None or pixels.ndim not in (2, 3):
         raise ValueError(escape(f'{file} is not a picture'))
@@ -120,11 +120,11 @@ def check_pixels(pixels: Any, channels: int, bits: int | None = 8) -> np.ndarray
 
     Args:
         pixels: (H, W, 3) in BGR, (H, W) or (H, W, 1); or as many channels as the file takes.
-        channels: That the file takes. Colours become gray for one, gray becomes BGR for three.
-        bits: Of a value: 8 for uint8, 16 for uint16, 32 for float32. None: any of them.
+        channels: Number that the file takes. Colours become gray for 1, gray becomes BGR for 3.
+        bits: Bits of a value: 8 for uint8, 16 for uint16, 32 for float32. None: any of them.
 
     Raises:
-        ValueError: If they are something else.
+        ValueError: If ``pixels`` are something else.
     """
     kind = {8: 'uint8', 16: 'uint16', 32: 'float32'}.get(bits or 0, 'uint8, uint16 or float32')
     taken = f'{kind} pixels (H, W, 3) in BGR, (H, W) or (H, W, 1)'
@@ -219,7 +219,7 @@ def resize(
 ) -> np.ndarray:
     """Resize pixels (H, W, C) as the input's ``resize`` says, and crop them.
 
-    Without ``fit``, they are only made smaller: the test pipeline leaves sizes as they are.
+    Without ``fit``, pixels are only made smaller: the test pipeline leaves sizes as they are.
     """
     sides = pixels.shape[:2]
     if options.get('shorter'):
@@ -313,7 +313,7 @@ def resize_as_pillow(
 ) -> np.ndarray:
     """Resize uint8 pixels (H, W, C) to a height and width bit for bit as Pillow 13 does.
 
-    It smooths where it makes smaller, as OpenCV does not; mmpretrain's pipelines use it. Pillow 12
+    Pillow, which mmpretrain's pipelines use, smooths when it shrinks; OpenCV does not. Pillow 12
     always resizes columns first, which differs by single levels in some pictures. See
     https://github.com/python-pillow/Pillow/blob/main/src/libImaging/Resample.c
     """
@@ -324,7 +324,7 @@ def resize_as_pillow(
             for a, b in zip(new, old)
         )
         return pixels[rows[:, None], columns]
-    # Found by trial: it takes rows first where they are shortened by more than twice as much.
+    # Found by trial: Pillow takes rows first if they shrink by more than twice as much.
     rows_first = old[0] - new[0] > max(2 * (old[1] - new[1]), 0)
     for axis in (0, 1) if rows_first else (1, 0):
         if old[axis] != new[axis]:

@@ -24,9 +24,9 @@ def read_results(
     """Read the outputs of the file of a whole model.
 
     Args:
-        description: Checked.
+        description: A checked description.
         outputs: In the file's order; maps are (1, C, h, w).
-        place: Of the picture in the image.
+        place: Where the picture is in the image.
         size: Height and width of the picture.
         score: Least score of boxes, applied before NMS; None: the config's alone.
 
@@ -66,7 +66,7 @@ def read_results(
     results['boxes'] *= ratios
     rows = results.pop('rows')
     kinds = [output.get('kind') for output in description['outputs']]
-    if 'masks' in kinds:  # which cover boxes as they were before they were clipped to the picture
+    if 'masks' in kinds:  # they cover the boxes before clipping to the picture
         whole = (read_boxes(description, outputs)[rows] - [place[1], place[0]] * 2) * ratios
         threshold = description['test_cfg'].get('mask_thr_binary', 0.5)
         masks = outputs[kinds.index('masks')][0, rows]
@@ -75,7 +75,7 @@ def read_results(
 
 
 def read_logits(description: Mapping[str, Any], outputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the logits (B, K, h, w) of a segmentor, also of a file that has probabilities."""
+    """Return the logits (B, K, h, w) of a segmentor, even if the file has probabilities."""
     (about,) = description['outputs']
     if about.get('kind') != 'probabilities':
         return outputs[0]
@@ -143,8 +143,8 @@ def enlarge_labels(
 def to_logits(probabilities: np.ndarray, activation: str) -> np.ndarray:
     """Return logits that give these probabilities.
 
-    Those of a softmax are short of the network's by a number for each pixel, the same for all
-    classes: their averages and interpolations have the same largest class.
+    Logits of a softmax differ from the network's by one number for each pixel, the same for all
+    classes: averages and interpolations have the same largest class.
     """
     values = np.asarray(probabilities, np.float32).clip(1e-30, 1)
     if activation == 'softmax':
@@ -160,9 +160,9 @@ def read_threshold(description: Mapping[str, Any]) -> float:
 def choose(
     planes: Iterable[np.ndarray], number: int, size: Sequence[int], threshold: float = 0.3
 ) -> np.ndarray:
-    """Choose the class of each pixel of a height and width, from a map of logits for each class.
+    """Choose the class of each pixel, at a height and width, from a map of logits for each class.
 
-    One channel is that of class 1 where its probability is above the threshold.
+    With one channel, a pixel is class 1 if its probability is above the threshold.
     """
     labels = np.zeros(size, np.int64)
     least = -math.inf if number > 1 else math.log(threshold / (1 - threshold))
@@ -181,7 +181,7 @@ def read_labels(
     threshold: float = 0.3,
     align_corners: bool = False,
 ) -> np.ndarray:
-    """Enlarge logits (1, K, h, w) to an image, cut off padding, enlarge to a picture and choose."""
+    """Enlarge logits (1, K, h, w) to an image, cut off padding, enlarge to a picture; choose."""
 
     def enlarge_plane(plane: np.ndarray) -> np.ndarray:
         return enlarge(crop(enlarge(plane, shape, align_corners), place), size, align_corners)
@@ -196,7 +196,7 @@ def rank(scores: np.ndarray) -> Results:
 
 
 def above(scores: np.ndarray, test_cfg: Mapping[str, Any], score: float | None) -> np.ndarray:
-    """Tell which scores are above the config's threshold, and not below another one."""
+    """Tell which scores are above the config's threshold, and not below ``score``."""
     passes = scores > test_cfg.get('score_thr', 0)
     return passes if score is None else passes & (scores >= score)
 
@@ -212,7 +212,7 @@ def decode_boxes(
     Args:
         raw: Scores of all levels, then boxes, then factors of scores if there are any.
         decode: Describes priors, the coder of boxes and thresholds, see docs/deploy.md.
-        place: Of the picture in the image.
+        place: Where the picture is in the image.
         score: Least score, see :func:`read_results`.
     """
     params, test_cfg, number = decode['prior_params'], decode['test_cfg'], len(decode['strides'])
@@ -269,11 +269,11 @@ def decode_values(values: np.ndarray, priors: np.ndarray, coder: Mapping[str, An
 def read_detections(
     description: Mapping[str, Any], outputs: Sequence[np.ndarray], score: float | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Read what a decoded detector's file has found, before NMS where that is not in the file.
+    """Read what a decoded detector's file has found, before NMS if NMS is not in the file.
 
     Returns:
         Boxes (N, 4) as x1, y1, x2, y2 in pixels of the file's input, scores (N,), which are above
-        the config's threshold, labels (N,), and in which rows of the file they are (N,).
+        the config's threshold, labels (N,), and the rows of the file's outputs (N,).
     """
     boxes = read_boxes(description, outputs)
     scores = outputs[1].reshape(len(boxes), -1)  # of each class where there are no labels
@@ -325,7 +325,7 @@ def nms(
         low = np.maximum(boxes[best, :2], boxes[order, :2])
         high = np.minimum(boxes[best, 2:], boxes[order, 2:])
         shared = np.maximum(high - low, 0).prod(1)
-        # Not a quotient, which empty boxes have not.
+        # Not a quotient, which is undefined for empty boxes.
         overlaps = shared > iou * (areas[best] + areas[order] - shared)
         order = order[~overlaps | (labels[order] != labels[best])]
     return kept

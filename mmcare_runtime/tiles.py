@@ -34,8 +34,8 @@ def slide_labels(
     """Choose the class of each pixel from the average of overlapping windows' logits.
 
     Pictures are resized and padded as the config's test pipeline does, if its mode is ``'slide'``.
-    At once, there are the averages of one row of windows: for each class, 4 bytes for each pixel of
-    the picture's width and the window's height.
+    Memory holds the averages of one row of windows at a time: for each class, 4 bytes for each
+    pixel of the picture's width and the window's height.
 
     Args:
         pixels: (H, W, C).
@@ -149,8 +149,8 @@ def slide_boxes(
 ) -> dict[str, Any]:
     """Detect objects in overlapping windows, in the picture's own size, and merge them by NMS.
 
-    ``max_per_img`` is for each window. The part of an object that a window cuts goes where another
-    window has found the object: an object larger than what windows share may be found in parts.
+    ``max_per_img`` is for each window. Part of an object that a window cuts is removed if another
+    window has found the object. An object larger than the overlap may be found in parts.
 
     Args:
         pixels: (H, W, C).
@@ -198,7 +198,7 @@ def slide_boxes(
 
 
 def _are_parts(boxes: np.ndarray, labels: np.ndarray, cut: np.ndarray, share: float) -> np.ndarray:
-    """Tell of which cut boxes more than a share of the area is in a larger one of their class."""
+    """Tell which cut boxes have more than a share of their area in a larger box of their class."""
     sides = boxes[:, 2:] - boxes[:, :2]
     areas, parts = sides.prod(1), np.zeros(len(boxes), bool)
     for index in cut.nonzero()[0]:

@@ -18,7 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('source', metavar='SRC', help='checkpoint to read, also .safetensors')
+    parser.add_argument('source', metavar='SRC', help='checkpoint to read; may be .safetensors')
     parser.add_argument(
         'destination',
         metavar='DST',

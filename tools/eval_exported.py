@@ -2,13 +2,13 @@
 
 A file computes its part of the model; the rest of the model takes its weights from --checkpoint.
 Files of whole models need no checkpoint. Files run on one thread of the CPU. PyTorch computes
-.mlpackage files, which are not timed. Images are resized to fit the files' height and width, the
-ratio kept, and padded. Where the config tests a segmentor on windows (test_cfg.mode='slide'), or
-with --tile slide, files compute windows; boxes of windows are merged. The table has megabytes,
-milliseconds an image or window (median of interleaved rounds) and the config's metrics. With
---checkpoint, the first row is PyTorch as the toolbox tests the config, unchanged; if that differs,
-the second is PyTorch at the files' height and width. PyTorch's time is that of the part, or, next
-to decoded files, of the toolbox's ``predict``.
+.mlpackage files, which are not timed. Images are resized to fit the files' height and width, with
+the ratio kept, and padded. Where the config tests a segmentor on windows (test_cfg.mode='slide'),
+or with --tile slide, files compute windows; boxes of windows are merged. The table has megabytes,
+milliseconds per image or window (median of interleaved rounds) and the config's metrics. With
+--checkpoint, the first row is PyTorch as the toolbox tests the config, unchanged; if PyTorch's
+metrics at the files' height and width differ, they are the second row. PyTorch's time is that of
+the part, or, next to decoded files, of the toolbox's ``predict``.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def parse_args() -> argparse.Namespace:
         type=Path,
         nargs='+',
         metavar='FILE',
-        help='.onnx, .pte, .ncnn, .tflite or .mlpackage, of tools/export_backbone.py',
+        help='.onnx, .pte, .ncnn, .tflite or .mlpackage, from tools/export_backbone.py',
     )
     parser.add_argument(
         '--checkpoint', metavar='CHECKPOINT', help='weights; also tested in PyTorch'
@@ -134,7 +134,7 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     if arguments.checkpoint:
         try:
             metrics = build_runner(arguments, config.copy()).test()
-        except RuntimeError as error:  # such as of sizes that a head cannot compute
+        except RuntimeError as error:  # such as for sizes that a head cannot compute
             print(f'PyTorch cannot test the config unchanged: {error}', file=sys.stderr)
     normalization = read_normalization(config)  # with the Pad that the next line removes
     tile = 'whole' if slices else tile

@@ -4,7 +4,7 @@ SOURCE is an arch or any detection, segmentation or classification config with a
 default, only the backbone is built, without the toolbox or compiled ops; its outputs are stage1 to
 stage4. --part neck and --part model export more of the model and need the config's toolbox. Each
 file is compared with PyTorch before it is saved, and FILE.json next to it is its report. If a
-format fails, the files of others stay, and the status is 1.
+format fails, the files of the other formats stay, and the status is 1.
 """
 
 import argparse
@@ -49,7 +49,7 @@ SHOWN += 'pictures', 'resize', 'names'
 OPTIONS = dict(TASK_OPTIONS)
 for backend in BACKENDS.values():
     OPTIONS |= backend.options
-# What the library calls otherwise.
+# Options that the library names differently.
 FLAGS = dict(formats='format', input_kind='input')
 LAST_LINES = 15  # of a converter's log, which are shown if it fails
 
@@ -73,8 +73,8 @@ def parse_args() -> argparse.Namespace:
     )
     add('--part', choices=PARTS, default='backbone', help=help_part)
     help_shape = (
-        "of the images; default: the test pipeline's, rounded up to 32, or the windows' where "
-        "test_cfg.mode is 'slide'; 512 512 of an arch"
+        "of the images; default: the test pipeline's, rounded up to 32, or the windows' if "
+        "test_cfg.mode is 'slide'; 512 512 for an arch"
     )
     add('--shape', type=int, nargs=2, metavar=('H', 'W'), help=help_shape)
     suffixes = ', '.join(f'{name}: {backend.suffix}' for name, backend in BACKENDS.items())
@@ -89,7 +89,7 @@ def parse_args() -> argparse.Namespace:
     add('--input', choices=INPUT_KINDS, help=help_input)
     help_outputs = (
         'decoded: probabilities, a map of class labels (probabilities of all classes where windows '
-        'are tested), or boxes, scores, labels and masks, of whole models; probabilities: of '
+        'are tested), or boxes, scores, labels and masks, of whole models; probabilities: those of '
         "classifiers and segmentors; raw: the network's outputs; default: raw"
     )
     add('--outputs', choices=OUTPUTS, default='raw', help=help_outputs)
@@ -130,7 +130,7 @@ def make_request(arguments: argparse.Namespace) -> ExportRequest:
 
 @contextmanager
 def others_in_a_log() -> Iterator[str]:
-    """Show what mmcare logs; send what other libraries print, also natively, to a file."""
+    """Show what mmcare logs; send what other libraries print, including native code, to a file."""
     sys.stdout.flush()
     streams = os.dup(1), os.dup(2)
     with (
@@ -156,7 +156,7 @@ def others_in_a_log() -> Iterator[str]:
 
 @contextmanager
 def everything_shown() -> Iterator[None]:
-    """Show what mmcare logs beside what other libraries print."""
+    """Show what mmcare logs together with what other libraries print."""
     handler = logging.StreamHandler()
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)

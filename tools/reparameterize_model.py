@@ -1,4 +1,4 @@
-"""Fuse the checkpoint of a model: the same outputs in evaluation mode, from fewer operators.
+"""Fuse a model's checkpoint, to compute the same outputs in evaluation mode with fewer operators.
 
 Batch norms of a CARE backbone are fused into its convolutions, and the two classification heads
 into one. To load the result, set `deploy=True` for backbone and head, as the tool prints. A fused

@@ -1,4 +1,4 @@
-"""Find state of a training run that MMEngine writes into no checkpoint, in attributes."""
+"""Find the state in attributes of a training run that MMEngine saves in no checkpoint."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def write_numbers(objects: Mapping[Any, Any], numbers: Numbers) -> None:
 
 
 def read_contents(objects: Mapping[Any, Any]) -> dict[tuple[Any, str], Any]:
-    """Return values, by attribute, that show whether objects change; not numbers of modules."""
+    """Return values, by attribute, that show whether objects change, without numbers of modules."""
     contents: dict[tuple[Any, str], Any] = {}
     for name, item in objects.items():
         for attribute, value in vars(item).items():
@@ -141,7 +141,7 @@ def _parse(method: Any) -> Iterator[ast.AST]:
 
 
 def _find_defaults(node: ast.If) -> Iterator[ast.AST]:
-    """Yield what ``if self.NAME is None`` sets ``self.NAME`` by, as mmseg's LoadAnnotations."""
+    """Yield what sets ``self.NAME`` in ``if self.NAME is None``, as in LoadAnnotations."""
     test = node.test
     name = _attribute_of_self(test.left) if isinstance(test, ast.Compare) else ''
     if name and isinstance(test.ops[0], ast.Is):  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Export of models to files that run without PyTorch; a backbone needs no toolbox."""
+"""Export models to files that run without PyTorch; for a backbone, no toolbox is needed."""
 
 from mmcare.compatibility import check_export
 

@@ -1,4 +1,4 @@
-"""Comparison of exported files with PyTorch."""
+"""Compare exported files with PyTorch."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ FINE_SQNR_DB = 30.0
 AGREEMENT_DB = 2.0
 FLOAT16 = 2e-2  # tolerance where a runtime computes in float16
 QUANTIZED_RESULTS = 1e-2  # tolerance of a quantized file's results, decoded from its own outputs
-# The same if layers follow these outputs, since those layers are quantized as well: the demo's Mask
-# R-CNN is off by 4e-2 in its boxes, scores and masks.
+# The tolerance if layers follow these outputs, since those layers are quantized as well: the demo's
+# Mask R-CNN is off by 4e-2 in its boxes, scores and masks.
 QUANTIZED_LAYERS = 1e-1
 
 
@@ -51,7 +51,7 @@ class Checker:
         runtime: str,
         expected: Callable[[str], Sequence[Tensor]] | None = None,
     ) -> dict[str, float | str]:
-        """Compare outputs, as shares of each output's largest magnitude.
+        """Compare outputs; errors are shares of each output's largest magnitude.
 
         Args:
             run: Computes the file.
@@ -91,7 +91,7 @@ class Checker:
         cross_check_name: str = '',
         may_be_better: bool = False,
     ) -> dict[str, float]:
-        """Compare a quantized file on pictures, since on noise it is far off.
+        """Compare a quantized file on pictures, since its error on noise is large.
 
         Args:
             run: Computes the file.
@@ -103,7 +103,7 @@ class Checker:
             The signal-to-quantization-noise ratio of each output, in dB.
 
         Raises:
-            ExportError: If one is below ``MIN_SQNR_DB``, or if file and cross-check differ.
+            ExportError: If a ratio is below ``MIN_SQNR_DB``, or if file and cross-check differ.
         """
         inputs = [self.inputs[name] for name in self.pictures]
         expected = [self.expected(name) for name in self.pictures]

@@ -1,4 +1,4 @@
-"""What a file says of itself, for those who run it without PyTorch; keys are in docs/deploy.md."""
+"""Describe a file for those who run it without PyTorch; docs/deploy.md lists the keys."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,7 +48,7 @@ def describe_file(
     input_settings: Mapping[str, Any],
     layout: str,
 ) -> dict[str, Any]:
-    """Describe a file of a graph.
+    """Describe a file that computes a graph.
 
     Args:
         described: See :func:`describe_model`.

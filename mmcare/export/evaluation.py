@@ -1,4 +1,4 @@
-"""Put an exported program into a toolbox's model, in place of a part, to test it."""
+"""Test an exported program inside a toolbox's model, in place of a part of the model."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -56,7 +56,7 @@ def pad_images(
 
 @contextmanager
 def replaced_part(model: Any, program: Any, checked: bool = False) -> Iterator[str]:
-    """Let a file, for images of one size, compute its part of a toolbox's model; yield the part.
+    """Let a file compute its part of a toolbox's model, for images of one size; yield the part.
 
     Args:
         model: Changed while the context is active.
@@ -64,7 +64,7 @@ def replaced_part(model: Any, program: Any, checked: bool = False) -> Iterator[s
         checked: Whether the file must have the model's weights.
 
     Raises:
-        ValueError: If the file is of another model or of other weights.
+        ValueError: If the file was exported from another model or other weights.
     """
     device = next(model.parameters()).device
     batch, *shape = program.input_shape
@@ -75,7 +75,7 @@ def replaced_part(model: Any, program: Any, checked: bool = False) -> Iterator[s
             images = images * model.data_preprocessor.std + model.data_preprocessor.mean
         images = images.repeat(batch, 1, 1, 1).cpu().contiguous()
         outputs = [torch.from_numpy(output) for output in program.run(images.numpy())]
-        if batch > 1:  # of which a toolbox tests one
+        if batch > 1:  # the toolbox tests one image at a time
             outputs = [output[:1] for output in outputs]
         # mmcv silently misreads tensors that are not contiguous.
         return tuple(output.to(device).contiguous() for output in outputs)
@@ -96,7 +96,7 @@ def replaced_part(model: Any, program: Any, checked: bool = False) -> Iterator[s
     with ExitStack() as stack:
         for owner, name, substitute in task.substitutes(run, description, image):
             setattr(owner, name, substitute)
-            stack.callback(delattr, owner, name)  # the class has the method
+            stack.callback(delattr, owner, name)  # restores the method of the class
         yield task.part
 
 
@@ -105,7 +105,7 @@ def sliced(model: Any, program: Any) -> Iterator[str]:
     """Let a detector's file compute windows of the pictures on disk; yield its part of the model.
 
     Args:
-        model: Of mmdet, changed while the context is active: only its metrics are computed.
+        model: Of mmdet, changed while the context is active: it computes metrics only.
         program: A file that :func:`mmcare.export.open_exported` has opened.
     """
 

@@ -1,4 +1,4 @@
-"""Export of a model to several formats, with a report on each file."""
+"""Export a model to several formats, with a report on each file."""
 
 import json
 import logging
@@ -65,15 +65,15 @@ def export_model(
     Return the reports by format.
 
     Args:
-        model: See :func:`mmcare.export.load_model`; it is left as it is.
+        model: See :func:`mmcare.export.load_model`. The model is not changed.
         out_dir: Where the files go, replacing older ones.
         **options: These, and all other arguments, are those of
             :class:`mmcare.export.request.ExportRequest`.
 
     Raises:
-        ValueError: If the model cannot be exported so.
-        ExportError: If a format fails; the files of others are written.
-        ImportError: If a package is missing that a format needs.
+        ValueError: If the model cannot be exported as requested.
+        ExportError: If a format fails; the files of the other formats are written.
+        ImportError: If a package that a format needs is missing.
     """
     request = ExportRequest(
         shape=shape,
@@ -96,7 +96,7 @@ def export_model(
 def run_request(
     model: LoadedModel, out_dir: str | os.PathLike, request: ExportRequest
 ) -> dict[str, dict[str, Any]]:
-    """Write what is asked for, see :func:`export_model`."""
+    """Write the requested files, see :func:`export_model`."""
     check_writable(Path(out_dir))
     export = prepare_export(model, request)
     reports: dict[str, dict[str, Any]] = {}
@@ -141,7 +141,7 @@ class Export:
     description: Mapping[str, Any]  # of the model
 
     def choose_output_format(self, backend: Backend) -> OutputFormat | None:
-        """Choose how files give results; None: they have the network's outputs."""
+        """Choose how files give results; return None if they have the network's outputs."""
         outputs = self.request.outputs
         if outputs == 'raw':
             return None
@@ -149,7 +149,7 @@ class Export:
         return replace(output_format, probabilities=outputs == 'probabilities')
 
     def post_process(self, output_format: OutputFormat) -> PostProcess:
-        """Return what turns outputs into results."""
+        """Return the module that turns outputs into results."""
         options, batch = self.request.options, self.request.batch
         post_process = self.model.task.post_process(
             self.outputs, self.shape, output_format, options
@@ -159,13 +159,13 @@ class Export:
 
     @cached_property
     def graph(self) -> Callable[[str, OutputFormat | None, bool], Graph]:
-        """Return what files compute, which formats share; see :meth:`build_graph`."""
+        """Return :meth:`build_graph` with a cache, since formats share what files compute."""
         return cache(self.build_graph)
 
     def build_graph(
         self, input_kind: str, output_format: OutputFormat | None, separate_convolutions: bool
     ) -> Graph:
-        """Build what files compute; without an output format, raw outputs."""
+        """Build what files compute; raw outputs if there is no output format."""
         return build_graph(
             self.model,
             self.shape,
@@ -177,7 +177,7 @@ class Export:
         )
 
     def batch(self, name: str) -> list[str]:
-        """Name the images of a batch: the first is this one, others are ordinary ones."""
+        """Name the images of a batch: first the image ``name``, then enforced images."""
         images = self.images.checked
         others = [other for other in images if images[other].enforced and other != name]
         return [*islice(cycle([name, *others]), self.request.batch)]
@@ -194,7 +194,7 @@ def prepare_export(model: LoadedModel, request: ExportRequest) -> Export:
     """Compare a request with the model, and compute what all formats need.
 
     Raises:
-        ValueError: If the model cannot be exported so.
+        ValueError: If the model cannot be exported as requested.
     """
     task, normalization = model.task, model.normalization
     shape, reason = (request.shape, '') if request.shape else choose_shape(model.config)
@@ -254,7 +254,7 @@ def export_format(export: Export, backend: Backend, folder: Path) -> dict[str, A
     """Write a file into a folder, check it, and return its report.
 
     Raises:
-        ExportError: If the file cannot be converted, or computes something else than PyTorch.
+        ExportError: If the file cannot be converted, or computes something other than PyTorch.
     """
     options = export.request.options
     decoded = export.choose_output_format(backend)
@@ -276,7 +276,7 @@ def export_format(export: Export, backend: Backend, folder: Path) -> dict[str, A
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """A file that was written, and not checked yet."""
+    """A file that was written but not checked yet."""
 
     path: Path
     graph: Graph
@@ -323,7 +323,7 @@ def write_file(
         result = backend.write(graph, path, description, options, calibration)
     except ExportError:
         raise
-    except Exception as error:  # converters have classes of their own
+    except Exception as error:  # converters raise their own classes
         raise ExportError(f'{backend.name} cannot convert {path.name}: {error}') from error
     description['file_sha256'] = write_hash(path)
     return ExportedFile(path, graph, description, result)
@@ -332,7 +332,7 @@ def write_file(
 def check_file(export: Export, backend: Backend, file: ExportedFile) -> dict[str, Any]:
     """Compare a file with PyTorch, and return entries of its report.
 
-    Where the runtime chooses the type, the file is also compared in float16.
+    If the runtime chooses the dtype, the file is also compared in float16.
     """
     request, runtime, options = export.request, backend.runtime, export.request.options
     precision, cross_check = file.description['precision'], file.result.cross_check
@@ -367,7 +367,7 @@ def check_file(export: Export, backend: Backend, file: ExportedFile) -> dict[str
 def check_results(
     export: Export, backend: Backend, file: ExportedFile, raw_file: ExportedFile
 ) -> dict[str, Any]:
-    """Compare the results of a quantized file with what the outputs of another one become."""
+    """Compare a quantized file's results with those decoded from a raw file's outputs."""
     checker = make_checker(export, file)
     run, raw_run = (open_run(backend, x.path) for x in (file, raw_file))
 
@@ -382,7 +382,7 @@ def check_results(
 
 
 def make_checker(export: Export, file: ExportedFile) -> Checker:
-    """Gather what a file is compared on, and with what."""
+    """Gather the images that a file is compared on, and the outputs to compare it with."""
     (described,), images = file.description['inputs'], export.images.checked
     inputs = {
         name: export.to_input(
@@ -411,7 +411,7 @@ def make_checker(export: Export, file: ExportedFile) -> Checker:
 
 
 def open_float16(backend: Backend, path: Path, request: ExportRequest) -> tuple[Run | None, str]:
-    """Open a file in float16, or say why it is not compared; neither if it fixes its type."""
+    """Open a file in float16, or say why not; do neither if the file fixes its dtype."""
     if backend.fixes_precision(request.options):
         return None, ''
     if not request.compare_float16:
@@ -443,10 +443,10 @@ def as_run(opened: Model, runtime: str, path: Path) -> Run:
 
 @contextmanager
 def failures_of(runtime: str, path: Path) -> Iterator[None]:
-    """Turn whatever a runtime raises into an ExportError that names it."""
+    """Turn whatever a runtime raises into an ExportError that names the runtime."""
     try:
         yield
-    except Exception as error:  # runtimes have classes of their own
+    except Exception as error:  # runtimes raise their own classes
         text = ' '.join(str(error).split())
         message = f'{runtime} cannot compute {path.name}, which is not written: {text}'
         raise ExportError(message) from error

@@ -48,7 +48,8 @@ def build_graph(
     Args:
         model: The model, which is not changed.
         shape: Height and width of the images.
-        normalization: Normalizes pixels inside the network. None: it takes normalized images.
+        normalization: Normalizes pixels inside the network. None: the network takes normalized
+            images.
         output_names: Names of the network's outputs.
         post_process: Turns these outputs into results; None: files have the outputs themselves.
         separate_convolutions: Whether modules that share a convolution get a copy each.

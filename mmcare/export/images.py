@@ -1,4 +1,4 @@
-"""Images as pixels, drawn or of a data set: to check files on, and to quantize with."""
+"""Draw images, or read pictures as pixels, to check files on and to quantize with."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ from mmcare_runtime.prepare import (
     resize_as_mmcv,
 )
 
-LOOKED_AT = 8  # pictures of which bits and values are not known from the config
-HELD_OUT = 2  # pictures to check files on, which are not calibrated with
+LOOKED_AT = 8  # pictures that are looked at if the config does not say their bits and values
+HELD_OUT = 2  # pictures to check files on; calibration does not use them
 Pictures = str | os.PathLike | Sequence[Tensor] | None  # a folder, or pixels (1, C, H, W)
 
 
@@ -40,7 +40,7 @@ class CheckImage:
     """An image to compare a file with PyTorch on."""
 
     pixels: Tensor  # (1, C, H, W); where mean and std are unknown, the network's input
-    enforced: bool = True  # a file that differs on it is an error; otherwise this is only reported
+    enforced: bool = True  # differences on this image are errors; if False, they are only reported
     is_picture: bool = False  # from a data set or a folder, not drawn
 
     @property
@@ -67,7 +67,7 @@ def draw_images(
 ) -> dict[str, CheckImage]:
     """Draw images: random ones, one as smooth as pictures, and extremes.
 
-    With a normalization they are pixels, but for the last one whole numbers of 8 or 16 bits.
+    With a normalization, they are pixels: whole numbers of 8 or 16 bits, except in the last image.
     """
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(1, channels, *shape, generator=generator)
@@ -125,11 +125,11 @@ def load_images(
 def look_at_pictures(
     model: LoadedModel, loader: str, folder: str | os.PathLike | None
 ) -> dict[str, Any]:
-    """Describe how pictures are read; where files say of how many bits they are, look at some.
+    """Describe how pictures are read. If their bits depend on the files, look at some of them.
 
     Returns:
-        See :func:`mmcare.export.preprocessing.describe_loader`. Of pictures that were looked at,
-        ``range`` has the least and the largest value.
+        See :func:`mmcare.export.preprocessing.describe_loader`. ``range`` has the least and the
+        largest value of the pictures that were looked at.
     """
     described = describe_loader(model.config)
     if described['bits']:
@@ -166,8 +166,8 @@ def read_images(
 
     Args:
         model: Its config describes the data, unless there is a folder.
-        shape: Height and width. Pictures are resized as the test pipeline does, and padded; where
-            it tests windows, the middle one is taken.
+        shape: Height and width. Pictures are resized as the test pipeline does, and padded. If
+            the pipeline tests windows, the middle window is taken.
         number: The largest number of pictures.
         folder: Searched recursively. None: the config's data, through its test pipeline.
         loader: ``'train_dataloader'`` or ``'test_dataloader'``, whose data are read.

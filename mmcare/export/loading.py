@@ -47,7 +47,7 @@ class Normalization:
         return (pixels - mean) / std
 
     def describe(self, input_kind: str, dtype: str = 'float32') -> dict[str, Any]:
-        """Describe how pixels become an ``'image'`` or a ``'tensor'``, as files say it."""
+        """Describe how pixels become an ``'image'`` or a ``'tensor'``, for a file."""
         channels = self.channels if len(self.mean) == 3 else None
         described: dict[str, Any] = dict(kind=input_kind, channels=channels, dtype=dtype)
         if input_kind == 'tensor':
@@ -119,7 +119,7 @@ def load_model(
         torch.manual_seed(0)
         try:
             model = MODELS.build(model_config)
-        # A name or an argument that does not exist, or a mean of four channels.
+        # Reasons: a name or an argument that does not exist, or a mean of four channels.
         except (AssertionError, LookupError, TypeError) as error:
             raise ValueError(f'the model of {source} cannot be built: {error}') from error
     task = make_task(model, part)
@@ -135,7 +135,7 @@ def load_model(
 def _describe_model(config: Config, part: str) -> tuple[Mapping[str, Any], Normalization | None]:
     """Return the config of the model or of its backbone, and the normalization of images."""
     imports = config.get('custom_imports') or dict(imports=[])
-    # An import that fails may be needed by the rest of the model only.
+    # Only the rest of the model may need an import that fails.
     import_modules_from_strings(imports['imports'], allow_failed_imports=part == 'backbone')
     model = config.get('model') or {}
     alone = part == 'backbone' and 'backbone' in model
@@ -144,7 +144,7 @@ def _describe_model(config: Config, part: str) -> tuple[Mapping[str, Any], Norma
 
 
 def read_normalization(config: Config) -> Normalization | None:
-    """Return how a config normalizes and pads images, or None if it does not say it."""
+    """Return how a config normalizes and pads images, or None if the config does not say."""
     # mmpretrain has the preprocessor next to the model.
     model = config.get('model') or {}
     preprocessor = model.get('data_preprocessor') or config.get('data_preprocessor')
@@ -160,7 +160,7 @@ def read_normalization(config: Config) -> Normalization | None:
 
 
 def _load(task: Task, checkpoint: str | os.PathLike) -> None:
-    """Load weights, all of them, and fuse the network first if the weights are fused."""
+    """Load all weights; if the weights are fused, fuse the network first."""
     state = load_weights(checkpoint)
     if any(key.split('.')[-1] == 'folded' for key in state):
         fuse_all(task)

@@ -1,4 +1,4 @@
-"""Open exported files by the runtime; files for Core ML are computed by PyTorch."""
+"""Open exported files with the runtime; PyTorch computes files for Core ML."""
 
 from os import PathLike
 from pathlib import Path
@@ -34,7 +34,7 @@ def open_exported(
         return backends[path.suffix].open(path, verify=False, **options)
     except (FileNotFoundError, ImportError):
         raise
-    except Exception as error:  # the interpreter of ML Programs reads them with others' code
+    except Exception as error:  # the interpreter of ML Programs reads files with others' code
         reason = escape(' '.join(str(error).split()))
         if reason.startswith(escape(str(path))):
             raise ValueError(reason) from error

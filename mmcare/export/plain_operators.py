@@ -1,8 +1,8 @@
 """Non-maximum suppression and RoIAlign in plain operators, which all runtimes have.
 
-Also non-maximum suppression as one operator, for runtimes that have this operator.
+Non-maximum suppression is also here as one operator, for runtimes that have this operator.
 
-Boxes are shares of the image here: areas in pixels leave the range of float16, 65504.
+Boxes are shares of the image here: areas in pixels would leave the range of float16, 65504.
 """
 
 import torch
@@ -16,8 +16,8 @@ NMS_ROUNDS = 16
 # Boxes are compared in this unit: areas of 2 x 2 pixels in images of 1000 x 1000 are 4e-6 as
 # shares, which float16 rounds by a percent.
 NMS_SCALE = 64.0
-ROUNDING = 1e-5  # share of a bin's size: at 13.0001 cells it has 13 samples, as at 13
-# Samples on the map's ends count, where boxes with round coordinates often have samples.
+ROUNDING = 1e-5  # share of a bin's size: a bin of 13.0001 cells has 13 samples, as one of 13
+# Samples on the map's ends count: boxes with round coordinates often have samples there.
 SLACK = 1e-4
 SMALLEST_STEP = 6.2e-5  # between samples, in cells; float16's smallest normal value is 6.1e-5
 
@@ -30,7 +30,7 @@ def nms_mask(
     Args:
         boxes: (N, 4), x1, y1, x2, y2 as shares of the image, from the best to the worst.
         iou_threshold: A box is removed if its IoU with a better box that is kept is larger.
-        labels: (N,); only boxes of the same label suppress each other. None: all do.
+        labels: (N,); only boxes of the same label suppress each other. None: all boxes do.
         valid: (N,), 1 or 0; boxes with 0 are removed, and suppress none.
 
     Returns:
@@ -58,11 +58,11 @@ def nms_mask_operator(
 ) -> Tensor:
     """Mark the boxes that non-maximum suppression keeps, as :func:`nms_mask` does, exactly.
 
-    Backends translate it to their operator, which has the same result; boxes may be in any order.
+    Backends translate this operator to theirs, with the same result; boxes may be in any order.
 
     Args:
         boxes: (N, 4), x1, y1, x2, y2 as shares of the image.
-        scores: (N,); what becomes of boxes with score 0 is not defined.
+        scores: (N,); the result for boxes with score 0 is undefined.
         iou_threshold: A box is removed if its IoU with a better box that is kept is larger.
         labels: (N,), from 0 to ``classes`` - 1; only boxes of the same label suppress each other.
         classes: Number of classes.
@@ -92,9 +92,9 @@ class BinWeights(nn.Module):
     ``rows (bins, H) @ map (H, W) @ columns (W, bins)`` is RoIAlign, exactly.
 
     Samples of a bin are evenly spaced, so that their weights are summed up in closed form, whatever
-    their number: a sample p gives the cell j max(0, 1 - |p - j|), which is c(j + 1) - c(j) with
-    c(t) = min(max(t - p, 0), 1), and the sum of c over samples follows from how many are below t
-    and t - 1.
+    their number: a sample at p has weight max(0, 1 - |p - j|) for cell j, which is c(j + 1) - c(j)
+    with c(t) = min(max(t - p, 0), 1), and the sum of c over samples follows from how many are below
+    t and t - 1.
 
     Args:
         cells: Length of the axis of the map.
@@ -119,7 +119,7 @@ class BinWeights(nn.Module):
         self.register_buffer('bins', torch.arange(float(bins)))
 
     def forward(self, low: Tensor, high: Tensor) -> Tensor:
-        """Map ends of RoIs (N,), as shares of the image, to weights (N, bins, cells)."""
+        """Map the ends of RoIs (N,), as shares of the image, to weights (N, bins, cells)."""
         start, extent = low * self.length, (high - low) * self.length
         if self.aligned:
             start = start - 0.5

@@ -1,4 +1,4 @@
-"""How a config prepares its test images, changed for files that take one height and width."""
+"""Adapt how a config prepares test images to files that take one height and width."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -20,9 +20,9 @@ RESIZING = 'Resize', 'ResizeShortestEdge', 'ResizeToMultiple', 'Pad'
 
 @TRANSFORMS.register_module()
 class ResizeToFit(Resize):
-    """Resize to the largest size within ``scale`` (width, height), the ratio kept.
+    """Resize to the largest size within ``scale`` (width, height), with the aspect ratio kept.
 
-    mmcv's ``Resize(keep_ratio=True)`` turns the given size by 90 degrees for upright images.
+    mmcv's ``Resize(keep_ratio=True)`` swaps width and height of ``scale`` for upright images.
     """
 
     def _resize_img(self, results: dict[str, Any]) -> None:
@@ -58,8 +58,8 @@ def fit_config(config: Config, shape: tuple[int, int], tile: str = 'whole') -> d
     """Change a config, in place, so that it tests single images within a height and width.
 
     ``Resize`` and ``CenterCrop`` get this size. Before a ``CenterCrop``, the edge of
-    ``ResizeEdge`` is scaled as the crop's longer side is. ``ResizeToMultiple`` and ``Pad`` go,
-    since images are padded later, see :func:`pad_to`.
+    ``ResizeEdge`` is scaled as the crop's longer side is. ``ResizeToMultiple`` and ``Pad`` are
+    removed, since images are padded later, see :func:`pad_to`.
 
     Args:
         config: Of a model with test data.
@@ -134,7 +134,7 @@ def describe_sliding(config: Config) -> dict[str, Any]:
 
 
 def describe_loader(config: Config | None) -> dict[str, Any]:
-    """Describe how a config's test pipeline reads pictures, by mmcv's names.
+    """Describe how a config's test pipeline reads pictures, in mmcv's terms.
 
     Returns:
         ``color_type`` and ``imdecode_backend``, which are None if the loader is not mmcv's;
@@ -195,8 +195,8 @@ def choose_shape(config: Config | None) -> tuple[tuple[int, int], str]:
     """Choose the height and width of a config's windows, or of its test images.
 
     Returns:
-        Those of windows as they are, of images rounded up to multiples of 32; 512 and 512 if
-        nothing fixes a size. And why it is this size.
+        Height and width, and the reason for this size. Sizes of windows are kept, and sizes of
+        images are rounded up to multiples of 32; the size is 512 and 512 if nothing fixes one.
     """
     if config is None:
         return (512, 512), 'there is no config'

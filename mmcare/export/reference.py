@@ -1,4 +1,4 @@
-"""What files should compute: the outputs of the network before it was fused, in float64."""
+"""Compute what files should: the outputs of the network before it was fused, in float64."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ class Reference:
     """Outputs for each image, computed once for all files.
 
     They are computed in float64, since float32 loses digits of small ELU + 1. Networks that make
-    tensors in float32 on the way cannot be: ``why_float32`` then has PyTorch's message.
+    tensors in float32 on the way run in float32: ``why_float32`` then has PyTorch's message.
     """
 
     def __init__(self, model: LoadedModel, images: Mapping[str, CheckImage]) -> None:
@@ -38,7 +38,7 @@ class Reference:
         if not self.why_float32:
             try:
                 return deepcopy(self.model.task).double()(image)
-            except RuntimeError as error:  # of different dtypes
+            except RuntimeError as error:  # dtypes differ
                 self.why_float32 = str(error)
                 LOGGER.warning('PyTorch computes the network in float32 only: %s', error)
         return [output.double() for output in self.model.task(image.float())]

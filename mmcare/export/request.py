@@ -1,4 +1,4 @@
-"""What was asked for, validated before anything is loaded."""
+"""Validate what was asked for, before anything is loaded."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,14 +25,14 @@ class ExportRequest:
 
     Args:
         shape: Height and width of the images; None: those that the config's test pipeline makes,
-            rounded up to multiples of 32, or of the windows that it tests segmentors on; 512 and
-            512 without a config.
+            rounded up to multiples of 32, or those of the windows that it tests segmentors on; 512
+            and 512 without a config.
         formats: Keys of :data:`mmcare.export.backends.BACKENDS`.
         input_kind: ``'image'``: files take pixels from 0 to 255 and normalize them; ``'tensor'``:
             files take normalized images. None: an image for Core ML, a tensor for others.
         outputs: ``'raw'``: the network's; ``'decoded'``: probabilities, class labels, or boxes,
             scores and labels, of whole models; probabilities of all classes, in place of labels,
-            if windows of pictures are tested. ``'probabilities'``: these of any segmentor.
+            if windows of pictures are tested. ``'probabilities'``: the same for any segmentor.
         letterbox: Where a picture is in the image of a whole model: ``'top-left'``, or
             ``'center'``, with padding on all sides.
         precision: ``'float32'``, ``'float16'`` or ``'int8'``. None: float16 for Core ML, float32
@@ -42,14 +42,14 @@ class ExportRequest:
             (1, C, H, W); None: the config's data.
         tolerance: Largest error, as a share of an output's largest magnitude; None: that of the
             format, and 2e-2 for computation in float16. Not for int8.
-        compare_float16: Also compare files as phones may compute them, in float16.
+        compare_float16: Whether to compare files in float16 too, as phones may compute them.
         batch: Number of images that a file takes at once.
         options: Of single formats and tasks, such as ``target`` of Core ML.
 
     Raises:
-        ValueError: If something is unknown, or does not suit the rest.
+        ValueError: If a value is unknown, or does not suit the others.
         TypeError: If an option is unknown.
-        ImportError: If a package is missing that a format needs.
+        ImportError: If a package that a format needs is missing.
     """
 
     shape: tuple[int, int] | None = None
@@ -113,7 +113,7 @@ class ExportRequest:
 
     @cached_property
     def backends(self) -> list[Backend]:
-        """Those of the formats, in the order of reports."""
+        """The backends of the formats, in the order of reports."""
         return [backend for name, backend in BACKENDS.items() if name in self.formats]
 
     def input_kind_of(self, backend: Backend) -> str:
@@ -127,5 +127,5 @@ class ExportRequest:
 
 
 def quote(names: Iterable[str]) -> str:
-    """Write names for a message."""
+    """Quote names for a message."""
     return ', '.join(map(repr, names))

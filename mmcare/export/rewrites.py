@@ -1,7 +1,7 @@
-"""What runtimes want written differently, in networks and in their programs of torch.export.
+"""Rewrite networks, and their programs of torch.export, as runtimes need them.
 
-Rewriting does not change results. What can go once a runtime does it itself fails in
-tests/test_export/test_upstream.py then.
+Rewriting does not change results. Once a runtime no longer needs a rewrite, a test in
+tests/test_export/test_upstream.py fails.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +21,10 @@ aten = torch.ops.aten
 
 
 class MatrixPool(nn.AdaptiveAvgPool2d):
-    """Adaptive pooling as two matrix products, for maps of the size that it meets first.
+    """Adaptive pooling as two matrix products, for maps of the size that it gets first.
 
-    Converters write one or two operators for each bin, 95 for the head of UperNet. The matrices
-    come second in their products: in float16, XNNPACK takes no product that begins with a constant.
+    Converters write one or two operators for each bin, 95 for the head of UperNet. Each
+    matrix is the second factor: in float16, XNNPACK takes no product that begins with a constant.
     """
 
     rows: Tensor
@@ -42,7 +42,7 @@ class MatrixPool(nn.AdaptiveAvgPool2d):
 
 
 def use_matrix_pools(network: nn.Module, image: Tensor) -> None:
-    """Replace adaptive pooling to several bins, in place, for images as large as one."""
+    """Replace adaptive pooling to several bins, in place, for images as large as ``image``."""
     for name, pool in [*network.named_modules(remove_duplicate=False)]:
         if type(pool) is nn.AdaptiveAvgPool2d and pool.output_size not in (1, (1, 1)):
             network.set_submodule(name, MatrixPool(pool.output_size))
@@ -54,8 +54,8 @@ def normalize_inside(
 ) -> nn.Module:
     """Let a :class:`mmcare.export.tasks.Task` take pixels.
 
-    The normalization is fused into the convolution ``first_conv`` of the backbone, in place. None:
-    it comes before the network, as it must if the network pads images with zeros.
+    The normalization is fused into the convolution ``first_conv`` of the backbone, in place. If
+    that is None, it comes before the network, as it must if the network pads images with zeros.
     """
     norm = nn.BatchNorm2d(len(mean), eps=0).eval().requires_grad_(False)
     norm.running_mean, norm.running_var = torch.tensor(mean), torch.tensor(std) ** 2
@@ -175,7 +175,7 @@ def _conv2d(
 
 
 Table = Mapping[Any, Callable[..., Any]]
-# At one size: pads that do nothing go, and crops, which CARE writes as negative pads, are slices.
+# For one size: drop pads that do nothing; slice where CARE crops, by negative pads.
 FIXED: Table = {aten.pad.default: _pad, aten.contiguous.default: lambda x, **_: x}
 COREML: Table = {aten.alias.default: lambda x: x}  # left by full-size slices
 LITERT: Table = {aten.conv2d.default: _conv2d}
@@ -200,8 +200,8 @@ def export_program(network: nn.Module, image: Tensor) -> ExportedProgram:
 def separate_weights(module: Any) -> None:
     """Give each operator its own copy of a weight that it shares, in place; files hold it once.
 
-    XNNPACK's quantizer passes over a convolution that shares its weight, as those of heads for
-    several levels do. ExecuTorch would quantize all their biases for the first one's input.
+    XNNPACK's quantizer skips convolutions that share a weight, as those of heads for several
+    levels do. ExecuTorch would quantize all their biases for the first one's input.
     """
     for node in module.graph.find_nodes(op='get_attr'):
         for user in [*node.users][1:]:

@@ -63,7 +63,7 @@ def read_description(program: Any, path: Path) -> Mapping[str, Any]:
 def check_header(path: Path) -> None:
     """Check identifiers and sizes, since ExecuTorch aborts the process on other files.
 
-    The header behind the flatbuffer's identifier has the sizes of what follows, see
+    The header after the flatbuffer's identifier has the sizes of what follows, see
     https://docs.pytorch.org/executorch/stable/pte-file-format.html
 
     Raises:

@@ -2,8 +2,8 @@
 
 A check compares what the data contain with what training and evaluation use. It yields a
 :class:`~.findings.Stop` for a certain fault, a :class:`~.findings.Warn` for what may be intended,
-and nothing for healthy data. Findings of the same kind are one finding. ``CHECKS`` run before a
-run; ``LATER`` has the names of the other checks.
+and nothing for healthy data. Findings of the same kind are reported as one. ``CHECKS`` run before
+a run; ``LATER`` has the names of the other checks.
 """
 
 from mmcare.engine.data_checks import classes, coco, masks, pictures

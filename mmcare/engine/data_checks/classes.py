@@ -105,7 +105,7 @@ def check_class_pictures(run: Run) -> Iterator[Stop | Warn]:
 
 
 def check_skipped_files(run: Run) -> Iterator[Warn]:
-    """Find pictures that mmpretrain skips silently for their extensions."""
+    """Find pictures that mmpretrain skips silently because of their extensions."""
     for split in run.splits:
         extensions = getattr(split.dataset, 'extensions', None)
         if not extensions or getattr(split.dataset, 'ann_file', None) or '://' in split.folder:
@@ -134,9 +134,9 @@ def check_categories(run: Run) -> Iterator[Stop]:
         names, classes = [listed.get(id) for id in split.dataset.cat_ids], split.classes
         if len({*listed.values()}) < len(listed):
             continue  # another check says so
-        # Classes that come last may be missing in training; an evaluation of them would raise.
+        # Classes that come last may be missing in training; an evaluation of them would fail.
         expected = classes[: len(names) if split.mode == 'train' else None]
-        # LVIS' dataset takes all categories by their places, also one that mmdet spells otherwise.
+        # LVIS's dataset takes all categories by position, even one that mmdet spells differently.
         written, wanted = {*names}, {*classes}
         pairs = zip(names, expected)
         fits = all(a == b or not (a in wanted or b in written) for a, b in pairs)
@@ -173,7 +173,7 @@ def check_pictures(run: Run) -> Iterator[Stop | Warn]:
 
 
 def check_objects(run: Run) -> Iterator[Stop | Warn]:
-    """Find data without objects; warn of single classes without, which may be intended."""
+    """Find data without objects; warn of classes without objects, which may be intended."""
     train = run.of_mode('train')
     wanted: set[str] = set()
     seen: set[str | None] = set()
@@ -217,12 +217,12 @@ def _names_of_objects(split: Split) -> list[str]:
 
 
 def _has_objects(split: Split) -> bool:
-    """Whether the dataset has boxes, as mmdet's do."""
+    """Return whether the dataset has boxes, as mmdet's do."""
     return hasattr(split.dataset, 'cat_ids') or any(picture.xml for picture in split.pictures)
 
 
 def _holds_objects(split: Split) -> bool:
-    """Whether the split's COCO file holds objects of its classes."""
+    """Return whether the split's COCO file holds objects of its classes."""
     if split.coco is None:
         return False
     left_out = {entry['id'] for entry in split.coco.categories or ()} - {*split.dataset.cat_ids}

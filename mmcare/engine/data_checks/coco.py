@@ -285,7 +285,7 @@ def _sampled(coco: CocoFile) -> str:
 
 
 def _evaluates_coco(split: Split, kind: str = '') -> bool:
-    """Whether pycocotools evaluates the split, and boxes or masks (``bbox``, ``segm``)."""
+    """Return whether pycocotools evaluates the split, or its ``bbox`` or ``segm`` alone."""
     metrics = [m for m in split.metrics if type(m).__name__.startswith('Coco')]
     return any(kind in getattr(metric, 'metrics', ()) if kind else True for metric in metrics)
 
@@ -377,7 +377,7 @@ def _find_fault(segmentation: Any, image: dict[str, Any]) -> str | None:
 
 
 def _sum_runs(counts: Any) -> int:
-    """Sum COCO's compressed run lengths: 6 bits a character, differences to the last but one."""
+    """Sum COCO's compressed run lengths: 6 bits a character, differences to the run before last."""
     codes = np.frombuffer(counts.encode(), np.uint8).astype(np.int64) - 48
     ends = np.flatnonzero((codes & 32) == 0)
     if not len(ends) or ends[-1] != len(codes) - 1 or codes.min() < 0 or codes.max() > 63:

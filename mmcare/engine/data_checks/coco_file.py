@@ -9,7 +9,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-WHOLE = 32 << 20  # bytes; smaller files are read whole, as COCO's validation of 36,781 objects
+WHOLE = 32 << 20  # bytes; smaller files are read whole, such as COCO's validation (36,781 objects)
 BLOCKS, BLOCK = 400, 50  # evenly spread blocks and objects in each, for larger files
 _decode = json.JSONDecoder().raw_decode
 _separator = re.compile(r'[\s,]*')
@@ -33,7 +33,7 @@ class CocoFile(NamedTuple):
 
 
 def read_coco(path: str) -> CocoFile:
-    """Read a COCO file in seconds; with more than ``WHOLE`` bytes, only a sample of its objects.
+    """Read a COCO file in seconds; above ``WHOLE`` bytes, read only a sample of its objects.
 
     Raises:
         ValueError: If the file is not JSON, or not a COCO file.
@@ -58,7 +58,7 @@ def read_coco(path: str) -> CocoFile:
 
 
 def _read_list(content: mmap, name: bytes, key: bytes) -> list[Any] | None:
-    """Read the list of this name whose first entry has the key; other lists can have its name."""
+    """Read the list of this name whose first entry has the key; others may share its name."""
     next_list = re.compile(rb'"(annotations|images|categories)"\s*:\s*\[')
     for start in re.finditer(rb'"%s"\s*:\s*\[\s*(?=\{)' % name, content):
         later = next_list.search(content, start.end())
@@ -106,7 +106,7 @@ def _sample_objects(content: mmap) -> Iterator[Any]:
 
 
 def _decode_at(content: mmap, start: int) -> tuple[Any, int]:
-    """Decode the object that starts here; return its length also."""
+    """Decode the object that starts here; return it and its length."""
     for size in (1 << 13, 1 << 17, 1 << 21):
         try:
             return _decode(content[start : start + size].decode(errors='replace'))

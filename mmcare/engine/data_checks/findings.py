@@ -45,7 +45,7 @@ class Split:
         mode: ``'train'``, ``'val'`` or ``'test'``.
         dataset: The dataset.
         metrics: The metrics that evaluate it.
-        configs: Their configs.
+        configs: The configs of the metrics.
         read: Reads a COCO file, once for all splits that have it.
     """
 
@@ -121,7 +121,7 @@ class Split:
 
 
 class Run(NamedTuple):
-    """The model and datasets to check; ``first`` is the run's first dataset, even if checked."""
+    """The model and datasets to check; ``first`` is the run's first dataset, checked or not."""
 
     model: nn.Module
     splits: list[Split]

@@ -84,7 +84,7 @@ def _describe(image: Image.Image) -> Header:
 
 
 def _is_cut(path: str, kind: str | None, start: int) -> bool:
-    """Whether the end of a JPEG or PNG file is missing; other bytes may follow it."""
+    """Return whether the end of a JPEG or PNG file is missing; other bytes may follow it."""
     mark = {'JPEG': JPEG_END, 'MPO': JPEG_END, 'PNG': PNG_END}.get(kind or '')
     if mark is None:
         return False

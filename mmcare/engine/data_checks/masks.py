@@ -124,7 +124,7 @@ def check_label_values(model: nn.Module, dataset: Any, samples: list[Any]) -> It
 
 
 def check_class_weights(model: nn.Module, dataset: Any, samples: list[Any]) -> Iterator[Stop]:
-    """Find ignored labels where mmseg's cross entropy has class weights: the loss would raise."""
+    """Find ignored labels where mmseg's cross entropy has class weights: the loss would fail."""
     size = getattr(getattr(model, 'data_preprocessor', None), 'size', None)
     for name, loss in model.named_modules():
         weights = getattr(loss, 'class_weight', None)
@@ -162,7 +162,7 @@ def ignored_labels(datasets: list[BaseDataset], model: nn.Module) -> set[int]:
 def _modules_of_labels(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield modules by name, without DiceLoss: its ``ignore_index`` is a class that it leaves out.
 
-    The background often is, where other classes are rare.
+    The background often is such a class, if other classes are rare.
     """
     for name, module in model.named_modules():
         if type(module).__name__ != 'DiceLoss':

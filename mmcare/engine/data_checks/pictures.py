@@ -17,7 +17,7 @@ def check_files(run: Run) -> Iterator[Stop]:
     """Find pictures and masks that do not exist."""
 
     @lru_cache(maxsize=None)
-    def list_files(folder: str) -> set[str]:  # much faster than to ask for each file
+    def list_files(folder: str) -> set[str]:  # much faster than asking for each file
         entries = os.scandir(folder) if os.path.isdir(folder) else ()
         return {entry.name for entry in entries if entry.is_file()}
 
@@ -101,7 +101,7 @@ def check_orientation(run: Run) -> Iterator[Warn]:
 
 
 def check_bits(run: Run) -> Iterator[Warn]:
-    """Find pictures with more than 8 bits a value of which the loader keeps 8."""
+    """Find pictures with more than 8 bits per value, of which the loader keeps only 8."""
     for split in run.splits:
         deep = [p for p, h in split.headers.items() if isinstance(h, Header) and h.is_deep]
         stored = cv2.imread(deep[0], cv2.IMREAD_UNCHANGED) if deep else None

@@ -10,14 +10,14 @@ from torch import nn
 from mmcare.engine.data_checks.findings import Warn
 from mmcare.models import CARE
 
-# COCO has 118,287, and MM's recipes train on it from scratch for 72 epochs and more.
+# COCO has 118,287 pictures, and MM's recipes train on it from scratch for 72 epochs and more.
 FEW = 100_000
 # Ten times the published start. Adam moves a layer scale past it in ten steps at a rate of 1e-6.
 UNTRAINED = 1e-5
 
 
 def check_layer_scale(model: nn.Module, dataset: Any) -> Iterator[Warn]:
-    """Find layer scales that start at the published 1e-6 in a training on few pictures."""
+    """Find layer scales that start at the published 1e-6 although there are few pictures."""
     for name, module in model.named_modules():
         if not isinstance(module, CARE):
             continue

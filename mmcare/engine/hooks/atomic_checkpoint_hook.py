@@ -176,7 +176,7 @@ class AtomicCheckpointHook(CheckpointHook):
         return None
 
     def _validates_now(self, loop: Any) -> bool:
-        """Whether a loop validates at the step that it has reached."""
+        """Return whether a loop validates at the step that it has reached."""
         if not isinstance(loop, EpochBasedTrainLoop if self.by_epoch else IterBasedTrainLoop):
             return False
         loop._decide_current_val_interval()
@@ -185,7 +185,7 @@ class AtomicCheckpointHook(CheckpointHook):
 
 
 def repeats_validation(runner: Any) -> bool:
-    """Whether training depends on metrics of the validation, which comes after a checkpoint."""
+    """Return whether training depends on metrics of the validation that follows a checkpoint."""
     schedulers = runner.param_schedulers or []
     parts = schedulers.values() if isinstance(schedulers, dict) else [schedulers]
     return any(

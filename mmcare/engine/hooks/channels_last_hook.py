@@ -18,7 +18,7 @@ class ChannelsLastHook(SwitchableHook):
     """
 
     def before_train(self, runner: Any) -> None:
-        """Change the layout in place, after initialization, whose random order depends on it."""
+        """Change the layout in place, after initialization, which depends on the layout."""
         runner.model.to(memory_format=torch.channels_last)
         if isinstance(runner.model, DistributedDataParallel):
             # DDP's buckets still have the old strides; unpickling builds them again.

@@ -9,7 +9,7 @@ from mmcare.registry import HOOKS
 
 @HOOKS.register_module()
 class CompileHook(SwitchableHook):
-    """Compile each CARE of a model with ``torch.compile``, also behind DDP.
+    """Compile each CARE of a model with ``torch.compile``, even inside DDP.
 
     Use it for images of one size, such as the crops of ADE20K and ImageNet: every new image size or
     batch size recompiles. Validation runs uncompiled. Names of weights and checkpoints stay the

@@ -24,7 +24,7 @@ _log = partial(print_log, logger='current')
 
 @HOOKS.register_module()
 class DataCheckHook(SwitchableHook):
-    """Check the data for what the toolboxes assume, by :mod:`mmcare.engine.data_checks`.
+    """Check that the data are as the toolboxes assume, by :mod:`mmcare.engine.data_checks`.
 
     The main process checks COCO files and class folders before datasets are built from them, and
     everything else once before the run. Faults stop all processes; suspicious findings only warn.
@@ -106,7 +106,7 @@ class DataCheckHook(SwitchableHook):
     def _before_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, mode: str = 'train'
     ) -> None:
-        """Check the label maps (1, H, W) in a batch of mmseg's."""
+        """Check the label maps (1, H, W) in an mmseg batch."""
         dataset = getattr(runner, f'{mode}_dataloader').dataset
         metainfo = getattr(dataset, 'metainfo', {})
         if not (metainfo.get('classes') and 'reduce_zero_label' in metainfo):
@@ -125,7 +125,7 @@ class DataCheckHook(SwitchableHook):
         return [] if name in self.skip else [(name, finding) for finding in check(*arguments)]
 
     def _report_to_all(self, findings: list[tuple[str, Stop | Warn]]) -> None:
-        """Report on all processes what the main process found, or the others would wait or fail."""
+        """Report the main process's findings on all processes; the others would wait or fail."""
         shared = [findings]
         broadcast_object_list(shared)
         self._report(shared[0])

@@ -33,11 +33,11 @@ class ExactResumeHook(SwitchableHook):
     iteration depend only on its number, the rank and the run's seed. Dataloader workers' random
     numbers also depend on the epoch. A run cannot resume exactly from checkpoints that are written
     within an epoch or between accumulated gradients. On GPUs also set
-    ``randomness.deterministic=True``, but not for segmentors: PyTorch raises, see docs/resume.md.
+    ``randomness.deterministic=True``, but not for segmentors: PyTorch fails, see docs/resume.md.
 
     Numbers that modules of the model change as attributes, such as the image size of mmdet's
     ``BatchSyncRandomResize``, and those of ``EarlyStoppingHook`` are added to checkpoints. A
-    warning names hooks and transforms that change, and whose state is in no checkpoint.
+    warning names hooks and transforms whose state changes and is in no checkpoint.
 
     Raises:
         CheckpointError: If a run resumes from a file that lacks weights or the optimizer's state,
@@ -91,8 +91,8 @@ class ExactResumeHook(SwitchableHook):
             lists = (held, map(vars, needed)) if isinstance(needed, list) else ((), ())
             kept, ignored = ([s.get('T_max', s.get('end')) for s in part] for part in lists)
             if kept != ignored:  # a longer run would keep the last rate, which is tiny
-                text = f'The schedules of the checkpoint, which end at {kept}, are kept; those of '
-                text += f'the config end at {ignored}. To train longer, start anew or by load_from.'
+                text = f"The checkpoint's schedules, which end at {kept}, are kept; the config's "
+                text += f'end at {ignored}. To train longer, start over, or use load_from.'
                 print_log(text, logger='current', level=logging.WARNING)
             objects = training_state.restorable(runner)
             self._numbers = training_state.read_numbers(objects)
@@ -181,7 +181,7 @@ def _warn(runner: Any, advice: str) -> None:
 
 
 def _holds_state(optimizer: dict[str, Any], wrapper: Any) -> bool:
-    """Whether a state dict has the state that an optimizer, or each of several, needs.
+    """Return whether a state dict has the state that an optimizer, or each of several, needs.
 
     Optimizers without momentum need no state, nor do optimizers of frozen parameters.
     """

@@ -23,7 +23,7 @@ class SafeLoadingHook(SwitchableHook):
     """Read ``load_from`` and the checkpoint to resume from by :mod:`mmcare.weights.reading`.
 
     Published CARE files load into classifiers. The weights of each CARE and of its two heads are
-    checked while they are loaded, see :func:`mmcare.models.loading.strict_loading`; also in
+    checked while they are loaded, see :func:`mmcare.models.loading.strict_loading`, even in
     wrappers, in teachers, in test-time augmentation and in EMA's copy of the model. A file that a
     whole model's ``init_cfg`` of type ``'Pretrained'`` names is read and checked in the same way.
     MMEngine's loader is restored afterwards, even if loading fails. ``FlexibleRunner`` loads before

@@ -18,7 +18,7 @@ from mmcare.export.tasks.base import Description, Options
 from mmcare_runtime import Model, open_exported
 
 Inputs = Sequence[Tensor]
-AUTHORS = {  # an option of formats that have a place for both
+AUTHORS = {  # options of formats that store both
     'author': dict(help='author named in Core ML and LiteRT files'),
     'license': dict(help='license named in Core ML and LiteRT files'),
 }
@@ -26,7 +26,7 @@ AUTHORS = {  # an option of formats that have a place for both
 
 @dataclass(frozen=True)
 class WriteResult:
-    """What is known of a file after it was written."""
+    """What is known about a file after it was written."""
 
     facts: Mapping[str, Any]  # for the report
     cross_check: Callable[[Tensor], Sequence[Any]] | None = None  # computes the same as the file
@@ -34,7 +34,7 @@ class WriteResult:
 
 
 class Backend:
-    """A format; a subclass names it, validates its options, and writes it."""
+    """A format. A subclass names it, validates its options, and writes its files."""
 
     name: str  # for --format
     suffix: str  # of its files
@@ -49,12 +49,12 @@ class Backend:
     runtime: str  # what computes its files here
     layout = 'NCHW'  # of images and maps
     takes_batches = False  # several images at once
-    separate_convolutions = False  # modules cannot share one
+    separate_convolutions = False  # modules cannot share a convolution
     output_format = OutputFormat()  # of results
-    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # its own, for add_argument
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # of this backend, for add_argument
 
     def require(self) -> None:
-        """Raise an ImportError if a package is missing that writing needs."""
+        """Raise an ImportError if a package that writing needs is missing."""
         for package in self.packages:
             require(package, f'export with --format {self.name}{self.systems}', self.extra)
 
@@ -71,17 +71,17 @@ class Backend:
         return {}
 
     def fixes_precision(self, options: Options) -> bool:
-        """Whether files fix the dtype of computation; otherwise the runtime chooses the dtype."""
+        """Return whether files fix the dtype of computation; otherwise the runtime chooses it."""
         return False
 
     def is_quantized(self, precision: str, options: Options) -> bool:
-        """Whether a file is compared by its signal-to-quantization-noise ratio."""
+        """Return whether a file is compared by its signal-to-quantization-noise ratio."""
         return self.precisions[precision] is None
 
     def write(
         self, graph: Graph, path: Path, description: Description, options: Options, images: Inputs
     ) -> WriteResult:
-        """Write a file, or a folder, that holds a description as JSON, called ``mmcare``.
+        """Write a file or a folder, and store the description in it as JSON, named ``mmcare``.
 
         Args:
             graph: What the file computes.
@@ -97,7 +97,7 @@ class Backend:
         return open_exported(path, **options)
 
     def open_float16(self, path: Path) -> Model | None:
-        """Open a file to compute it in float16, as phones may; None if nothing here can."""
+        """Open a file in float16, as phones may; return None if no runtime here can."""
         return None
 
 

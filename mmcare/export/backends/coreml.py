@@ -1,4 +1,4 @@
-"""Core ML's ML Program, computed by PyTorch where Core ML is missing."""
+"""Core ML's ML Programs, which PyTorch computes here, on every system."""
 
 import json
 import platform
@@ -43,7 +43,7 @@ class CoreML(Backend):
 
     name = 'coreml'
     suffix = '.mlpackage'
-    # The second is its native code, the third compresses.
+    # The second is native code of the first, the third compresses weights.
     packages = ('coremltools', 'coremltools.libmilstoragepython', 'sklearn')
     systems = ' (macOS, and Linux on x86_64)'
     input_kind = 'image'
@@ -65,21 +65,21 @@ class CoreML(Backend):
     }
 
     def settings(self, options: Options) -> dict[str, str]:
-        """Name how weights are compressed, if they are."""
+        """Name the compression of the weights, if they are compressed."""
         return dict(compress=options['compress']) if 'compress' in options else {}
 
     def fixes_precision(self, options: Options) -> bool:
-        """Say yes: ML Programs have types."""
+        """Return True: ML Programs fix their types."""
         return True
 
     def is_quantized(self, precision: str, options: Options) -> bool:
-        """Compressed weights are compared as quantized ones."""
+        """Return whether weights are compressed; such files are compared as quantized ones."""
         return 'compress' in options
 
     def write(
         self, graph: Graph, path: Path, description: Description, options: Options, images: Inputs
     ) -> WriteResult:
-        """Write an ML Program, or a pipeline of one and of NMS."""
+        """Write an ML Program, or a pipeline of an ML Program and NMS."""
         target, compression = options.get('target', TARGETS[0]), description.get('compress')
         model = convert_coreml(graph, description, target)
         if compression:
@@ -135,7 +135,7 @@ def convert_coreml(graph: Graph, description: Description, target: str) -> Any:
     decompositions = {**torch.export.default_decompositions(), **COREML}
     del decompositions[aten.matmul.default]  # ML Programs have it
     program = graph.program.run_decompositions(decompositions)
-    # ML Programs have log(x + 1) as one operator; the converter takes it from log1p alone.
+    # ML Programs have log(x + 1) as one operator, which the converter makes from log1p only.
     for node in program.graph.find_nodes(op='call_function', target=aten.log.default):
         (source,) = node.args
         if source.target is aten.add.Tensor and source.args[1:] == (1.0,):
@@ -153,7 +153,7 @@ def convert_coreml(graph: Graph, description: Description, target: str) -> Any:
 
 
 def append_nms(model: Any, description: Description) -> Any:
-    """Make a pipeline of a model of boxes and scores, and Core ML's non-maximum suppression."""
+    """Append Core ML's non-maximum suppression to a model of boxes and scores, as a pipeline."""
     import coremltools as ct
 
     program = model.get_spec()

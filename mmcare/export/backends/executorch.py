@@ -59,7 +59,7 @@ class ExecuTorch(Backend):
         return dict(delegate='coreml') if options.get('delegate') == 'coreml' else {}
 
     def fixes_precision(self, options: Options) -> bool:
-        """Whether Core ML computes the file."""
+        """Return whether Core ML computes the file."""
         return options.get('delegate') == 'coreml'
 
     def write(
@@ -67,8 +67,8 @@ class ExecuTorch(Backend):
     ) -> WriteResult:
         """Write a ``.pte`` file.
 
-        Operators that the delegate does not take cut the program into several delegates, and run in
-        slower kernels. The report counts both.
+        Operators that the delegate lacks run in slower kernels, and split the program into several
+        delegates. The report counts both.
         """
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.devtools.backend_debug import get_delegation_info
@@ -98,7 +98,7 @@ class ExecuTorch(Backend):
         return WriteResult(facts, program.module() if int8 else None, 'PyTorch')
 
     def open(self, path: Path, **options: Any) -> Model:
-        """Open a file in ExecuTorch, or for Core ML in the interpreter of ML Programs."""
+        """Open a file in ExecuTorch, or a file for Core ML in the interpreter of ML Programs."""
         return open_coreml(path) if is_for_coreml(path) else super().open(path, **options)
 
 
@@ -115,7 +115,7 @@ def partition_coreml() -> Any:
 
 
 def is_for_coreml(path: Path) -> bool:
-    """Whether a file has a part for Core ML; the runtime reports damaged files."""
+    """Return whether a file has a part for Core ML; the runtime reports damaged files."""
     try:
         check_header(path)
     except (OSError, ValueError):
@@ -154,7 +154,7 @@ def open_coreml(path: Path) -> Model:
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
-    """Write a program in operators that XNNPACK has; slices of weights become weights."""
+    """Rewrite a program in operators that XNNPACK has; slices of weights become weights."""
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
     # Copy, since the pass deletes unused constants even from the original program.

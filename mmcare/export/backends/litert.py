@@ -62,7 +62,7 @@ class LiteRT(Backend):
         _store(path, {name: data for name, data in entries.items() if data})
         if standard:
             tflite_metadata.append_labels(path, description)
-        # XNNPACK is compared, since another LiteRT version multiplied transposed matrices wrongly.
+        # Cross-check XNNPACK: another LiteRT version multiplied transposed matrices wrongly.
         plain = litert.open_file(path, threads=1, delegate=False).run
         cross_check = lambda image: plain(image.numpy())  # noqa: E731
         return WriteResult(_count_operators(path), cross_check, 'LiteRT without XNNPACK')
@@ -138,7 +138,7 @@ def _store(path: Path, entries: Mapping[str, bytes]) -> None:
 
 
 def _count_operators(path: Path) -> dict[str, Any]:
-    """Count XNNPACK's delegates, and by type the operators outside of them."""
+    """Count XNNPACK's delegates, and the operators outside of them by type."""
     from ai_edge_litert.interpreter import Interpreter
 
     program = Interpreter(str(path), num_threads=1)

@@ -1,7 +1,7 @@
-"""ML Programs, Core ML's, computed by PyTorch on any system.
+"""Compute Core ML's ML Programs with PyTorch, on any system.
 
 Operators are computed in float32, sums included, and each result is rounded to the type that the
-program declares, so that values outside the range of float16 show. In Core ML, the type of sums
+program declares, so that values outside the range of float16 are seen. In Core ML, the type of sums
 depends on the device. Semantics: the documentation of MIL's operators,
 https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.defs.html
 """

@@ -49,7 +49,7 @@ class Ncnn(Backend):
             raise ExportError(f'pnnx failed; {path.name} is not written: {done.stderr[-300:]}')
         for file in {*path.iterdir()} - {param, weights}:
             file.unlink()
-        # Two lines of header, then a layer in each line, its type first; the first is the input.
+        # After two lines of header, each line is a layer, its type first. The first is the input.
         lines = param.read_text().splitlines()
         lines[2] += f' 0={width} 1={height} 2={channels}'
         names = {f'out{index}': name for index, name in enumerate(graph.output_names)}

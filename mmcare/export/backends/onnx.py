@@ -40,8 +40,8 @@ class Onnx(Backend):
         'opset': dict(type=int, choices=OPSETS, help=f'opset of ONNX files; default: {OPSET}'),
         'nms': dict(
             choices=('outside',),
-            help='outside: decoded detectors in ONNX have all boxes and scores, for engines '
-            'without NonMaxSuppression or with their own',
+            help='outside: decoded detectors in ONNX return all boxes and scores, for engines '
+            'without NonMaxSuppression or with an NMS of their own',
         ),
     }
 
@@ -94,7 +94,7 @@ class Onnx(Backend):
 
 
 def quantize(path: Path, images: Sequence[np.ndarray]) -> None:
-    """Quantize the convolutions of a file, in place: symmetrically, and weights per channel.
+    """Quantize the convolutions of a file, in place: symmetrically, with weights per channel.
 
     The file gets pairs of ``QuantizeLinear`` and ``DequantizeLinear``, by which engines recognize
     quantization. Zero points are 0, since TensorRT takes no others. Weights have 7 bits, which
@@ -153,7 +153,7 @@ def translate_gelu(x: Any, approximate: str = 'none') -> Any:
 
 
 def translate_nms(boxes: Any, scores: Any, iou_threshold: float, labels: Any, classes: int) -> Any:
-    """Write :func:`mmcare.export.plain_operators.nms_mask_operator` by ``NonMaxSuppression``.
+    """Write :func:`mmcare.export.plain_operators.nms_mask_operator` as ``NonMaxSuppression``.
 
     The scores (1, K, N) keep classes apart: a box has score 0 for classes other than its own, and
     ``NonMaxSuppression`` skips boxes with score 0. So no label is computed in floats.

@@ -1,4 +1,4 @@
-"""What an engine in float16 makes of an ONNX file: each float tensor is rounded to float16."""
+"""Round each float tensor of an ONNX file to float16, as an engine in float16 does."""
 
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,9 @@ KEPT = {'NonMaxSuppression': (3, 4), 'QuantizeLinear': (1,), 'DequantizeLinear':
 
 
 def round_to_float16(source: Path, target: Path) -> None:
-    """Write a copy of a file that stores each float tensor in float16, and sums in float32.
+    """Write a copy of a file; the copy stores each float tensor in float16, and sums in float32.
 
-    TensorRT and other engines store the same if they compute in float16. Outputs stay float32.
+    TensorRT and other engines do the same if they compute in float16. Outputs stay float32.
     """
     import onnx_ir as ir
     from onnx_ir.passes.common import ShapeInferencePass

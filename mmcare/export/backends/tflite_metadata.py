@@ -1,6 +1,6 @@
 """TFLite Model Metadata, which MediaPipe's Tasks and Android's tools read.
 
-A table of a flatbuffer is a dictionary, its keys the slots of the schema
+Here, a table of a flatbuffer is a dictionary, whose keys are the slots of the schema
 https://github.com/google-ai-edge/mediapipe/blob/master/mediapipe/tasks/metadata/metadata_schema.fbs
 """
 
@@ -17,9 +17,9 @@ ACTIVATIONS = {'sigmoid': 1, 'softmax': 2}
 
 
 def write_metadata(description: Mapping[str, Any], author: str, terms: str) -> bytes | None:
-    """Describe a file's tensors as MediaPipe expects them; None: it has no use for the file.
+    """Describe a file's tensors as MediaPipe expects them; return None if it cannot use the file.
 
-    MediaPipe gives every file RGB.
+    MediaPipe passes RGB to every file.
     """
     (image,), outputs = description['inputs'], description['outputs']
     has_masks = any(output.get('kind') == 'masks' for output in outputs)

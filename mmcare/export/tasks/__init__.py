@@ -23,13 +23,13 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def make_task(model: nn.Module, part: str = 'backbone', info: BackboneInfo | None = None) -> Task:
-    """Choose the task of a part of a model, which is set to evaluation.
+    """Choose the task for a part of a model, and set this part to evaluation mode.
 
     Args:
         model: A CARE, a model of a toolbox with one, or another backbone.
         part: ``'backbone'``; ``'neck'``: backbone and neck, the model's ``extract_feat``;
             ``'model'``: a whole model with ``mode='tensor'``.
-        info: Describes a backbone that is no CARE.
+        info: Describes a backbone that is not a CARE.
 
     Raises:
         ValueError: If the model does not hold exactly one CARE, or lacks the part.

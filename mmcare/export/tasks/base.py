@@ -1,4 +1,4 @@
-"""What a task is: a part of a model as a function of images, and what files say of it."""
+"""The base class of tasks: a part of a model as a function of images, and its description."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -36,24 +36,24 @@ class OutputFormat:
     labels: torch.dtype = torch.int32  # of boxes
     label_map: torch.dtype = torch.uint8
     probabilities: bool = False  # of all classes, in place of a map of labels
-    with_batch: bool = False  # boxes of which NMS is left to the app have an axis for images
+    with_batch: bool = False  # if NMS is left to the app, boxes have an axis for images
     lacks: str = ''  # says that the runtime cannot select rows, if it cannot
 
     @property
     def has_nms(self) -> bool:
-        """Whether the network keeps the best boxes, and not what comes after it."""
+        """Whether the network itself keeps the best boxes, not something that follows it."""
         return self.nms in ('matrix', 'operator')
 
     @property
     def has_count(self) -> bool:
-        """Whether the number of boxes is a result, as LiteRT's own detectors have it."""
+        """Whether the number of boxes is a result, as in LiteRT's own detectors."""
         return self.labels == torch.float32
 
 
 class PostProcess(nn.Module):
     """Turn the outputs of a network, for one image, into results."""
 
-    takes_batches = False  # also those for several images
+    takes_batches = False  # whether it takes outputs for several images
     outputs: list[dict[str, Any]]  # of each result: name, kind and what else there is to say
     metadata: Mapping[str, Any] = {}  # for the description
 
@@ -83,18 +83,18 @@ class EachImage(PostProcess):
 class Task(nn.Module):
     """A part of a model as a function of normalized images; the model is set to evaluation.
 
-    A subclass is a file of this folder, and says all that exporters know of its heads.
+    Each subclass has a file in this folder, which holds all that exporters know of its heads.
 
     Args:
         model: The backbone, or the whole model.
-        backbone_name: Of the backbone in the model.
+        backbone_name: Name of the backbone in the model.
         info: Describes the backbone.
     """
 
     part = 'model'
     summary = ''  # for messages
     head_name = ''  # attribute of the model
-    # Maps of different strides are added up, so that images are multiples of the last stride.
+    # Maps of different strides are added up, so sides of images are multiples of the last stride.
     pad_to_stride = True
     has_probabilities = False  # of all classes, for the image or for each pixel
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # for add_argument
@@ -107,7 +107,7 @@ class Task(nn.Module):
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
-        """Say whether the task of a whole model is this one."""
+        """Say whether this task fits a whole model."""
         return False
 
     @property
@@ -125,7 +125,7 @@ class Task(nn.Module):
         return tuple(tree_leaves(self.model(images)))
 
     def check_shape(self, shape: Shape) -> None:
-        """Raise a ValueError if images of a height and width cannot be computed."""
+        """Raise a ValueError if images of this height and width cannot be computed."""
         stride = self.info.stride
         if self.pad_to_stride and any(side % stride for side in shape):
             raise ValueError(
@@ -152,7 +152,7 @@ class Task(nn.Module):
             raise ValueError("outputs='probabilities' is for classifiers and segmentors")
 
     def keeps_best(self, output_format: OutputFormat) -> bool:
-        """Say whether results are a number of best ones that options of the task set."""
+        """Say whether only the best results are kept, whose number options of the task set."""
         return False
 
     def check_centered(self) -> None:
@@ -161,7 +161,7 @@ class Task(nn.Module):
     def post_process(
         self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
     ) -> PostProcess:
-        """Make what turns outputs into results, or raise a ValueError."""
+        """Make the module that turns outputs into results, or raise a ValueError."""
         raise ValueError(
             f"outputs='decoded' is for part='model', and not for {self.summary or self.part}"
         )
@@ -194,7 +194,7 @@ def is_of_class(instance: object, name: str) -> bool:
 
 
 def describe_classes(config: Config | None, number: int) -> dict[str, Any]:
-    """Return ``classes`` and ``palette`` of the test data, if they are as many as the head's."""
+    """Return ``classes`` and ``palette`` of the test data, if the head has as many classes."""
     if config is None or not config.get('test_dataloader'):
         return {}
     dataset = innermost_dataset(config.test_dataloader.dataset)
@@ -237,7 +237,7 @@ def of_each_image(
 
 
 def max_rel_error(expected: Sequence[Tensor], results: Sequence[Any]) -> float:
-    """Return the largest error of outputs, as a share of each one's largest magnitude."""
+    """Return the largest error of outputs, as a share of each output's largest magnitude."""
     # Not max(): it would pass over a NaN.
     return np.max(
         [

@@ -42,11 +42,11 @@ class Classifier(Task):
     def post_process(
         self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
     ) -> PostProcess:
-        """Make what turns logits into probabilities."""
+        """Make the module that turns logits into probabilities."""
         return Probabilities(self.describe(None, outputs)['activation'])
 
     def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
-        """Replace what makes logits; probabilities become logits again."""
+        """Replace the methods that make logits; probabilities become logits again."""
         output = description['outputs'][0]
 
         def predict_logits(images: Tensor) -> Tensor:

@@ -47,8 +47,8 @@ MAP_NAMES: dict[str, Sequence[str]] = {
     'YOLOFHead': BOXES,
     'YOLOXHead': ('cls_score', 'bbox_pred', 'objectness'),
 }
-CANDIDATES = 1000  # boxes for NMS; mmdet's own configs keep 1000 to 30000 of each level
-MAX_DETECTIONS = 100  # COCO's metrics look at 100 boxes of an image
+CANDIDATES = 1000  # boxes for NMS; mmdet's own configs keep 1000 to 30000 per level
+MAX_DETECTIONS = 100  # COCO's metrics look at 100 boxes per image
 # Near NMS's threshold, rounding decides. When files are compared, boxes whose overlap is within a
 # tenth of the threshold may be kept or removed.
 IOU_MARGIN = 0.1
@@ -76,7 +76,7 @@ class Detector(Task):
         """Name the maps ``cls_score1``, ``cls_score2``, ..., ``bbox_pred1``, ...
 
         Raises:
-            ValueError: If the head is unknown, or has not one map of each name at each level.
+            ValueError: If the head is unknown, or does not have one map of each name at each level.
         """
         parents = [base.__name__ for base in type(self.head).__mro__]
         names = next((MAP_NAMES[parent] for parent in parents if parent in MAP_NAMES), ())
@@ -113,13 +113,13 @@ class Detector(Task):
     def post_process(
         self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
     ) -> PostProcess:
-        """Make what decodes boxes."""
+        """Make the module that decodes boxes."""
         self.check_centered()
         number = options.get('max_detections', MAX_DETECTIONS)
         return Boxes(self.head, outputs, shape, number, output_format)
 
     def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
-        """Replace what makes maps, or the head's ``predict`` if the file decodes boxes."""
+        """Replace the method that makes maps, or ``predict`` of the head if the file decodes."""
         head, structure = self.head, tree_structure(self.model(image))
 
         def predict(images: Tensor, data_samples: Any, rescale: bool = False) -> list[InstanceData]:
@@ -142,7 +142,7 @@ class Detector(Task):
         return [(self.model, 'extract_feat', lambda images: images), method]
 
     def centered_substitutes(self) -> Substitutes:
-        """Replace what scales boxes back to the picture."""
+        """Replace the method that scales boxes back to the picture."""
         post_process = self.head._bbox_post_process
 
         def move_back(
@@ -162,9 +162,9 @@ class Detector(Task):
 
 
 def read_test_cfg(test_cfg: Any) -> dict[str, Any] | None:
-    """Return a ``test_cfg`` that names its NMS; None if it is not mmcv's ``nms`` per class.
+    """Return a ``test_cfg`` that names its NMS; None if the NMS is not mmcv's ``nms`` per class.
 
-    In mmdet's configs of pure Python, the type is the function itself.
+    In mmdet's pure-Python configs, the type is the function itself.
     """
     nms = dict((test_cfg or {}).get('nms') or {})  # if None, mmdet skips NMS
     kind = nms.get('type', 'nms')

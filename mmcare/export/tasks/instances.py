@@ -137,7 +137,7 @@ class Instances(Task):
         return (*maps[: self.number_of_maps], *tree_leaves(self.model.rpn_head(maps)))
 
     def name_outputs(self, outputs: Outputs) -> list[str]:
-        """Name them ``neck1``, ..., ``rpn_cls_score1``, ..., ``rpn_bbox_pred1``, ..."""
+        """Name the outputs ``neck1``, ..., ``rpn_cls_score1``, ..., ``rpn_bbox_pred1``, ..."""
         levels = len(self.model.rpn_head.prior_generator.strides)
         numbers = dict(neck=self.number_of_maps, rpn_cls_score=levels, rpn_bbox_pred=levels)
         return [f'{name}{index + 1}' for name, number in numbers.items() for index in range(number)]
@@ -155,7 +155,7 @@ class Instances(Task):
         return dict(activation=None, **describe_classes(config, self.head.bbox_head.num_classes))
 
     def keeps_best(self, output_format: OutputFormat) -> bool:
-        """Say yes: NMS is in the network in every format."""
+        """Return True: NMS is in the network in every format."""
         return True
 
     def check_centered(self) -> None:
@@ -187,7 +187,7 @@ class Instances(Task):
         return TwoStageResults(self.model, outputs, shape, number, output_format, proposals)
 
     def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
-        """Replace all that finds boxes and masks; masks are pasted as users of the file do."""
+        """Replace the methods that find boxes and masks; paste masks as users of the file do."""
         head = self.head
 
         def predict(images: Tensor, _: Any, samples: Any, rescale: bool = False) -> list[Any]:

@@ -25,10 +25,10 @@ from mmcare.export.tasks.base import (
 )
 from mmcare.models.deployment import BackboneInfo
 
-# ncnn has no argmax. A logit that is this much below the largest, 1 / 60000**2 = 3e-10, is another;
+# ncnn has no argmax. A logit that is at least 1 / 60000**2 = 3e-10 below the largest is not chosen;
 # each factor is within the range of float16, whose largest number is 65504.
 SHARPNESS = 60000.0
-# Logits with which mmseg's sigmoid is 0 or 1 to 2e-9, as far from any threshold.
+# With logits of this magnitude, mmseg's sigmoid is within 2e-9 of 0 or 1, far from thresholds.
 CERTAIN = 20.0
 
 
@@ -56,7 +56,7 @@ class Segmentor(Task):
         return heads[-1] if isinstance(heads, nn.ModuleList) else heads
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Map images to the logits that mmseg resizes, of the outputs that a head may have."""
+        """Map images to the logits that mmseg resizes, whatever else the head may return."""
         logits: list[Tensor] = []
 
         def keep(seg_logits: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -67,11 +67,11 @@ class Segmentor(Task):
         try:
             self.model.encode_decode(images, [dict(img_shape=images.shape[2:])] * len(images))
         finally:
-            del self.head.predict_by_feat  # the class has the method
+            del self.head.predict_by_feat  # restores the method of the class
         return tuple(logits)
 
     def check_shape(self, shape: Shape) -> None:
-        """Raise a ValueError if images cannot be computed; the windows of mmseg's test can."""
+        """Raise a ValueError if images cannot be computed; windows of mmseg's test can be."""
         test_cfg = getattr(self.model, 'test_cfg', None) or {}
         if [*shape] != [*(test_cfg.get('crop_size') or ())]:
             super().check_shape(shape)
@@ -86,9 +86,9 @@ class Segmentor(Task):
         return ['logits']
 
     def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
-        """Describe how logits are enlarged and read, and windows of pictures, if it is tested so.
+        """Describe how logits are enlarged and read, and the windows that the test uses, if any.
 
-        Of one channel, ``threshold`` is the probability above which a pixel is class 1.
+        With one channel, ``threshold`` is the probability above which a pixel is class 1.
         """
         channels = outputs[0].shape[1]
         described: dict[str, Any] = dict(
@@ -109,7 +109,7 @@ class Segmentor(Task):
     def post_process(
         self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
     ) -> PostProcess:
-        """Make what enlarges logits, and chooses labels; those of windows cannot be averaged."""
+        """Make the module that enlarges logits and chooses labels; windows get probabilities."""
         channels = outputs[0].shape[1]
         is_slid = (getattr(self.model, 'test_cfg', None) or {}).get('mode') == 'slide'
         if output_format.probabilities or is_slid:
@@ -118,9 +118,9 @@ class Segmentor(Task):
         return LabelMap(self.head, channels, shape, output_format.label_map)
 
     def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
-        """Replace what makes logits; labels become logits of 0 and 1, or of one channel.
+        """Replace the method that makes logits; labels become one-hot logits, or one channel.
 
-        Logits of probabilities have the network's largest class, also where they are averaged.
+        Logits made from probabilities keep the network's largest class, even if they are averaged.
         """
         output, channels = description['outputs'][0], self(image)[0].shape[1]
 
@@ -142,7 +142,7 @@ def fix_bases(hamburger: Any) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         bases = ham._build_bases(1, ham.S, channels // ham.S, ham.R, device='cpu')
-    ham.register_buffer('bases', bases, persistent=False)  # no weight of a checkpoint
+    ham.register_buffer('bases', bases, persistent=False)  # not in checkpoints
     ham.rand_init = False
 
 
@@ -183,7 +183,7 @@ class LabelMap(PostProcess):
         self.register_buffer('classes', torch.arange(max(channels, 2)).float()[None, :, None, None])
 
     def enlarge(self, logits: Tensor) -> Tensor:
-        """Resize logits to the image, with those of class 0 if there is one channel."""
+        """Resize logits to the image; if there is one channel, add the logits of class 0."""
         logits = F.interpolate(logits, self.shape, None, 'bilinear', self.align_corners)
         if logits.shape[1] > 1:
             return logits

@@ -179,8 +179,8 @@ class TwoStageResults(Detections):
                 raw[level - part * self.levels].permute(0, 2, 3, 1) for part in (2, 1)
             )
             logits, deltas = logits.reshape(-1, self.rpn_classes), deltas.reshape(-1, 4)
-            # Of two classes, the second is the background. Logits order boxes as scores do, but
-            # float16 rounds different scores to equal ones.
+            # If there are two classes, the second is the background. Logits order boxes as scores
+            # do, but float16 rounds different scores to equal ones.
             logits = logits[:, 0] if self.rpn_sigmoid else logits[:, 0] - logits[:, 1]
             logits, best = logits.topk(number)
             priors = getattr(self, f'priors{level}').index_select(0, best)
@@ -190,7 +190,7 @@ class TwoStageResults(Detections):
         return candidates
 
     def propose(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return proposals (P, 4), as shares, 1 for those in use and 0 for others, and scores."""
+        """Return proposals (P, 4) as shares, whether each is in use, as 1 or 0, and scores."""
         candidates = self.find_candidates(raw)
         kept = []
         for boxes, scores in candidates:
@@ -245,13 +245,13 @@ class TwoStageResults(Detections):
         return boxes, scores, labels, pairs
 
     def _repeat(self, boxes: Tensor) -> Tensor:
-        """Repeat boxes (N, 4), if they are not of each class already, to (N * K, 4)."""
+        """Repeat boxes (N, 4) to (N * K, 4), unless each class already has its own."""
         if boxes.shape[0] == len(self.pair_labels):
             return boxes
         return boxes[:, None].expand(-1, self.classes, -1).reshape(-1, 4)
 
     def refine(self, proposals: Tensor, deltas: Tensor) -> Tensor:
-        """Return the boxes (N, 4) of proposals (N, 4) and deltas (N, 4)."""
+        """Return the boxes (N, 4) that proposals (N, 4) and deltas (N, 4) give."""
         coder = self.box_head.bbox_coder
         boxes = coder.decode(proposals, deltas)
         return boxes.clamp(0, 1) if coder.clip_border else boxes
@@ -264,7 +264,7 @@ class TwoStageResults(Detections):
         return masks.reshape(len(boxes), *masks.shape[-2:]).sigmoid()
 
     def max_error(self, raw: Sequence[Tensor], results: Sequence[Any]) -> float:
-        """Compare a file's results with what the network's outputs admit.
+        """Compare a file's results with what the network's outputs allow.
 
         Roundings change which proposals are kept, where they overlap as much as the threshold or
         have equal scores, and everything after them. Each result is compared with what the heads
