@@ -34,7 +34,7 @@ class RoIAlignOperator(nn.Module):
 
     def forward(self, x: Tensor, boxes: Tensor, weights: Tensor) -> Tensor:
         """Average a map (1, C, H, W) in boxes (N, 4), with weights (N,) 0 or 1, to (N, h, w, C)."""
-        from torchvision.ops import roi_align  # which backends do without
+        from torchvision.ops import roi_align  # here, since backbones do not need it
 
         if self.aligned:  # an empty box gives 0, but NaN in OpenVINO
             sides = boxes[:, 2:] - boxes[:, :2]
