@@ -14,18 +14,6 @@ def image(height, width, batch=1):
     return torch.randn(batch, 3, height, width, generator=generator)
 
 
-def onnx_program(model, example):
-    onnxruntime = pytest.importorskip('onnxruntime')
-
-    shapes = ({2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC},)
-    program = torch.onnx.export(
-        model, (example,), dynamo=True, dynamic_shapes=shapes, opset_version=20, verbose=False
-    )
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    (given,) = session.get_inputs()
-    return lambda x: map(torch.from_numpy, session.run(None, {given.name: x.numpy()}))
-
-
 def exported(model, example):
     sides = [torch.export.Dim(name, min=33, max=4096) for name in ('height', 'width')]
     shapes = ({2: sides[0], 3: sides[1]},)
@@ -44,7 +32,6 @@ def compiled(model, _):
         *(
             pytest.param(trace, first, marks=newer)
             for trace, first in (
-                (onnx_program, SIZES[1]),
                 (exported, SIZES[0]),
                 (exported, SIZES[1]),
                 (compiled, SIZES[1]),
