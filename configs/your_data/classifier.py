@@ -1,5 +1,5 @@
 # CARE-S0, which gives each picture a class, on your pictures.
-# Copy this file and edit these five lines. `--cfg-options` does not recompute what uses them.
+# Copy this file and edit these five lines. Values computed from them ignore `--cfg-options`.
 data_root = 'data/mine'
 classes = ['cat', 'dog']  # names of the folders, in alphabetical order
 size = (224, 224)  # width and height of what is cut out of the middle of the resized pictures

@@ -1,5 +1,5 @@
 # Mask R-CNN with CARE-S0, which finds boxes and masks of objects, on your pictures.
-# Copy this file and edit these five lines. `--cfg-options` does not recompute what uses them.
+# Copy this file and edit these five lines. Values computed from them ignore `--cfg-options`.
 data_root = 'data/mine'
 classes = ['person']  # as the annotations name them, in the order of their categories
 size = (640, 640)  # width and height into which pictures are scaled; a GPU takes larger ones

@@ -1,5 +1,5 @@
 # Semantic FPN with CARE-S0, which gives each pixel a class, on your pictures.
-# Copy this file and edit these five lines. `--cfg-options` does not recompute what uses them.
+# Copy this file and edit these five lines. Values computed from them ignore `--cfg-options`.
 data_root = 'data/mine'
 classes = ['background', 'person']  # of the values 0, 1, ... in the masks; 255 is ignored
 size = (640, 480)  # width and height into which pictures are scaled, or of crops
