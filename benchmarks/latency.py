@@ -1,11 +1,12 @@
 """Measure the latency of CARE and its peers: from an image to four maps, in turn in one process.
 
 Engines are ONNX Runtime, XNNPACK (of ExecuTorch) and LiteRT, the last two also with convolutions in
-int8, and on request ONNX Runtime in int8 and OpenVINO, all on one thread of the CPU. Peers are
-timm's. Networks have random weights, are fused as far as possible, and are exported by the same
-function. The output is recording.json (all times, and the instruction sets of the machine),
-latency.csv (every median and quartile), latency.md (the table of docs/latency.md), and for each
-engine a figure, accuracy_<engine>.png: published accuracy over latency, with the Pareto line.
+int8, and on request ONNX Runtime in int8 and OpenVINO, all with the same number of threads of the
+CPU, one by default. Peers are timm's. Networks have random weights, are fused as far as possible,
+and are exported by the same function. The output is recording.json (all times, and the instruction
+sets of the machine), latency.csv (every median and quartile), latency.md (the table of
+docs/latency.md), and for each engine a figure, accuracy_<engine>.png: published accuracy over
+latency, with the Pareto line.
 """
 
 import argparse
@@ -134,7 +135,9 @@ def find_report(key: str, shape: Sequence[int], engine: str, directory: Path) ->
     return {}
 
 
-def prepare(key: str, network: Task, image: Tensor, engine: str, directory: Path) -> Prepared:
+def prepare(
+    key: str, network: Task, image: Tensor, engine: str, directory: Path, threads: int
+) -> Prepared:
     """Export a network unless an earlier run has done so; return a run and the report."""
     name, precision = FILES[engine]
     shape = image.shape[2], image.shape[3]
@@ -151,16 +154,17 @@ def prepare(key: str, network: Task, image: Tensor, engine: str, directory: Path
             report = export_model(model, directory, shape, **options)[name]
     if BACKENDS[name].layout == 'NHWC':  # convert once; apps have this layout
         image = image.to(memory_format=torch.channels_last)
-    run = partial(open_file(directory / report['file'], engine).run, image.numpy())
+    run = partial(open_file(directory / report['file'], engine, threads).run, image.numpy())
     run()
     return run, report
 
 
-def open_file(path: Path, engine: str) -> Model:
+def open_file(path: Path, engine: str, threads: int) -> Model:
     """Open an exported file in an engine."""
-    if not engine.startswith('openvino'):
-        return open_exported(path)
-    return open_exported(path, engine='openvino', bfloat16=engine.endswith('bf16'))
+    options: dict[str, Any] = dict(threads=threads)
+    if engine.startswith('openvino'):
+        options |= dict(engine='openvino', bfloat16=engine.endswith('bf16'))
+    return open_exported(path, **options)
 
 
 def package_of(engine: str) -> str:
@@ -187,7 +191,7 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
         for engine in arguments.engine:
             try:
                 network = network or build(key, arguments.shape)
-                run, report = prepare(key, network, image, engine, directory)
+                run, report = prepare(key, network, image, engine, directory, arguments.threads)
             except Exception as error:  # networks and converters raise errors of any class
                 reason = f'{type(error).__name__}: {error}'.splitlines()[0]
                 left_out[f'{PEERS["label"][key]}, {engine}'] = reason
@@ -207,7 +211,11 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
     if arguments.peers:
         packages.add('timm')
     return dict(
-        settings=dict(shape=arguments.shape, runs=arguments.rounds),
+        settings=dict(
+            shape=arguments.shape,
+            runs=arguments.rounds,
+            threads='one thread' if arguments.threads == 1 else f'{arguments.threads} threads',
+        ),
         versions=describe_machine(*sorted(packages)),
         processor_share=round(share, 3),
         parameters=parameters,
@@ -281,7 +289,7 @@ def markdown(recording: Recording) -> str:
             columns[f'{engine}, x float32'] = table['x_float32'].map('{:.2f}'.format)
     shown = pd.DataFrame(columns, index=networks.index).replace('nan', None)
     shown = shown.dropna(axis='columns', how='all').fillna('')  # phones measure others too
-    maps = '' if 'threads' in recording['settings'] else 'Four maps of an image, '
+    maps = '' if 'rows' in recording else 'Four maps of an image, '
     explained = 'Milliseconds, and in brackets x CARE. Bold: on the Pareto line.'
     parts = [f'{maps}{conditions(recording)}. {explained}']
     parts.append(shown.to_markdown(index=False, disable_numparse=True))
@@ -347,6 +355,8 @@ def parse_args() -> argparse.Namespace:
     add('--shape', type=int, nargs=2, default=(512, 512), metavar=('H', 'W'))
     help_engine = f'default: {" ".join(ENGINES)}; OpenVINO needs pip install openvino'
     add('--engine', nargs='+', choices=FILES, default=ENGINES, help=help_engine)
+    help_threads = 'default: %(default)s. ExecuTorch takes others only for kept files'
+    add('--threads', type=int, default=1, help=help_threads)
     add('--rounds', type=int, default=9, help='default: %(default)s')
     add('--out-dir', type=Path, default=Path('work_dirs/latency'), metavar='DIR')
     add('--keep', type=Path, metavar='DIR', help='keep exported files there, and reuse them')
