@@ -157,7 +157,7 @@ test: $(READY) ## run the tests without those below, and the code blocks of the 
 test-export: $(READY) ## convert many models to all formats, and run the code blocks of two pages
 	$(BIN)/python -m pytest -m 'conversion and not slow' $(WORKERS)
 
-test-onedl: $(ONEDL_READY) ## the same on the maintained forks of the MM family, in .venv-onedl
+test-onedl: $(ONEDL_READY) ## run make test's tests on the maintained forks of the MM family, in .venv-onedl
 	$(PYTEST_FAST)
 
 test-mmcv: $(MMCV_READY) ## compare MMCV's operators with torchvision's, and test detectors on them

@@ -5,7 +5,6 @@ from unittest import mock
 import pytest
 import torch
 from helpers import ROOT, THIN
-from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import MODELS, DefaultScope
@@ -19,6 +18,9 @@ from mmcare.export.tasks.classifier import Classifier
 from mmcare.export.tasks.detector import describe_decoding
 from mmcare.export.tasks.segmentor import Segmentor
 from mmcare.models.deployment import BackboneInfo
+
+pytest.importorskip('mmdet')
+from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
 
 SHAPE = (64, 96)
 STRIDES = [8, 16, 32]

@@ -14,12 +14,14 @@ from torch import nn
 sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
 
 import heads
-from mmseg.structures import SegDataSample
 
 from mmcare.export import export_model, open_exported
 from mmcare.export.check import ExportError
 from mmcare.export.images import draw_images
 from mmcare.export.reference import Reference
+
+pytest.importorskip('mmseg')
+from mmseg.structures import SegDataSample
 
 SHAPE = (64, 96)
 

@@ -4,15 +4,11 @@ import zipfile
 from dataclasses import replace
 from functools import partial
 
-import coremltools as ct
 import numpy as np
 import pytest
 import torch
 from export_helpers import SHAPE
 from mmengine.config import Config
-from mmseg.structures import SegDataSample
-from test_decoding import HEADS, load
-from test_whole_models import write_config
 
 from mmcare.export import export_model, load_model, open_exported
 from mmcare.export.backends import BACKENDS, tflite_metadata
@@ -22,6 +18,13 @@ from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.detector import Boxes, describe_decoding, read_test_cfg
 from mmcare.export.tasks.segmentor import LabelMap
 from mmcare_runtime.results import decode_boxes, read_detections
+
+pytest.importorskip('coremltools')
+pytest.importorskip('mmseg')
+import coremltools as ct
+from mmseg.structures import SegDataSample
+from test_decoding import HEADS, load
+from test_whole_models import write_config
 
 CLASSES = ['a', 'b', 'c', 'd', 'e']
 FORMATS = [backend.output_format for backend in BACKENDS.values()]
