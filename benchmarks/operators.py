@@ -1,4 +1,4 @@
-"""Measure shares of operators and of stages in the time of exported files, on one thread.
+"""Measure shares of operators and of stages in the time of exported files.
 
 The engines record the times of operators: ExecuTorch in an ETDump, ONNX Runtime in its profile.
 Medians over the rounds are used. Stages are found by counting convolutions, with the report
@@ -11,6 +11,7 @@ import json
 import re
 import sys
 import warnings
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +36,6 @@ def read_executorch(path: Path, image: Tensor, rounds: int) -> pd.DataFrame:
     from executorch.devtools import Inspector
     from executorch.extension.pybindings import portable_lib
 
-    open_exported(path)  # on one thread from here on
     with TemporaryDirectory() as directory, warnings.catch_warnings():
         warnings.simplefilter('ignore')  # outputs are not recorded
         module = portable_lib._load_for_executorch(str(path), enable_etdump=True)
@@ -53,13 +53,13 @@ def read_executorch(path: Path, image: Tensor, rounds: int) -> pd.DataFrame:
     )
 
 
-def read_onnx(path: Path, image: Tensor, rounds: int) -> pd.DataFrame:
+def read_onnx(path: Path, image: Tensor, rounds: int, threads: int) -> pd.DataFrame:
     """Return kind and median milliseconds of each operator of an ``.onnx`` file, in order."""
     import onnxruntime
 
     with TemporaryDirectory() as directory:
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
+        options.intra_op_num_threads = threads
         options.enable_profiling = True
         options.profile_file_prefix = f'{directory}/profile'
         session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
@@ -91,13 +91,13 @@ def find_stages(events: pd.DataFrame, convolutions: list[list[Any]]) -> list[str
     return [stages[max(ordinal - 1, 0)] for ordinal in ordinals]
 
 
-def profile(path: Path, rounds: int) -> pd.DataFrame:
+def profile(path: Path, rounds: int, threads: int) -> pd.DataFrame:
     """Return stage, kind, number and milliseconds of the operators of a file."""
-    shape = open_exported(path).input_shape
+    shape = open_exported(path, threads=threads).input_shape  # sets ExecuTorch's threads
     if not all(isinstance(side, int) for side in shape):
         raise ValueError(f'{path} has a free size: export it for one size')
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    readers = {'.pte': read_executorch, '.onnx': read_onnx}
+    readers = {'.pte': read_executorch, '.onnx': partial(read_onnx, threads=threads)}
     if path.suffix not in readers:
         raise ValueError(f'{path} is neither .pte nor .onnx')
     events = readers[path.suffix](path, image, rounds)
@@ -130,7 +130,7 @@ def draw(table: pd.DataFrame) -> Figure:
     axes = figure.subplots()
     bars.iloc[::-1].plot.barh(stacked=True, ax=axes, width=0.8, colormap='tab20')
     axes.set_yticklabels([f'{file}, {stage}' for file, stage in bars.index[::-1]], fontsize=8)
-    axes.set_xlabel('ms an image, one thread')
+    axes.set_xlabel('ms an image')
     axes.set_ylabel('')
     axes.legend(fontsize=7)
     return figure
@@ -142,16 +142,18 @@ def main() -> None:
     add = parser.add_argument
     add('files', type=Path, nargs='+', metavar='FILE', help='.pte or .onnx, next to its report')
     add('--rounds', type=int, default=20, help='default: %(default)s')
+    add('--threads', type=int, default=1, help='default: %(default)s')
     add('--out-dir', type=Path, default=Path('work_dirs/operators'), metavar='DIR')
     arguments = parser.parse_args()
     try:
         check_writable(arguments.out_dir)
-        tables = [profile(path, arguments.rounds) for path in arguments.files]
+        tables = [profile(path, arguments.rounds, arguments.threads) for path in arguments.files]
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f'error: {error}')
     table = pd.concat(tables)
     versions = ', '.join(describe_machine('executorch', 'onnxruntime'))
-    text = markdown(table, f'One thread, medians of {arguments.rounds} rounds; {versions}')
+    conditions = f'Threads: {arguments.threads}, medians of {arguments.rounds} rounds'
+    text = markdown(table, f'{conditions}; {versions}')
     for kind, content in dict(csv=table, md=text, png=draw(table)).items():
         save(arguments.out_dir / f'operators.{kind}', content)
     print(f'{text}\nWritten to {arguments.out_dir}')
