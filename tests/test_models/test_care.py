@@ -67,7 +67,7 @@ def test_any_size_equals_padding_by_hand(size):
     [
         pytest.param(torch.float16, 0.01, (800, 1344), marks=newer),
         (torch.bfloat16, 0.06, (224, 224)),  # 0.05 with PyTorch 2.0
-        pytest.param(torch.bfloat16, 0.03, (800, 1344), marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, 0.06, (800, 1344), marks=pytest.mark.slow),
     ],
 )
 def test_low_precision_stays_in_range(s0, dtype, share, size):
