@@ -132,7 +132,7 @@ def draw(table: pd.DataFrame) -> Figure:
     axes.set_yticklabels([f'{file}, {stage}' for file, stage in bars.index[::-1]], fontsize=8)
     axes.set_xlabel('ms an image')
     axes.set_ylabel('')
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc='upper left', bbox_to_anchor=(1, 1))
     return figure
 
 
