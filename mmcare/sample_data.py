@@ -256,7 +256,7 @@ def make_coco(
                     annotation_id += 1
                     numbers = dict(id=annotation_id, image_id=image_id, category_id=names[name])
                     annotations.append({**numbers, **describe_mask(mask)})
-                mmcv.imwrite(picture, root / split / str(image['file_name']))
+                mmcv.imwrite(np.uint8(picture.round()), root / split / str(image['file_name']))
                 images.append(image)
             content = dict(images=images, annotations=annotations, categories=categories)
             dump(content, root / f'annotations/instances_{split}.json')
@@ -291,7 +291,7 @@ def make_ade20k(
                 for shape, mask in zip(shapes, masks):
                     labels[mask] = ADE20K_SHAPES.get(shape, 0)
                 name = f'{prefix}_{index + 1:08d}'
-                mmcv.imwrite(picture, root / 'images' / split / f'{name}.jpg')
+                mmcv.imwrite(np.uint8(picture.round()), root / 'images' / split / f'{name}.jpg')
                 mmcv.imwrite(labels, root / 'annotations' / split / f'{name}.png')
 
 
@@ -342,6 +342,6 @@ def make_imagenet(
                 paint_objects(rng, picture, [shape], sizes, np.pi, contrast)
                 prefix = folder if split == 'train' else 'ILSVRC2012_val'
                 file_name = f'{folder}/{prefix}_{index + 1:08d}.JPEG'
-                mmcv.imwrite(picture, root / split / file_name)
+                mmcv.imwrite(np.uint8(picture.round()), root / split / file_name)
                 lines.append(f'{file_name} {label}\n')
             put_text(''.join(lines), root / 'meta' / f'{split}.txt')
