@@ -17,6 +17,8 @@ from mmcare_runtime import Model, open_exported
 from mmcare_runtime.engines.executorch import check_header
 from mmcare_runtime.files import NO_HASH, check_package, write_hash
 
+pytest.importorskip('onnxruntime')
+
 FOREIGN = ('torch', 'torchvision', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'mmcare')
 PIXELS = np.random.default_rng(1).integers(0, 256, (40, 60, 3), np.uint8)
 ALONE = """
