@@ -133,6 +133,19 @@ def test_recipe(name):
         assert backbone.init_cfg == dict(type='Pretrained', checkpoint=file)
 
 
+def test_head_of_bccd_passes_its_signal():
+    """With RetinaNet's own weights 1e-3 of it is left, and the config's rate destroys the head."""
+    config = load('retinanet/care_s0_bccd')
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        head = MODELS.build(config.model.bbox_head)
+    head.init_weights()
+    features = [torch.randn(2, 64, 20, 20)]
+    for layers in (head.cls_convs, head.reg_convs):
+        assert 0.3 < torch.nn.Sequential(*layers)(*features).std() < 3
+    scores = torch.cat([x.flatten() for x in head(features)[0]]).sigmoid()
+    assert 0.005 < scores.mean() < 0.02
+
+
 def test_rates_of_imagenet():
     """From epoch 20 on they are those of timm 0.6.11: a cosine over 300 epochs, then its end."""
     config, steps = load('imagenet/care_s0_in1k'), 3  # iterations an epoch
