@@ -62,8 +62,8 @@ model = dict(
         in_channels=64,
         feat_channels=64,
         anchor_generator=dict(octave_base_scale=2),
-        # RetinaNet's own weights have a standard deviation of 0.01, and let hardly any signal through
-        # four layers of 64 channels without norms: the rate of 3e-3 then destroys the head.
+        # RetinaNet's own weights have a standard deviation of 0.01, and let hardly any signal
+        # through four layers of 64 channels without norms: the rate of 3e-3 then destroys the head.
         init_cfg=dict(
             type='Kaiming',
             layer='Conv2d',
