@@ -134,15 +134,15 @@ def test_recipe(name):
 
 
 def test_head_of_bccd_passes_its_signal():
-    """RetinaNet's own weights would leave 5e-4 of it, and the config's rate destroys the head."""
+    """RetinaNet's own weights would leave 5e-4 of the signal, and training would destroy the head."""
     config = load('retinanet/care_s0_bccd')
     with DefaultScope.overwrite_default_scope('mmdet'):
         head = MODELS.build(config.model.bbox_head)
     head.init_weights()
-    features = [torch.randn(2, 64, 20, 20)]
+    features = torch.randn(2, 64, 20, 20)
     for layers in (head.cls_convs, head.reg_convs):
-        assert 0.3 < torch.nn.Sequential(*layers)(*features).std() < 3
-    scores = torch.cat([x.flatten() for x in head(features)[0]]).sigmoid()
+        assert 0.3 < torch.nn.Sequential(*layers)(features).std() < 3
+    scores = torch.cat([x.flatten() for x in head([features])[0]]).sigmoid()
     assert 0.005 < scores.mean() < 0.02
 
 
