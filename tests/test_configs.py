@@ -134,7 +134,7 @@ def test_recipe(name):
 
 
 def test_head_of_bccd_passes_its_signal():
-    """RetinaNet's own weights would leave 5e-4 of the signal, and training would destroy the head."""
+    """RetinaNet's own weights would leave 5e-4 of it, and training would destroy the head."""
     config = load('retinanet/care_s0_bccd')
     with DefaultScope.overwrite_default_scope('mmdet'):
         head = MODELS.build(config.model.bbox_head)
