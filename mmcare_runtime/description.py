@@ -262,7 +262,7 @@ def _check_loader(loader: Field) -> None:
     loader['imdecode_backend'].one_of([*DECODERS, None])
     if not isinstance(loader['to_float32'].value, bool):
         raise loader['to_float32'].fail('true or false')
-    if loader['bits'].value not in (None, 8, 16, 32) or isinstance(loader['bits'].value, bool):
+    if loader['bits'].value not in (None, 8, 16, 32):
         raise loader['bits'].fail('8, 16, 32 or null')
 
 

@@ -157,13 +157,16 @@ def evaluate_labels(
 
 def read_mask(path: Path) -> np.ndarray:
     """Read a PNG with a class for each pixel, (H, W)."""
-    mask = cv2.imdecode(np.fromfile(str(path), np.uint8), cv2.IMREAD_UNCHANGED)
-    if mask is not None and mask.ndim == 3:  # a palette's colours
+    data = np.fromfile(str(path), np.uint8)
+    mask = cv2.imdecode(data, cv2.IMREAD_UNCHANGED) if len(data) else None
+    # OpenCV makes colours of a palette, and 0 and 255 of one bit; Pillow keeps the numbers.
+    is_binary = mask is not None and data[:4].tobytes() == b'\x89PNG' and data[24] == 1
+    if mask is not None and (mask.ndim == 3 or is_binary):
         try:
             from PIL import Image
         except ImportError as error:
             raise ValueError(
-                f'{path} has colours, which Pillow reads: pip install pillow'
+                f'{path} has colours or one bit, which Pillow reads: pip install pillow'
             ) from error
         mask = np.array(Image.open(path))
     if mask is None or mask.ndim != 2:
@@ -176,8 +179,11 @@ def evaluate_classes(model: Model, images: Path) -> dict[str, float]:
     folders = sorted(folder.name for folder in images.iterdir() if folder.is_dir())
     names = model.description.get('classes')
     labels = {name: index for index, name in enumerate(folders)}
-    if names and {*folders} <= {*names}:
+    unknown = {*folders} - {*(names or ())}
+    if names and not unknown:
         labels = {name: names.index(name) for name in folders}
+    elif unknown < {*folders}:
+        raise ValueError(f'{images} has folders that are not classes: {", ".join(sorted(unknown))}')
     elif len(folders) != model.description['outputs'][0]['shape'][1]:
         raise ValueError(f'{images} has not a folder for each class')
     ranks = []

@@ -155,9 +155,11 @@ class Model:
         pixels = self.read_picture(picture) if is_path else picture  # type: ignore[arg-type]
         return check_pixels(pixels, nchw(image)[1] or 3, bits)
 
-    def _predict(self, pictures: Sequence[Picture], score: float | None) -> list[dict[str, Any]]:
-        """Run the file for as many pictures as it takes, or fewer."""
-        image = self.description['inputs'][0]
+    def _predict(
+        self, pictures: Sequence[Picture], score: float | None, **changes: Any
+    ) -> list[dict[str, Any]]:
+        """Run the file for as many pictures as it takes, or fewer; changes are of the input."""
+        image = dict(self.description['inputs'][0], **changes)
         pixels = [self._read(x) for x in pictures]
         prepared = [prepare(x, image, self.description['shape']) for x in pixels]
         outputs = self._run_batch([x for x, _ in prepared])
@@ -187,7 +189,7 @@ class Model:
                 results = slide_boxes(pixels, self.description, partial(self._detect, score=score))
                 return dict(results, names=names)
 
-        elif kind in (None, 'probabilities') and len(outputs[0]['shape']) == 4:
+        elif kind in (None, 'probabilities') and [len(x['shape']) for x in outputs] == [4]:
 
             def slide(pixels: np.ndarray, score: float | None) -> dict[str, Any]:
                 labels = slide_labels(pixels, self.description, self._segment)
@@ -205,26 +207,28 @@ class Model:
     def _detect(
         self, pixels: np.ndarray, corners: Sequence[tuple[int, int]], score: float | None
     ) -> Iterator[dict[str, Any]]:
-        """Yield what is found in windows."""
-        height, width = self.description['shape']
-        batch = self.description['inputs'][0]['shape'][0]
-        for start in range(0, len(corners), batch):
-            part = corners[start : start + batch]
-            windows = [pixels[top : top + height, left : left + width] for top, left in part]
-            yield from self._predict(windows, score)
+        """Yield what is found in windows, which keep their size."""
+        for windows in self._cut(pixels, corners):
+            yield from self._predict(windows, score, resize=None)
 
     def _segment(
         self, pixels: np.ndarray, corners: Sequence[tuple[int, int]]
     ) -> Iterator[np.ndarray]:
         """Yield the logits (K, h, w) of windows, which are padded on the right and below."""
-        shape = height, width = self.description['shape']
         image = dict(self.description['inputs'][0], resize=None, letterbox='top-left')
-        batch = image['shape'][0]
-        for start in range(0, len(corners), batch):
-            part = corners[start : start + batch]
-            windows = [pixels[top : top + height, left : left + width] for top, left in part]
-            outputs = self._run_batch([prepare(x, image, shape)[0] for x in windows])
-            yield from read_logits(self.description, outputs)
+        for windows in self._cut(pixels, corners):
+            images = [prepare(x, image, self.description['shape'])[0] for x in windows]
+            yield from read_logits(self.description, self._run_batch(images))
+
+    def _cut(
+        self, pixels: np.ndarray, corners: Sequence[tuple[int, int]]
+    ) -> Iterator[list[np.ndarray]]:
+        """Yield windows (h, w, C), as many at once as the file takes."""
+        height, width = self.description['shape']
+        windows = [pixels[top : top + height, left : left + width] for top, left in corners]
+        batch = self.description['inputs'][0]['shape'][0]
+        for start in range(0, len(windows), batch):
+            yield windows[start : start + batch]
 
 
 def open_exported(

@@ -76,6 +76,13 @@ def _decode_with_cv2(file: Path, color_type: str) -> Any:
     return cv2.imdecode(data, CV2_FLAGS[color_type]) if len(data) else None
 
 
+def _decode_with_turbojpeg(file: Path, color_type: str) -> Any:
+    """Decode without EXIF's orientation, which mmcv's turbojpeg ignores."""
+    flags = CV2_FLAGS[color_type] | cv2.IMREAD_IGNORE_ORIENTATION
+    data = np.fromfile(str(file), np.uint8)
+    return cv2.imdecode(data, flags) if len(data) else None
+
+
 def _decode_with_pillow(file: Path, color_type: str) -> Any:
     """Decode as mmcv does."""
     from PIL import Image, ImageOps
@@ -108,7 +115,7 @@ def _decode_with_tifffile(file: Path, color_type: str) -> Any:
 
 DECODERS = dict(
     cv2=_decode_with_cv2,
-    turbojpeg=_decode_with_cv2,
+    turbojpeg=_decode_with_turbojpeg,
     pillow=_decode_with_pillow,
     tifffile=_decode_with_tifffile,
 )
@@ -121,7 +128,7 @@ def check_pixels(pixels: Any, channels: int, bits: int | None = 8) -> np.ndarray
     Args:
         pixels: (H, W, 3) in BGR, (H, W) or (H, W, 1); or as many channels as the file takes.
         channels: Number that the file takes. Colours become gray for 1, gray becomes BGR for 3.
-        bits: Bits of a value: 8 for uint8, 16 for uint16, 32 for float32. None: any of them.
+        bits: Bits of a value: 8 for uint8, 16 for uint16 and int16, 32 for float32. None: any.
 
     Raises:
         ValueError: If ``pixels`` are something else.
@@ -228,14 +235,8 @@ def resize(
         ratio = min(whole / side for whole, side in zip(shape, sides))
         ratio = ratio if fit else min(ratio, 1)
         target = [max(round(side * ratio), 1) for side in sides]
-    height, width = target
-    top = left = 0
-    rows, columns = height, width
-    if options.get('crop'):
-        rows, columns = (min(a, b) for a, b in zip(options['crop'], target))
-        crop_rows, crop_columns = options['crop']
-        top = max(round((height - crop_rows) / 2), 0)
-        left = max(round((width - crop_columns) / 2), 0)
+    rows, columns = options.get('crop') or target
+    top, left = (max(round((a - b) / 2), 0) for a, b in zip(target, (rows, columns)))
     return _resize_to(pixels, target, options)[top : top + rows, left : left + columns]
 
 

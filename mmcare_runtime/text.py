@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Sequence
 
 
@@ -18,6 +19,5 @@ def tell_apart(names: Sequence[str]) -> list[str]:
 
     "crane" is twice in ImageNet's list, a bird and a machine.
     """
-    return [
-        f'{name} ({index})' if names.count(name) > 1 else name for index, name in enumerate(names)
-    ]
+    numbers = Counter(names)
+    return [f'{name} ({i})' if numbers[name] > 1 else name for i, name in enumerate(names)]

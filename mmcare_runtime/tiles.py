@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
+import cv2
 import numpy as np
 
 from mmcare_runtime.prepare import resize_as_mmcv
@@ -178,10 +179,8 @@ def slide_boxes(
             parts[name].append(results[name])
         has_masks = 'masks' in results
         for mask in results.get('masks', ()):
-            rows, columns = (mask.any(axis).nonzero()[0] for axis in (1, 0))
-            y, x = (int(line[0]) if len(line) else 0 for line in (rows, columns))
-            height, width = (int(line[-1]) + 1 if len(line) else 0 for line in (rows, columns))
-            places.append((top + y, left + x, mask[y:height, x:width].copy()))
+            x, y, width, height = cv2.boundingRect(mask.astype(np.uint8))
+            places.append((top + y, left + x, mask[y : y + height, x : x + width].copy()))
     found: dict[str, Any] = {name: np.concatenate(values) for name, values in parts.items()}
     test_cfg = description.get('test_cfg') or description['decode']['test_cfg']
     iou, number = test_cfg['nms']['iou_threshold'], len(found['boxes'])

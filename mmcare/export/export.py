@@ -31,7 +31,7 @@ from mmcare.export.description import describe_file, describe_model
 from mmcare.export.graph import Graph, build_graph
 from mmcare.export.images import Images, Pictures, load_images
 from mmcare.export.loading import LoadedModel
-from mmcare.export.preprocessing import choose_shape
+from mmcare.export.preprocessing import choose_shape, name_steps
 from mmcare.export.reference import Reference
 from mmcare.export.request import LARGEST_SIDE, ExportRequest, quote
 from mmcare.export.tasks import OPTIONS as TASK_OPTIONS
@@ -203,7 +203,8 @@ def prepare_export(model: LoadedModel, request: ExportRequest) -> Export:
     stride, channels = task.info.stride, task.info.in_channels
     if not all(stride <= side <= LARGEST_SIDE for side in shape):
         raise ValueError(f'height and width must be {stride} to {LARGEST_SIDE} pixels, got {shape}')
-    if any(request.input_kind_of(backend) == 'image' for backend in request.backends):
+    takes_pixels = any(request.input_kind_of(backend) == 'image' for backend in request.backends)
+    if takes_pixels:
         if normalization is None:
             raise ValueError("the config has no mean and std of images: use input_kind='tensor'")
         if not channels == len(normalization.mean) == 3:
@@ -234,8 +235,7 @@ def prepare_export(model: LoadedModel, request: ExportRequest) -> Export:
             raise ValueError(f'{name}= is for formats={quote(able)}')
     number = request.number_of_calibration_images
     images = load_images(model, shape, number, request.images, request.letterbox)
-    is_image = any(request.input_kind_of(backend) == 'image' for backend in request.backends)
-    if is_image and images.loader['bits'] not in (8, None):
+    if takes_pixels and images.loader['bits'] not in (8, None):
         raise ValueError(
             f"input_kind='image' takes bytes, and pictures have {images.loader['bits']} bits: use "
             "input_kind='tensor'"
@@ -460,6 +460,9 @@ def _say_what_is_missing(export: Export, report: Mapping[str, Any]) -> dict[str,
     slides = report.get('slide') is not None
     if config is not None and report['inputs'][0]['resize'] is None and not slides:
         missing['resize'] = 'none in the test pipeline: larger pictures cannot be tested'
+    resize = name_steps(config).get('Resize', {}) if config is not None else {}
+    if resize.get('scale') and not resize.get('keep_ratio', False) and not slides:
+        missing['resize'] = 'to fit, with the ratio kept; Resize of the test pipeline stretches'
     if export.model.task.part == 'model' and 'classes' not in report:
         missing['names'] = 'left out: the test data do not name as many classes as the head has'
     return missing

@@ -151,8 +151,8 @@ def read_normalization(config: Config) -> Normalization | None:
     if not preprocessor or preprocessor.get('mean') is None:
         return None
     mean, std = tuple(map(float, preprocessor['mean'])), tuple(map(float, preprocessor['std']))
-    # Images are read as BGR.
-    to_rgb = preprocessor.get('bgr_to_rgb') or preprocessor.get('to_rgb')
+    # Images are read as BGR, and each of these reverses the channels.
+    to_rgb = any(preprocessor.get(name) for name in ('bgr_to_rgb', 'rgb_to_bgr', 'to_rgb'))
     padding = read_padding(config, len(mean))
     if padding and to_rgb:
         padding = padding[::-1]

@@ -40,7 +40,7 @@ def _inner_steps(step: dict[str, Any]) -> list[dict[str, Any]]:
     return [inner] if isinstance(inner, dict) else inner
 
 
-def _name_steps(config: Config) -> dict[str, Any]:
+def name_steps(config: Config) -> dict[str, Any]:
     """Return the steps of the test pipeline by name."""
     dataset = (config.get('test_dataloader') or {}).get('dataset') or {}
     steps = [inner for step in dataset.get('pipeline') or () for inner in _inner_steps(step)]
@@ -74,7 +74,7 @@ def fit_config(config: Config, shape: tuple[int, int], tile: str = 'whole') -> d
     size = shape[1], shape[0]
     loader, model = config.test_dataloader, config.model
     loader.batch_size = 1
-    steps = _name_steps(config)
+    steps = name_steps(config)
     if tile == 'slide':
         if not is_slid(config):
             for name in {*RESIZING} & {*steps}:
@@ -110,7 +110,7 @@ def describe_sliding(config: Config) -> dict[str, Any]:
         enlarged, or None; ``size_divisor`` and ``size``, to which images are padded, or None;
         ``other_steps`` that change an image's size.
     """
-    steps, preprocessor = _name_steps(config), config.model.get('data_preprocessor') or {}
+    steps, preprocessor = name_steps(config), config.model.get('data_preprocessor') or {}
     padding = preprocessor.get('test_cfg') or {}
     resize: Any = steps.get('Resize')
     multiple = steps.get('ResizeToMultiple', {})
@@ -140,7 +140,7 @@ def describe_loader(config: Config | None) -> dict[str, Any]:
         ``color_type`` and ``imdecode_backend``, which are None if the loader is not mmcv's;
         ``to_float32``; ``bits`` of a value, None if they are those of the file.
     """
-    steps = _name_steps(config) if config is not None else {}
+    steps = name_steps(config) if config is not None else {}
     loaders = [name for name in steps if name.startswith('Load') and 'Annotation' not in name]
     if not loaders:
         return dict(color_type=None, imdecode_backend=None, to_float32=False, bits=8)
@@ -200,7 +200,7 @@ def choose_shape(config: Config | None) -> tuple[tuple[int, int], str]:
     """
     if config is None:
         return (512, 512), 'there is no config'
-    steps, preprocessor = _name_steps(config), config.model.get('data_preprocessor') or {}
+    steps, preprocessor = name_steps(config), config.model.get('data_preprocessor') or {}
     resize, crop = steps.get('Resize', {}).get('scale'), steps.get('CenterCrop', {})
     if is_slid(config):
         height, width = config.model.test_cfg['crop_size']
@@ -222,7 +222,7 @@ def read_padding(config: Config, channels: int) -> tuple[float, ...] | None:
 
     Return None if there is no ``Pad``: images are filled up with zeros after normalization.
     """
-    step = _name_steps(config).get('Pad')
+    step = name_steps(config).get('Pad')
     if step is None:
         return None
     value = step.get('pad_val', 0)
@@ -250,6 +250,8 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
         step = steps.get('ResizeEdge') or steps.get('Resize')
         if not step:
             return None
+        if step.get('edge', 'short') != 'short':
+            raise ValueError(f'files cannot describe a ResizeEdge with edge={step.edge!r}')
     crops = 'ResizeEdge' in steps and 'CenterCrop' in steps
     return dict(
         **_name_interpolation(step),

@@ -45,6 +45,10 @@ def open_file(path: Path, threads: int) -> OpenedFile:
         if classes:  # probabilities by name
             values = [[found[classes][name] for name in tell_apart(description['classes'])]]
             return [np.array(values, np.float32)]
-        return [np.asarray(found[output['name']]) for output in outputs]
+        arrays = [np.asarray(found[output['name']]) for output in outputs]
+        if description.get('nms') == 'pipeline':  # Core ML returns only the rows that it keeps
+            rows = outputs[0]['shape'][0]
+            arrays = [np.pad(array, ((0, rows - len(array)), (0, 0))) for array in arrays]
+        return arrays
 
     return OpenedFile(run, tuple(image['shape']), description, [None] * len(outputs))

@@ -16,7 +16,8 @@ from mmengine.registry import MODELS, DefaultScope
 from toy_configs import make_data, toy_config
 
 from mmcare.export import export_model, load_model, open_exported
-from mmcare.export.preprocessing import ResizeToFit, fit_config
+from mmcare.export.loading import read_normalization
+from mmcare.export.preprocessing import ResizeToFit, describe_resizing, fit_config
 from mmcare.files import size_of
 
 SHAPE = (64, 96)  # of the files; images of the data are 64 x 64 and smaller
@@ -180,6 +181,20 @@ def test_sizes_in_configs():
     assert edge.scale == 512 and crop.crop_size == (448, 192)
     assert config.test_dataloader.batch_size == 1
     assert config.model == dict(test_cfg=dict(mode='whole'), data_preprocessor={})
+
+
+def test_sides_that_files_cannot_describe():
+    steps = [dict(type='mmpretrain.ResizeEdge', scale=256, edge='long')]
+    config = Config(dict(model={}, test_dataloader=dict(dataset=dict(pipeline=steps))))
+    with pytest.raises(ValueError, match="edge='long'"):
+        describe_resizing(config, (192, 448))
+
+
+@pytest.mark.parametrize('name', ['bgr_to_rgb', 'rgb_to_bgr', 'to_rgb'])
+def test_each_of_the_toolboxes_words_swaps_channels(name):
+    preprocessor = {'mean': [0] * 3, 'std': [1] * 3, name: True}
+    config = Config(dict(model=dict(data_preprocessor=preprocessor)))
+    assert read_normalization(config).channels == 'RGB'
 
 
 STAGES, LOGITS = [(1, 16, 16, 24), (1, 16, 8, 12), (1, 32, 4, 6), (1, 128, 2, 3)], [(1, 8, 16, 24)]

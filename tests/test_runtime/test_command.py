@@ -7,10 +7,11 @@ import sys
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 from runtime_helpers import SHAPE, TASKS, describe, write_onnx
 
 from mmcare_runtime import Model
-from mmcare_runtime.evaluate import evaluate
+from mmcare_runtime.evaluate import evaluate, read_mask
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (40, 60, 3), np.uint8)
 
@@ -162,9 +163,19 @@ def test_segmentors_are_measured(tmp_path, run):
     arguments = '--images', 'images', '--annotations', 'masks'
     status, out, _ = run('labels', *arguments, module='mmcare_runtime.evaluate')
     assert status == 0 and out.startswith('aAcc ')
+    (tmp_path / 'masks/0.png').write_bytes(b'')
+    status, _, err = run('labels', *arguments, module='mmcare_runtime.evaluate')
+    assert status == 2 and '0.png is not a mask' in err
     (tmp_path / 'masks/0.png').unlink()
     status, _, err = run('labels', *arguments, module='mmcare_runtime.evaluate')
     assert status == 2 and '0.png' in err
+
+
+def test_masks_of_one_bit(tmp_path):
+    """OpenCV would read 0 and 255, of which 255 is ignored."""
+    wanted = np.random.default_rng(0).integers(0, 2, SHAPE).astype(bool)
+    Image.fromarray(wanted).save(tmp_path / 'a.png')
+    np.testing.assert_array_equal(read_mask(tmp_path / 'a.png'), wanted)
 
 
 def test_detectors_are_measured(tmp_path):
@@ -224,3 +235,6 @@ def test_classifiers_are_measured(tmp_path):
     model = Model(find, (1, 3, *SHAPE), describe('probabilities'))
     metrics = evaluate(model, tmp_path)
     assert metrics == {'accuracy/top1': pytest.approx(200 / 3), 'accuracy/top5': 100}
+    (tmp_path / 'owl').rename(tmp_path / 'Owl')
+    with pytest.raises(ValueError, match='folders that are not classes: Owl'):
+        evaluate(model, tmp_path)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -275,6 +276,28 @@ def test_headers_of_programs(tmp_path):
         path.write_bytes(damaged + bytes(max(0, size - len(damaged) - 1)))
         with pytest.raises(ValueError, match=r'not a .pte file|damaged'):
             check_header(path)
+
+
+def test_core_ml_keeps_some_rows(tmp_path, monkeypatch):
+    """Core ML's NMS gives only the rows that it keeps. The package is a stand-in's."""
+    about = describe('candidates', nms='pipeline')
+    values = [value[:2] for value in outputs_of(about)]
+    names = [tensor['name'] for tensor in about['outputs']]
+    metadata = SimpleNamespace(userDefined=dict(mmcare=json.dumps(about)))
+    description = SimpleNamespace(metadata=metadata, predictedProbabilitiesName='')
+    description.input = [SimpleNamespace(type=SimpleNamespace(WhichOneof=lambda _: 'imageType'))]
+    model = SimpleNamespace(get_spec=lambda: SimpleNamespace(description=description))
+    model.predict = lambda _: dict(zip(names, values, strict=True))
+    models = SimpleNamespace(MLModel=lambda _: model)
+    monkeypatch.setitem(sys.modules, 'coremltools', SimpleNamespace(models=models))
+    monkeypatch.setattr('platform.system', lambda: 'Darwin')
+    package = tmp_path / 'mine.mlpackage'
+    package.mkdir()
+    Path(package, 'Manifest.json').write_text('{"itemInfoEntries": {}}')
+    opened = open_exported(package)
+    for array, value in zip(opened.run(np.zeros((1, 3, *SHAPE), np.uint8)), values, strict=True):
+        assert len(array) == 9 and not array[2:].any()
+        np.testing.assert_array_equal(array[:2], value)
 
 
 def test_a_sentence_about_core_ml(tmp_path):

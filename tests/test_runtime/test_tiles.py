@@ -3,10 +3,12 @@
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 from runtime_helpers import SHAPE, describe, output
 
 from mmcare_runtime import Model
 from mmcare_runtime.description import check
+from mmcare_runtime.prepare import prepare, read_picture
 from mmcare_runtime.tiles import place_windows, tile_stride
 
 SLIDE = dict(stride=[20, 30], resize=None, multiple=None, size_divisor=None, size=None)
@@ -73,8 +75,10 @@ def test_strips_of_resized_pictures(aligned):
 
 def test_what_windows_are_not_for():
     pixels = np.zeros((80, 80, 3), np.uint8)
-    for task, words in (('labels', 'cannot be averaged'), ('classifier', 'is for segmentors')):
-        about = describe(task)
+    cases = [(describe('labels'), 'cannot be averaged')]
+    unknown = describe('detector', decode=None)  # a head that decodes in its own way
+    cases += [(about, 'is for segmentors') for about in (describe('classifier'), unknown)]
+    for about, words in cases:
         model = Model(lambda _: [], (1, 3, *SHAPE), about)
         with pytest.raises(ValueError, match=words):
             model.predict(pixels, tile='slide')
@@ -112,6 +116,9 @@ def test_boxes_of_windows_are_merged():
     assert (found['masks'].any(0) == (picture[..., 0] > 0)).all() and len(found['masks']) == 4
     empty = model.predict(np.zeros((90, 90, 3), np.uint8), tile='slide')
     assert empty['boxes'].shape == (0, 4) and empty['masks'].shape == (0, 90, 90)
+    small = model.predict(picture[:20, :30], tile='slide')  # is not enlarged
+    np.testing.assert_array_equal(small['boxes'], wanted[:1])
+    assert small['scores'].item() == pytest.approx(0.5 + 30 / 1e5)
 
 
 def deep_model(channels=3, **loader):
@@ -163,9 +170,6 @@ def test_other_bits_are_refused(tmp_path):
 @pytest.mark.parametrize('mode', ['RGB', 'RGBA', 'L', 'LA', 'P'])
 def test_pictures_are_read_as_by_mmcv(backend, color_type, mode, tmp_path):
     import mmcv
-    from PIL import Image
-
-    from mmcare_runtime.prepare import read_picture
 
     suffix = 'png'
     if backend == 'tifffile':
@@ -181,12 +185,20 @@ def test_pictures_are_read_as_by_mmcv(backend, color_type, mode, tmp_path):
     np.testing.assert_array_equal(read_picture(file, 3, loader), np.atleast_3d(wanted))
 
 
+def test_turbojpeg_ignores_orientation(tmp_path):
+    """As in mmcv; OpenCV turns the picture."""
+    image = Image.fromarray(DRAW.integers(0, 256, (20, 30, 3)).astype(np.uint8))
+    image.getexif()[0x0112] = 6
+    image.save(tmp_path / 'a.jpg', exif=image.getexif())
+    for backend, size in (('cv2', (30, 20)), ('turbojpeg', (20, 30))):
+        loader = dict(color_type='color', imdecode_backend=backend)
+        assert read_picture(tmp_path / 'a.jpg', 3, loader).shape[:2] == size
+
+
 def test_floats_are_resized_as_floats():
     """``to_float32`` keeps what rounding would lose."""
     about = describe('segmentor')['inputs'][0]
     about.update(kind='tensor', dtype='float32', mean=[0.0] * 3, std=[1.0] * 3)
-    from mmcare_runtime.prepare import prepare
-
     pixels = DRAW.integers(0, 256, (64, 96, 3)).astype(np.uint8)
     about['loader'] = dict(to_float32=True)
     wanted = cv2.resize(pixels.astype(np.float32), SHAPE[::-1])[..., ::-1].transpose(2, 0, 1)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mmcare.export.backends.base import AUTHORS, Backend, Inputs, WriteResult
-from mmcare.export.backends.mil import open_package
+from mmcare.export.backends.mil import open_package, refuse_options
 from mmcare.export.graph import Graph
 from mmcare.export.rewrites import COREML, aten
 from mmcare.export.tasks import OutputFormat
@@ -107,8 +107,7 @@ class CoreML(Backend):
 
     def open(self, path: Path, **options: Any) -> Model:
         """Open a file in the interpreter of ML Programs, which fix their types."""
-        if options.get('float16'):
-            raise ValueError(f'nothing here computes {path} in float16')
+        refuse_options(path, options)
         return open_package(path)
 
 

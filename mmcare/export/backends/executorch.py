@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from mmcare.export import rewrites
 from mmcare.export.backends.base import Backend, Inputs, WriteResult, count_convolutions
-from mmcare.export.backends.mil import open_package
+from mmcare.export.backends.mil import open_package, refuse_options
 from mmcare.export.graph import Graph
 from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
@@ -99,7 +99,10 @@ class ExecuTorch(Backend):
 
     def open(self, path: Path, **options: Any) -> Model:
         """Open a file in ExecuTorch, or a file for Core ML in the interpreter of ML Programs."""
-        return open_coreml(path) if is_for_coreml(path) else super().open(path, **options)
+        if not is_for_coreml(path):
+            return super().open(path, **options)
+        refuse_options(path, options)
+        return open_coreml(path)
 
 
 def partition_coreml() -> Any:

@@ -64,8 +64,9 @@ class LiteRT(Backend):
             tflite_metadata.append_labels(path, description)
         # Cross-check XNNPACK: another LiteRT version multiplied transposed matrices wrongly.
         plain = litert.open_file(path, threads=1, delegate=False).run
-        cross_check = lambda image: plain(image.numpy())  # noqa: E731
-        return WriteResult(_count_operators(path), cross_check, 'LiteRT without XNNPACK')
+        return WriteResult(
+            _count_operators(path), lambda image: plain(image.numpy()), 'LiteRT without XNNPACK'
+        )
 
     def open_float16(self, path: Path) -> Model:
         """Open a file in LiteRT, with XNNPACK computing in float16."""

@@ -23,6 +23,13 @@ from mmcare_runtime.description import parse
 from mmcare_runtime.files import check_package
 
 
+def refuse_options(path: Path, options: Mapping[str, Any]) -> None:
+    """Raise a ValueError if options are given that the interpreter does not have."""
+    names = [name for name in options if options[name] and name not in ('threads', 'verify')]
+    if names:
+        raise ValueError(f'nothing here computes {path} with {", ".join(names)}')
+
+
 def open_package(
     path: Path, names: Sequence[str] = (), description: Mapping[str, Any] | None = None
 ) -> Model:

@@ -55,8 +55,10 @@ class Classifier(Task):
                 return scores
             return to_logits(scores, output['activation'])
 
-        pass_on = lambda images: images  # noqa: E731
-        return [(self.model, 'extract_feat', pass_on), (self.head, 'forward', predict_logits)]
+        return [
+            (self.model, 'extract_feat', lambda images: images),
+            (self.head, 'forward', predict_logits),
+        ]
 
 
 class Probabilities(PostProcess):

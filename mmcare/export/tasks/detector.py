@@ -187,7 +187,7 @@ def describe_decoding(head: Any) -> dict[str, Any]:
         mmdet's ``'nms'`` for each class. Otherwise ``decode``, with the plain values that
         docs/deploy.md lists.
     """
-    for name in ('predict_by_feat', '_predict_by_feat_single'):
+    for name in ('predict_by_feat', '_predict_by_feat_single', '_bbox_post_process'):
         method = getattr(head, name, None)
         if not getattr(method, '__qualname__', '').startswith('BaseDenseHead.'):
             return {}

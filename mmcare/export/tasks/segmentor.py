@@ -111,8 +111,8 @@ class Segmentor(Task):
     ) -> PostProcess:
         """Make the module that enlarges logits and chooses labels; windows get probabilities."""
         channels = outputs[0].shape[1]
-        is_slid = (getattr(self.model, 'test_cfg', None) or {}).get('mode') == 'slide'
-        if output_format.probabilities or is_slid:
+        slides = (getattr(self.model, 'test_cfg', None) or {}).get('mode') == 'slide'
+        if output_format.probabilities or slides:
             activation = self.choose_activation(channels)
             return ProbabilityMap(activation, shape, self.head.align_corners)
         return LabelMap(self.head, channels, shape, output_format.label_map)
