@@ -41,6 +41,8 @@ def test_overflow_and_failures(package, monkeypatch):
     monkeypatch.delitem(OPERATORS, 'mul')
     with pytest.raises(ValueError, match='cannot compute mul'):
         open_package(package)
+    with pytest.raises(ValueError, match='with engine'):
+        open_exported(package, engine='openvino', bfloat16=False)
 
 
 @pytest.mark.parametrize('name', ['Manifest.json', 'model.mlmodel', 'weight.bin'])
