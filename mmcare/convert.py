@@ -45,9 +45,13 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
     state = {k: v for k, v in state.items() if k.startswith(names.BACKBONE_PARTS)}
     direction = 'as the checkpoint of an MM classifier'
     if names.find_published(read_checkpoint(source)) is None:
+        if any(name.startswith('out_norms.') for name in state):
+            raise CheckpointError(
+                f'{source} has norms on output maps (from_scratch or out_norm_cfg), which the '
+                'published format lacks'
+            )
         heads = {k: v for k, v in converted.items() if k.startswith(names.HEADS)}
-        kept = {k: v for k, v in state.items() if not k.startswith('out_norms.')}
-        converted, direction = names.to_published({**kept, **heads}), 'in the published format'
+        converted, direction = names.to_published({**state, **heads}), 'in the published format'
     arch = name_arch(state, CARE.arch_zoo)
     if arch is None:
         raise CheckpointError(f'{source} does not contain the backbone of an s0, s1 or s2')

@@ -7,7 +7,6 @@ ImageNet heads. If a published file has EMA weights, these are used.
 """
 
 import argparse
-import sys
 
 from mmcare.convert import convert_checkpoint
 from mmcare.weights.reading import CheckpointError
@@ -28,8 +27,7 @@ def main() -> None:
     try:
         print(convert_checkpoint(arguments.source, arguments.destination))
     except (CheckpointError, OSError) as error:
-        print(f'error: {error}', file=sys.stderr)
-        sys.exit(2)
+        parser.exit(2, f'error: {error}\n')
 
 
 if __name__ == '__main__':

@@ -6,7 +6,6 @@ model cannot be trained. The model's toolbox must be installed.
 """
 
 import argparse
-import sys
 
 from mmcare.convert import fuse_checkpoint
 
@@ -29,8 +28,7 @@ def main() -> None:
     try:
         print(fuse_checkpoint(arguments.config, arguments.checkpoint, arguments.destination))
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        print(f'error: {error}', file=sys.stderr)
-        sys.exit(2)
+        parser.exit(2, f'error: {error}\n')
 
 
 if __name__ == '__main__':

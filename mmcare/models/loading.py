@@ -119,8 +119,9 @@ def check_state_dict(
         file: Where the weights come from, for the message.
 
     Returns:
-        The weights by their names in the network, without those of stages that are not built. RGB
-        weights of the first convolution are adapted to the network's ``in_channels``.
+        The weights by their names in the network, without those of stages and output norms that
+        are not built; if there are no output norms at all, a warning says so. RGB weights of the
+        first convolution are adapted to the network's ``in_channels``.
 
     Raises:
         CheckpointError: If a weight is missing (except of output norms), unexpected, of another
@@ -130,6 +131,11 @@ def check_state_dict(
     given = _select(network, state, prefix)
     is_backbone = not isinstance(network, TwoHeads)
     wanted = network.state_dict()
+    has_norms = any(name.startswith(f'{prefix}out_norms.') for name in state)
+    if is_backbone and has_norms and not network.out_norms:
+        text = f'{file} has norms on output maps, which this {type(network).__name__} lacks: its '
+        text += 'maps differ. from_scratch=True or out_norm_cfg builds norms.'
+        print_log(text, logger='current', level=logging.WARNING)
     if is_backbone and FIRST in wanted:
         _adapt_channels(given, wanted[FIRST], file)
     needed = [name for name in wanted if not name.startswith('out_norms.')]
@@ -163,8 +169,8 @@ def _select(network: Any, state: Mapping[str, Any], prefix: str) -> dict[str, An
 def _adapt_channels(state: dict[str, Any], wanted: Tensor, file: Any) -> None:
     """Change the RGB weights of the first convolution to those of other channels, as timm does.
 
-    For one channel, the weights are summed. For more, they are repeated and scaled, so that their
-    sum over channels stays the same.
+    For one channel, the weights are summed. For others, they are repeated and scaled by 3 /
+    channels, so that for multiples of 3 their sum over channels stays the same.
     """
     weight: Any = state.get(FIRST)
     width, channels, *kernel = wanted.shape

@@ -19,7 +19,11 @@ from PIL import ExifTags, Image
 from torch import nn
 
 from mmcare.engine.data_checks import CHECKS, coco_file
-from mmcare.engine.data_checks.classes import check_folder_names
+from mmcare.engine.data_checks.classes import (
+    check_evaluator,
+    check_folder_names,
+    check_num_classes,
+)
 from mmcare.engine.data_checks.coco import check_required_keys
 from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.findings import Run, Split, Stop
@@ -253,6 +257,7 @@ def find(
     evaluated='val',
     pads=None,
     loss=None,
+    classwise=False,
     **changes,
 ):
     """What all checks that run before a run find."""
@@ -263,9 +268,8 @@ def find(
         metrics, configs = [], []
         if layout in ('coco', 'instances'):
             kinds = ['bbox', 'segm'] if layout == 'instances' else 'bbox'
-            configs = [
-                dict(type='mmdet.CocoMetric', ann_file=f'{data}/{evaluated}.json', metric=kinds)
-            ]
+            configs = [dict(type='mmdet.CocoMetric', ann_file=f'{data}/{evaluated}.json')]
+            configs[0].update(metric=kinds, classwise=classwise)
             findings = [*check_required_keys(str(data / f'{mode}.json'), read_coco)]
             if findings:  # the dataset cannot be built
                 return [('required_keys', finding) for finding in findings]
@@ -536,6 +540,32 @@ def concatenate(dataset):
     return dict(type='ConcatDataset', datasets=[unlabelled, repeated])
 
 
+def link(data):
+    """Put a picture where only the system finds it: below a link, and up again."""
+    save(data / 'elsewhere/far.jpg')
+    (data / 'elsewhere/sub').mkdir()
+    (data / 'train/link').symlink_to(data / 'elsewhere/sub')
+    edit(picture(file_name='link/../far.jpg'))(data)
+
+
+def extra(data):
+    """Add a folder with pictures of one class."""
+    save(data / 'extra/ant/0.jpg')
+    for name in CLASSES[1:]:
+        (data / 'extra' / name).mkdir()
+
+
+def wrap_with_extra():
+    def concatenate(dataset):
+        more = dict(dataset, data_prefix='extra')
+        return dict(
+            type='ConcatDataset',
+            datasets=[dataset, more][: 1 + (dataset['data_prefix'] == 'train')],
+        )
+
+    return dict(wrap=concatenate)
+
+
 def difficult(data):
     file = data / 'Annotations/train.xml'
     file.write_text(file.read_text().replace('<difficult>0', '<difficult>1'))
@@ -571,6 +601,13 @@ HEALTHY = dict(
     ids_as_strings=('coco', both(strings), {}),
     categories_as_strings=('coco', both(ids_of('a', 'b', 'c')), {}),
     subset=('coco', str, named('ant', 'cat')),
+    descending_without_names=('coco', both(ids_of(9, 5, 1203)), {}),
+    faults_of_other_classes=(
+        'instances',
+        both(item(1, segmentation=[]), lambda c: c['annotations'][1].pop('iscrowd')),
+        named('ant', 'cat'),
+    ),
+    through_a_link=('coco', link, {}),
     no_iscrowd_in_training=('coco', edit(every(iscrowd=None)), {}),
     over_the_border=('coco', both(item(bbox=[-2, 9, 8, 8])), {}),
     whole_pictures=('coco', both(every(bbox=[0, 0, 20, 16])), {}),
@@ -621,6 +658,12 @@ HEALTHY = dict(
         label(0, values=(1, 0, 1)),
         dict(TWO, loss=DiceLoss(ignore_index=0)),
     ),
+    masks_in_npy=(
+        'ade20k',
+        lambda d: [np.save(p.with_suffix('.npy'), [[0]]) for p in d.glob('labels/*/*.png')],
+        dict(seg_map_suffix='.npy', pipeline=steps('mmseg.LoadBiomedicalAnnotation')),
+    ),
+    part_of_one_class=('imagenet', extra, wrap_with_extra()),
     folders_in_order=('imagenet', str, named(*CLASSES)),
     folders_of_other_names=('imagenet', str, named('a', 'b', 'c')),
     more_extensions=('imagenet', add('train/ant/1.webp'), dict(extensions=('.jpg', '.webp'))),
@@ -639,10 +682,15 @@ COCO_CASES = dict(
     descending=(
         'coco',
         both(ids_of(9, 5, 1203)),
-        {},
+        dict(classwise=True),
         r"stop: do not ascend: 9, 5, 1203.*as 5, 9, 1203.* to \('bee', 'ant', 'cat'\)",
     ),
-    descending_strings=('coco', both(ids_of('9', '10', '11')), {}, "stop: ascend: '9', '10', '11'"),
+    descending_strings=(
+        'coco',
+        both(ids_of('9', '10', '11')),
+        dict(classwise=True),
+        "stop: ascend: '9', '10', '11'",
+    ),
     picture_id_twice=(
         'coco',
         edit(picture(1, id=0)),
@@ -805,7 +853,25 @@ COCO_CASES = dict(
         {},
         'stop: NaN',
     ),
-    two_points=('instances', edit(item(segmentation=[[1, 1, 4, 4]])), {}, 'stop: fewer than three'),
+    two_points=('instances', edit(item(segmentation=[[1, 1, 4, 4]])), {}, 'warn: fewer than three'),
+    two_points_of_val=(
+        'instances',
+        edit(item(segmentation=[[1, 1, 4, 4]]), path='val.json'),
+        {},
+        'stop: fewer than three',
+    ),
+    flat_without_mask=(
+        'instances',
+        edit(item(bbox=[3, 3, 0, 4], segmentation=[])),
+        {},
+        'warn: 1 of 5 .* width or height of 0',
+    ),
+    no_counts=(
+        'instances',
+        edit(item(segmentation=dict(counts=None, size=[16, 20]))),
+        {},
+        'stop: without counts',
+    ),
     pairs=('instances', edit(item(segmentation=[[[1, 1], [4, 1], [4, 4]]])), {}, 'stop: of pairs'),
     flat_polygon=(
         'instances',
@@ -919,6 +985,16 @@ PICTURE_CASES = dict(
         deep('train/0.jpg'),
         {},
         r'warn: 1 pictures .* uint16.* 3136 to 3136.* 8 bits, 12 to 12',
+    ),
+    bits_behind_a_bmp=(
+        'coco',
+        together(
+            add('train/0.bmp', (533, 16)),
+            edit(picture(file_name='0.bmp', width=533)),
+            deep('train/3.jpg'),
+        ),
+        {},
+        'warn: 1 pictures .* uint16',
     ),
     bits_of_masks=('ade20k', deep('images/train/0.jpg'), {}, 'warn: 1 pictures .* uint16'),
     folders=('imagenet', rename, {}, r"stop: only one of .*train', .*val' has 'ant', 'dog'"),
@@ -1085,6 +1161,35 @@ def test_folders_of_classes(folders, classes, words):
     findings = [*check_folder_names(folders, classes, 'data')]
     assert len(findings) == (words is not None)
     assert words is None or words in findings[0]
+
+
+def test_names_of_classes_in_a_file(data):
+    """MMEngine reads the file; its name is no list of classes."""
+    make_imagenet(data)
+    (data / 'classes.txt').write_text('\n'.join(CLASSES))
+    dataset = imagenet(data, 'train')
+    dataset['metainfo'] = dict(classes=str(data / 'classes.txt'))
+    DataCheckHook().before_build(dict(dataset=dataset))
+
+
+def test_one_class_of_proposals(data):
+    """mmdet's RPN detector stores its head, which knows no classes, as bbox_head."""
+    make_coco(data)
+    dataset = DATASETS.build(dict(coco(data, 'train'), serialize_data=False))
+    model = nn.Module()
+    model.bbox_head = type('RPNHead', (nn.Module,), dict(num_classes=1))()
+    run = Run(model, [Split('train', dataset, [], [])])
+    assert not [*check_num_classes(run)]
+    model.bbox_head = type('RetinaHead', (nn.Module,), dict(num_classes=1))()
+    assert [*check_num_classes(run)]
+
+
+def test_objects_of_a_panoptic_dataset(data):
+    """Boxes and masks have a file of their own."""
+    make_panoptic(data)
+    dataset = DATASETS.build(dict(panoptic(data, 'val'), serialize_data=False))
+    config = dict(type='mmdet.CocoMetric', ann_file=str(data / 'other.json'))
+    assert not [*check_evaluator(Run(Tiny(3), [Split('val', dataset, [], [config])]))]
 
 
 @pytest.mark.parametrize(

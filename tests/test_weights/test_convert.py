@@ -10,6 +10,7 @@ from toy_configs import toy_config
 
 from mmcare.convert import convert_checkpoint, fuse_checkpoint
 from mmcare.models import CARE
+from mmcare.models.loading import check_state_dict
 from mmcare.weights.reading import CheckpointError, read_checkpoint
 
 
@@ -34,6 +35,18 @@ def test_both_ways(published, tmp_path, ending):
     assert "in the published format: CARE('thin')" in convert_checkpoint(there, back)
     first, second = (read_checkpoint(file)['state_dict'] for file in (published, back))
     assert_equal(second, first)
+
+
+def test_norms_that_published_files_lack(tmp_path, monkeypatch):
+    """They are not dropped from a file, and a network without them says so."""
+    trained = CARE('thin', from_scratch=True)
+    torch.save(trained.state_dict(), tmp_path / 'trained.pth')
+    with pytest.raises(CheckpointError, match='norms on output maps'):
+        convert_checkpoint(tmp_path / 'trained.pth', tmp_path / 'published.pth')
+    logged = []
+    monkeypatch.setattr('mmcare.models.loading.print_log', lambda text, **_: logged.append(text))
+    check_state_dict(CARE('thin'), trained.state_dict(), '', 'trained.pth')
+    assert 'its maps differ' in logged[0]
 
 
 def test_tools_say_what_is_wrong_in_one_line(tmp_path):

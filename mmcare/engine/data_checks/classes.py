@@ -12,6 +12,7 @@ from typing import Any
 from PIL import Image
 
 from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn, examples
+from mmcare.registry import type_name
 
 FOREIGN = ('__MACOSX', 'System Volume Information', '$RECYCLE.BIN')
 
@@ -27,7 +28,8 @@ def check_num_classes(run: Run) -> Iterator[Stop | Warn]:
         for name, module in model.named_modules():
             outputs = getattr(module, 'num_classes', None)
             # Proposals are class-agnostic, and STDC has a head for borders.
-            other = 'backbone' in name or 'rpn' in name or hasattr(module, 'boundary_threshold')
+            place = f'{name} {type(module).__name__}'.lower()
+            other = 'backbone' in name or 'rpn' in place or hasattr(module, 'boundary_threshold')
             if isinstance(outputs, int) and outputs != number and not other:
                 fault = f'the {split.mode} dataset has {number} classes, but '
                 fault += f'model.{name}.num_classes={outputs}'
@@ -41,7 +43,10 @@ def check_evaluator(run: Run) -> Iterator[Stop]:
     """Find evaluators with a stale annotation file, which has the objects of other pictures."""
     for split in run.splits:
         alone = len(run.of_mode(split.mode)) == 1
+        panoptic = split.coco is not None and split.coco.is_panoptic
         for metric in split.configs if alone else ():
+            if panoptic and isinstance(metric, dict) and type_name(metric['type']) == 'CocoMetric':
+                continue  # it evaluates boxes with a file of objects
             file = metric.get('ann_file') if isinstance(metric, dict) else None
             if file and os.path.realpath(file) != os.path.realpath(split.dataset.ann_file):
                 yield Stop(
@@ -88,20 +93,22 @@ def check_class_folders(run: Run) -> Iterator[Stop]:
 
 def check_class_pictures(run: Run) -> Iterator[Stop | Warn]:
     """Find classifiers that have one class, and classes without pictures."""
-    for split in run.of_mode('train', 'val'):
-        labels = Counter(p.label for p in split.pictures if isinstance(p.label, int))
-        if not labels or sum(labels.values()) < len(split.pictures):
+    for mode in ('train', 'val'):
+        splits = run.of_mode(mode)  # the parts of a ConcatDataset
+        pictures = [picture for split in splits for picture in split.pictures]
+        labels = Counter(p.label for p in pictures if isinstance(p.label, int))
+        if not labels or sum(labels.values()) < len(pictures):
             continue  # there are no labels, or several for each picture
-        if len(labels) == 1 and split.mode == 'train':
+        folders = examples(split.folder for split in splits)
+        if len(labels) == 1 and mode == 'train':
             yield Stop(
-                f'all {len(split.pictures)} pictures in {split.folder!r} are of one class: the '
-                'loss would be 0 and the accuracy 100. Is data_prefix the folder that holds the '
-                'folders of classes?'
+                f'all {len(pictures)} pictures in {folders} are of one class: the loss would be 0 '
+                'and the accuracy 100. Is data_prefix the folder that holds the folders of classes?'
             )
             continue
-        empty = [name for index, name in enumerate(split.classes) if index not in labels]
+        empty = [name for index, name in enumerate(splits[0].classes) if index not in labels]
         if empty:
-            yield Warn(f'no picture in {split.folder!r} is of the classes {examples(empty)}')
+            yield Warn(f'no picture in {folders} is of the classes {examples(empty)}')
 
 
 def check_skipped_files(run: Run) -> Iterator[Warn]:
@@ -180,7 +187,7 @@ def check_objects(run: Run) -> Iterator[Stop | Warn]:
     written: list[str] = []
     for split in train:
         names = split.dataset.metainfo.get('thing_classes') or split.classes
-        if not _has_objects(split):
+        if not _has_boxes(split):
             continue
         wanted.update(names)
         labels = {label for picture in split.pictures for label in picture.labels}
@@ -189,13 +196,14 @@ def check_objects(run: Run) -> Iterator[Stop | Warn]:
             written = _names_of_objects(split)
     fault = f'no object in the training data is one of the classes {sorted(wanted - seen)}'
     if wanted and not seen and any(split.pictures for split in train):
-        if not any(map(_holds_objects, train)):  # otherwise another check says why all are left out
+        # Otherwise another check says why all are left out.
+        if not any(map(_file_has_objects, train)):
             yield Stop(f'{fault}: objects are called {written}' if written else fault)
     elif wanted - seen and None not in seen:
         yield Warn(fault)
-    val = [split for split in run.of_mode('val') if _has_objects(split) and split.pictures]
+    val = [split for split in run.of_mode('val') if _has_boxes(split) and split.pictures]
     labelled = any(picture.labels for split in val for picture in split.pictures)
-    if val and not labelled and not any(map(_holds_objects, val)):
+    if val and not labelled and not any(map(_file_has_objects, val)):
         yield Stop(
             f'no object in the validation data {val[0].name} is one of the classes '
             f'{val[0].classes}: AP would be -1'
@@ -216,12 +224,12 @@ def _names_of_objects(split: Split) -> list[str]:
     return sorted(names)
 
 
-def _has_objects(split: Split) -> bool:
+def _has_boxes(split: Split) -> bool:
     """Return whether the dataset has boxes, as mmdet's do."""
     return hasattr(split.dataset, 'cat_ids') or any(picture.xml for picture in split.pictures)
 
 
-def _holds_objects(split: Split) -> bool:
+def _file_has_objects(split: Split) -> bool:
     """Return whether the split's COCO file holds objects of its classes."""
     if split.coco is None:
         return False

@@ -14,6 +14,7 @@ from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn, examples
 
 # Up to this share of a file's objects may be left out for their shape: COCO and LVIS have some.
 TOLERATED = 1e-3
+FEW_POINTS = 'a polygon of fewer than three points, or with an x that has no y'
 SHAPES = ('outside the picture', 'a width or height below 1', 'an area of 0 or less')
 
 
@@ -60,9 +61,12 @@ def check_iscrowd(run: Run) -> Iterator[Stop]:
     """Find objects without ``iscrowd``: the first evaluation would fail, after hours."""
     for split, coco in _with_objects(run):
         if split.mode != 'train' and _evaluates_coco(split):
-            rows = dict(iscrowd=_is_number)
-            file = split.dataset.ann_file
-            yield from _find_missing(file, 'objects', coco.annotations, rows, _names(coco))
+            selected = {*split.dataset.cat_ids}
+            items = coco.annotations or []
+            if not _evaluates_coco(split, 'proposal'):  # which are of no category
+                items = [item for item in items if item['category_id'] in selected]
+            file, rows = split.dataset.ann_file, dict(iscrowd=_is_number)
+            yield from _find_missing(file, 'objects', items, rows, _names(coco))
 
 
 def check_duplicates(run: Run) -> Iterator[Stop | Warn]:
@@ -105,7 +109,7 @@ def check_category_order(run: Run) -> Iterator[Stop]:
     """Find category ids that do not ascend: a class's AP would be printed under another name."""
     # Training numbers classes in the file's order, which check_categories compares.
     for split in run.of_mode('val', 'test'):
-        if split.coco is None or not _evaluates_coco(split):
+        if split.coco is None or not any(getattr(m, 'classwise', False) for m in split.metrics):
             continue
         ids = list(split.dataset.cat_ids)
         ordered = np.unique(ids).tolist() if ids else []  # as pycocotools does
@@ -197,7 +201,7 @@ def check_box_form(run: Run) -> Iterator[Stop]:
             )
 
 
-def check_segmentations(run: Run) -> Iterator[Stop]:
+def check_segmentations(run: Run) -> Iterator[Stop | Warn]:
     """Find masks that hang or crash pycocotools, where masks are trained on or evaluated."""
     for split, coco in _with_objects(run):
         loads = getattr(split.steps.get('LoadAnnotations'), 'with_mask', False)
@@ -205,7 +209,15 @@ def check_segmentations(run: Run) -> Iterator[Stop]:
             continue
         images = {image['id']: image for image in coco.images or ()}
         faults: dict[str, list[Any]] = {}
-        items = [item for item in coco.annotations or () if item['image_id'] in images]
+        selected = {*split.dataset.cat_ids}
+        sizes = {key: (image['width'], image['height']) for key, image in images.items()}
+        items = [
+            item
+            for item in coco.annotations or ()
+            if item['image_id'] in images
+            and item['category_id'] in selected
+            and not (split.mode == 'train' and _find_reason(item, sizes, selected))
+        ]
         for item in items:
             fault = _find_fault(item.get('segmentation'), images[item['image_id']])
             if fault:
@@ -218,7 +230,8 @@ def check_segmentations(run: Run) -> Iterator[Stop]:
             )
             continue
         for fault, broken in faults.items():
-            yield Stop(
+            finding = Warn if fault == FEW_POINTS and split.mode == 'train' else Stop
+            yield finding(
                 f'{len(broken)} of {len(items)}{_sampled(coco)} objects in {split.name} have '
                 f'{fault}, such as {_name(broken[0], _names(coco))}'
             )
@@ -353,11 +366,11 @@ def _find_fault(segmentation: Any, image: dict[str, Any]) -> str | None:
         return 'no segmentation'
     size = [image['height'], image['width']]
     if isinstance(segmentation, dict):
-        if 'counts' not in segmentation or 'size' not in segmentation:
+        counts, sides = segmentation.get('counts'), segmentation.get('size')
+        if not (isinstance(counts, (list, str)) and isinstance(sides, list)):
             return f'a segmentation without counts and size (keys {[*segmentation]})'
-        counts = segmentation['counts']
         total = sum(counts) if isinstance(counts, list) else _sum_runs(counts)
-        if [*segmentation['size']] != size:
+        if sides != size:
             return 'run lengths of another size than the picture'
         if total != size[0] * size[1] or (isinstance(counts, list) and min(counts) < 0):
             return 'run lengths that do not fill the picture'
@@ -370,7 +383,7 @@ def _find_fault(segmentation: Any, image: dict[str, Any]) -> str | None:
         if not all(map(_is_number, polygon)):
             return 'a polygon of pairs or other values in place of x, y, x, y, ...'
         if len(polygon) < 6 or len(polygon) % 2:
-            return 'a polygon of fewer than three points, or with an x that has no y'
+            return FEW_POINTS
         if not isfinite(sum(polygon)):
             return 'NaN or infinity in a polygon'
     return None

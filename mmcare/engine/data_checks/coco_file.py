@@ -18,7 +18,7 @@ _separator = re.compile(r'[\s,]*')
 class CocoFile(NamedTuple):
     """The lists of a COCO file, as they are; None for a list that is missing.
 
-    If ``sampled``, ``annotations`` has 20,000 of the file's objects, evenly spread.
+    If ``sampled``, ``annotations`` has at most 20,000 of the file's objects, evenly spread.
     """
 
     images: list[Any] | None

@@ -107,7 +107,7 @@ class Split:
         return header.size[::-1] if self.obeys_exif and header.turn > 4 else header.size
 
     def load(self, path: str) -> Any:
-        """Load a picture (H, W, 3) as the pipeline does; None if that fails."""
+        """Load a picture, (H, W, C) or (H, W), as the pipeline does; None if that fails."""
         try:
             return self.steps['LoadImageFromFile']({'img_path': path})['img']
         except Exception:  # each decoder raises its own

@@ -78,8 +78,9 @@ def _describe(image: Image.Image) -> Header:
         turn = 1
     tile = getattr(image, 'tile', None)
     stored = tile[0][3] if tile else ''
+    raw_mode = stored[0] if isinstance(stored, tuple) else stored  # the rest are offsets
     tags = getattr(image, 'tag_v2', {}).get(BITS, ())
-    deep = image.mode[0] in 'IF' or '16' in str(stored) or bool(DEEP_TIFF & {*tags})
+    deep = image.mode[0] in 'IF' or '16' in str(raw_mode) or bool(DEEP_TIFF & {*tags})
     return Header(image.size, turn, deep)
 
 

@@ -25,13 +25,17 @@ def check_files(run: Run) -> Iterator[Stop]:
         paths = [
             path for picture in split.pictures for path in (picture.path, picture.mask) if path
         ]
-        absolute = map(os.path.abspath, paths)
-        missing = [p for p in absolute if os.path.basename(p) not in list_files(os.path.dirname(p))]
+        missing = [
+            path
+            for path in paths
+            if os.path.basename(path) not in list_files(os.path.dirname(path) or '.')
+            and not os.path.isfile(path)  # the disk may ignore upper and lower case
+        ]
         if missing:
             yield Stop(
                 f'{len(missing)} files of the {split.mode} dataset do not exist, such as '
-                f'{missing[0]!r}: put them there, correct data_prefix, or take them out of '
-                f'{split.name}'
+                f'{os.path.abspath(missing[0])!r}: put them there, correct data_prefix, or take '
+                f'them out of {split.name}'
             )
 
 

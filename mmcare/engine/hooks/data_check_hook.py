@@ -30,8 +30,9 @@ class DataCheckHook(SwitchableHook):
     everything else once before the run. Faults stop all processes; suspicious findings only warn.
     After weights are loaded, random layer scales are compared with the number of pictures.
     Before each iteration, the labels of mmseg's maps are compared with the classes. The hook reads
-    the headers of at most 10,000 pictures and masks of a dataset and, from COCO files above 32 MiB,
-    20,000 objects, evenly spread. Remote data (``backend_args``, ``://``) are not checked.
+    the headers of at most 10,000 pictures and masks of a dataset, and pixels of masks until it has
+    seen two classes; of a COCO file above 32 MiB, it reads at most 20,000 objects, evenly spread.
+    Remote data (``backend_args``, ``://``) are not checked.
 
     The first such hook wraps ``Runner.build_dataloader``, which does the same as before for runners
     without the hook. ``FlexibleRunner`` has its own method: checks run only before the run.
@@ -63,7 +64,8 @@ class DataCheckHook(SwitchableHook):
         for config in _datasets(dataloader) if is_main_process() else ():
             root, file = config.get('data_root') or '', config.get('ann_file') or ''
             path = os.path.join(root, file)
-            names = list((config.get('metainfo') or {}).get('classes') or ())
+            listed = (config.get('metainfo') or {}).get('classes') or ()
+            names = [] if isinstance(listed, str) else [*listed]  # a string names a file
             if config.get('backend_args') or '://' in path:
                 continue
             if file and os.path.isfile(path) and hasattr(built_type(DATASETS, config), 'COCOAPI'):
