@@ -13,25 +13,24 @@ from mmcare.export.backends import BACKENDS
 
 CONFIGS = Path(__file__).resolve().parents[1] / 'configs'
 PARTS = {
-    'backbone': ('s0', 'backbone', 'raw'),
-    'Mask R-CNN, backbone and neck': ('mask_rcnn/care_s0_coco.py', 'neck', 'raw'),
-    'Mask R-CNN, decoded': ('mask_rcnn/care_s0_coco.py', 'model', 'decoded'),
-    'RetinaNet': ('retinanet/care_s0_retinanet_coco.py', 'model', 'raw'),
-    'RTMDet': ('rtmdet/care_s0_rtmdet_coco.py', 'model', 'raw'),
-    'Semantic FPN': ('fpn/care_s0_ade20k.py', 'model', 'raw'),
-    'UperNet': ('upernet/care_s0_upernet_ade20k.py', 'model', 'raw'),
-    'classifier': ('imagenet/care_s0_in1k.py', 'model', 'raw'),
+    'backbone': ('s0', 'backbone'),
+    'Mask R-CNN, backbone and neck': ('mask_rcnn/care_s0_coco.py', 'neck'),
+    'RetinaNet': ('retinanet/care_s0_retinanet_coco.py', 'model'),
+    'RTMDet': ('rtmdet/care_s0_rtmdet_coco.py', 'model'),
+    'Semantic FPN': ('fpn/care_s0_ade20k.py', 'model'),
+    'UperNet': ('upernet/care_s0_upernet_ade20k.py', 'model'),
+    'classifier': ('imagenet/care_s0_in1k.py', 'model'),
 }
 NAMES = dict(coreml='Core ML', onnx='ONNX', executorch='ExecuTorch', ncnn='ncnn', litert='LiteRT')
 
 
-def describe(source: str, part: str, outputs: str, kind: str) -> str:
+def describe(source: str, part: str, kind: str) -> str:
     """Export to one format; say what came of it, or why nothing did."""
     config = source if part == 'backbone' else CONFIGS / source
     with tempfile.TemporaryDirectory() as directory:
         try:
             model = load_model(config, part=part)
-            report = export_model(model, directory, (512, 512), (kind,), outputs=outputs)[kind]
+            report = export_model(model, directory, (512, 512), (kind,))[kind]
         except Exception as error:  # whatever a converter raises
             return f'not converted: {type(error).__name__}: {error}'.splitlines()[0]
     error = max(report['max_rel_error'][name] for name in ('random', 'smooth'))
