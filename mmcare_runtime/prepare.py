@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from functools import partial
 from pathlib import Path
-from typing import Any, Mapping, Sequence, Tuple
+from typing import Any, Callable, Mapping, Sequence, Tuple
 
 import cv2
 import numpy as np
@@ -71,16 +72,9 @@ def read_picture(
     return np.atleast_3d(pixels)
 
 
-def _decode_with_cv2(file: Path, color_type: str) -> Any:
+def _decode_with_cv2(file: Path, color_type: str, flags: int = 0) -> Any:
     data = np.fromfile(str(file), np.uint8)  # cv2.imread knows only ASCII names on Windows
-    return cv2.imdecode(data, CV2_FLAGS[color_type]) if len(data) else None
-
-
-def _decode_with_turbojpeg(file: Path, color_type: str) -> Any:
-    """Decode without EXIF's orientation, which mmcv's turbojpeg ignores."""
-    flags = CV2_FLAGS[color_type] | cv2.IMREAD_IGNORE_ORIENTATION
-    data = np.fromfile(str(file), np.uint8)
-    return cv2.imdecode(data, flags) if len(data) else None
+    return cv2.imdecode(data, CV2_FLAGS[color_type] | flags) if len(data) else None
 
 
 def _decode_with_pillow(file: Path, color_type: str) -> Any:
@@ -113,9 +107,10 @@ def _decode_with_tifffile(file: Path, color_type: str) -> Any:
     return tifffile.imread(str(file))
 
 
-DECODERS = dict(
+DECODERS: Mapping[str, Callable[[Path, str], Any]] = dict(
     cv2=_decode_with_cv2,
-    turbojpeg=_decode_with_turbojpeg,
+    # mmcv's turbojpeg ignores EXIF's orientation.
+    turbojpeg=partial(_decode_with_cv2, flags=cv2.IMREAD_IGNORE_ORIENTATION),
     pillow=_decode_with_pillow,
     tifffile=_decode_with_tifffile,
 )

@@ -1170,6 +1170,9 @@ def test_names_of_classes_in_a_file(data):
     dataset = imagenet(data, 'train')
     dataset['metainfo'] = dict(classes=str(data / 'classes.txt'))
     DataCheckHook().before_build(dict(dataset=dataset))
+    dataset['metainfo'] = dict(classes=[*CLASSES, 'dog'])
+    with pytest.raises(ValueError, match="no folder for the classes 'dog'"):
+        DataCheckHook().before_build(dict(dataset=dataset))
 
 
 def test_one_class_of_proposals(data):
