@@ -256,12 +256,12 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
 
 def losses(table: pd.DataFrame) -> dict[str, str]:
     """For each CARE, name the networks that are at least as fast and as accurate."""
-    found = {}
+    names = {}
     for key, care in table[table['timm_model'] == ''].iterrows():
         others = table.drop(index=key)
         better = others[(others['ms'] <= care['ms']) & (others['top1'] >= care['top1'])]
-        found[care['label']] = ', '.join(better['label']) or 'none'
-    return found
+        names[care['label']] = ', '.join(better['label']) or 'none'
+    return names
 
 
 def conditions(recording: Recording) -> str:

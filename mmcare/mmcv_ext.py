@@ -12,6 +12,7 @@ need such an operator. Operators work on all devices for which torchvision has t
 from __future__ import annotations
 
 import argparse
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Callable
 
@@ -67,22 +68,25 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     return order[kept]
 
 
+read_options = itemgetter('spatial_scale', 'sampling_ratio', 'aligned')
+
+
 def roi_align_forward(
-    input: Tensor, rois: Tensor, output: Tensor, *argmax: Tensor, pool_mode: int, **how: Any
+    input: Tensor, rois: Tensor, output: Tensor, *argmax: Tensor, pool_mode: int, **options: Any
 ) -> None:
     """Fill output (K, C, h, w) with averages of input (N, C, H, W) in rois (K, 5): index, box."""
     if pool_mode == 0:
         raise NotImplementedError(f"roi_align with pool_mode='max' {COMPILE}")
-    scale, ratio, aligned = how['spatial_scale'], how['sampling_ratio'], how['aligned']
+    scale, ratio, aligned = read_options(options)
     output.copy_(roi_align(input, rois, output.shape[2:], scale, ratio, aligned))
 
 
 def roi_align_backward(
-    grad_output: Tensor, rois: Tensor, y: Tensor, x: Tensor, grad_input: Tensor, **how: Any
+    grad_output: Tensor, rois: Tensor, y: Tensor, x: Tensor, grad_input: Tensor, **options: Any
 ) -> None:
     """Fill grad_input (N, C, H, W)."""
     size = grad_output.shape[2:]
-    scale, ratio, aligned = how['spatial_scale'], how['sampling_ratio'], how['aligned']
+    scale, ratio, aligned = read_options(options)
     if torch.are_deterministic_algorithms_enabled():  # torchvision's own way on GPUs
         with torch.enable_grad():
             input = torch.zeros_like(grad_input, requires_grad=True)  # RoIAlign is linear in it

@@ -129,21 +129,21 @@ class CAREClassifier(nn.Module):
     ) -> Any:
         """Return the last map and a list of the maps of ``indices``, or only the list."""
         assert output_fmt == 'NCHW', 'maps are (B, C, H, W)'
-        taken, last = feature_take_indices(len(self.backbone.stages), indices)
+        kept_indices, last = feature_take_indices(len(self.backbone.stages), indices)
         maps = (_first_stages(self.backbone, last + 1) if stop_early else self.backbone)(x)
-        chosen = [maps[index] for index in taken]
+        chosen = [maps[index] for index in kept_indices]
         return chosen if intermediates_only else (maps[-1], chosen)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Remove the stages after the last of ``indices``, and the heads. Return the indices."""
-        taken, last = feature_take_indices(len(self.backbone.stages), indices)
+        kept_indices, last = feature_take_indices(len(self.backbone.stages), indices)
         self.backbone = _first_stages(self.backbone, last + 1)
         self.maps = self.maps[: last + 1]
         if prune_head:
             self.reset_classifier(0, '')
-        return taken
+        return kept_indices
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load a state dict as PyTorch does; published names are converted first."""
@@ -192,8 +192,8 @@ def _entrypoint(arch: str) -> Callable[..., nn.Module]:
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         """Build a CARE for ``timm.create_model``."""
         name = create.__name__
-        given = kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay')
-        source = timm.models.resolve_pretrained_cfg(name, *given)
+        cfgs = kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay')
+        source = timm.models.resolve_pretrained_cfg(name, *cfgs)
         if pretrained and not (source.has_weights or source.state_dict):
             raise RuntimeError(
                 f'No hub has weights of CARE. {ADDRESSES} Give a file as checkpoint_path=FILE; for '

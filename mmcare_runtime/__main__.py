@@ -123,7 +123,7 @@ class Predictor:
         self.count += 1
         objects = list_objects(results)
         if self.as_json:
-            print(json.dumps(dict(source=source, **where, found=objects)), flush=True)
+            print(json.dumps(dict(source=source, **where, objects=objects)), flush=True)
         else:
             words = ''.join(f', {key} {value}' for key, value in where.items())
             print(f'{escape(source)}{words}: {describe(objects)}', flush=True)

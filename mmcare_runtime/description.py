@@ -428,9 +428,9 @@ def _check_decode(
             raise output['shape'].fail('a map of the size of its level')
         values, rest = divmod(shape[1] or 0, priors[level] or MOST_CHANNELS)
         if kind == 0:
-            found = values - (activation == 'softmax')
-            classes = found if classes is None else classes
-            fits_classes = found == classes > 0
+            number = values - (activation == 'softmax')
+            classes = number if classes is None else classes
+            fits_classes = number == classes > 0
         if rest or not (fits_classes if kind == 0 else values == (4 if kind == 1 else 1)):
             raise output['shape'].fail(f'values of {priors[level]} priors')
     return classes

@@ -80,7 +80,7 @@ def evaluate_boxes(
     if missing or not names:
         text = ', '.join(missing) or 'names of the classes of the file'
         raise ValueError(f'{annotations} has no {text}')
-    found: list[dict[str, Any]] = []
+    annotated: list[dict[str, Any]] = []
     for number, image in truth.imgs.items():
         results = model.predict(images / image['file_name'], tile=tile)
         corners = results['boxes'].astype(float)
@@ -93,17 +93,17 @@ def evaluate_boxes(
                 if mask.shape != (image['height'], image['width']):
                     raise ValueError(f'{image["file_name"]} is not of the size in {annotations}')
                 about['segmentation'] = encode(np.asfortranarray(mask, np.uint8))
-            found.append(about)
-    if not found:
+            annotated.append(about)
+    if not annotated:
         raise ValueError('the file finds nothing in these pictures')
     metrics = {}
     kinds = {'bbox': 'bbox', 'segm': 'segmentation'}
     for kind, key in kinds.items():
-        if key not in found[0]:
+        if key not in annotated[0]:
             continue
         with contextlib.redirect_stdout(io.StringIO()):
             # If rows had boxes, masks would get the areas of boxes.
-            rows = [{k: v for k, v in about.items() if k in (key, *_COMMON)} for about in found]
+            rows = [{k: v for k, v in about.items() if k in (key, *_COMMON)} for about in annotated]
             evaluation = COCOeval(truth, truth.loadRes(rows), kind)
             evaluation.params.catIds = [ids[name] for name in names]
             evaluation.evaluate()
@@ -191,8 +191,7 @@ def evaluate_classes(model: Model, images: Path) -> dict[str, float]:
         label = labels[path.relative_to(images).parts[0]]
         order = model.predict(path)['labels']
         ranks.append(int((order == label).argmax()))
-    found = np.array(ranks)
-    return {f'accuracy/top{most}': float(100 * (found < most).mean()) for most in (1, 5)}
+    return {f'accuracy/top{k}': 100 * float(np.less(ranks, k).mean()) for k in (1, 5)}
 
 
 def list_pictures(folder: Path) -> list[Path]:

@@ -165,8 +165,8 @@ class Model:
         outputs = self._run_batch([x for x, _ in prepared])
         predicted = []
         for row, (x, (_, place)) in enumerate(zip(pixels, prepared)):
-            own = [output[row : row + 1] for output in outputs] if len(pixels) > 1 else outputs
-            results = read_results(self.description, own, place, x.shape[:2], score)
+            values = [output[row : row + 1] for output in outputs] if len(pixels) > 1 else outputs
+            results = read_results(self.description, values, place, x.shape[:2], score)
             predicted.append(dict(results, names=self.description.get('classes')))
         return predicted
 

@@ -129,12 +129,12 @@ def check_pixels(pixels: Any, channels: int, bits: int | None = 8) -> np.ndarray
         ValueError: If ``pixels`` are something else.
     """
     kind = {8: 'uint8', 16: 'uint16', 32: 'float32'}.get(bits or 0, 'uint8, uint16 or float32')
-    taken = f'{kind} pixels (H, W, 3) in BGR, (H, W) or (H, W, 1)'
+    expected = f'{kind} pixels (H, W, 3) in BGR, (H, W) or (H, W, 1)'
     if channels not in (1, 3):
-        taken = f'{kind} pixels (H, W, {channels})'
+        expected = f'{kind} pixels (H, W, {channels})'
     if not isinstance(pixels, np.ndarray):
         hint = ': did the camera give a picture?' if pixels is None else ''
-        raise ValueError(f'a path or {taken} are expected, got {type(pixels).__name__}{hint}')
+        raise ValueError(f'a path or {expected} are expected, got {type(pixels).__name__}{hint}')
     shape, dtype = pixels.shape, pixels.dtype
     known = dtype in (np.uint8, np.uint16, np.int16, np.float32)
     if (
@@ -146,7 +146,7 @@ def check_pixels(pixels: Any, channels: int, bits: int | None = 8) -> np.ndarray
         hint = ''
         if bits in (8, 16) and dtype in (np.uint8, np.uint16) and 8 * dtype.itemsize != bits:
             hint = f': the network was trained on pictures of {bits} bits'
-        raise ValueError(f'{taken} are expected, got {dtype} {shape}{hint}')
+        raise ValueError(f'{expected} are expected, got {dtype} {shape}{hint}')
     pixels = np.atleast_3d(pixels)
     number = pixels.shape[2]
     if number == channels:
@@ -155,17 +155,17 @@ def check_pixels(pixels: Any, channels: int, bits: int | None = 8) -> np.ndarray
         return np.repeat(pixels, 3, 2)
     if (number, channels) == (3, 1):
         return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_BGR2GRAY)[..., None]
-    raise ValueError(f'{taken} are expected, got {dtype} {shape}')
+    raise ValueError(f'{expected} are expected, got {dtype} {shape}')
 
 
 def prepare(
-    pixels: np.ndarray, taken: Mapping[str, Any], shape: Sequence[int]
+    pixels: np.ndarray, spec: Mapping[str, Any], shape: Sequence[int]
 ) -> tuple[np.ndarray, Place]:
     """Resize, crop, normalize and pad pixels (H, W, C) to an image (1, C, *shape).
 
     Args:
         pixels: In BGR if there are three channels.
-        taken: Describes the input of a file.
+        spec: Describes the input of a file.
         shape: Its height and width.
 
     Returns:
@@ -176,12 +176,12 @@ def prepare(
         ValueError: If the description does not say how pictures are prepared, or makes an image
             that is larger than the file's.
     """
-    if taken['kind'] == 'tensor' and not taken['mean']:
+    if spec['kind'] == 'tensor' and not spec['mean']:
         raise ValueError('the file does not name mean and std of images')
-    if (taken.get('loader') or {}).get('to_float32'):
+    if (spec.get('loader') or {}).get('to_float32'):
         pixels = pixels.astype(np.float32)  # so that resizing does not round
-    pixels = resize(pixels, taken['resize'] or {}, shape, fit=bool(taken['resize']))
-    if taken['channels'] == 'RGB':
+    pixels = resize(pixels, spec['resize'] or {}, shape, fit=bool(spec['resize']))
+    if spec['channels'] == 'RGB':
         pixels = pixels[..., ::-1]
     height, width, channels = pixels.shape
     if height > shape[0] or width > shape[1]:
@@ -190,25 +190,25 @@ def prepare(
             f'{shape[0]}x{shape[1]}: give the pipeline a Resize or a CenterCrop'
         )
     top = left = 0
-    if taken.get('letterbox') == 'center':
+    if spec.get('letterbox') == 'center':
         top, left = (shape[0] - height) // 2, (shape[1] - width) // 2
-    image = np.empty((1, channels, *shape), taken.get('dtype', 'float32'))
+    image = np.empty((1, channels, *shape), spec.get('dtype', 'float32'))
     for channel, plane in enumerate(image[0]):
-        plane[:] = taken['padding'][channel]
+        plane[:] = spec['padding'][channel]
         inside = plane[top : top + height, left : left + width]
-        _normalize(pixels[..., channel], taken, channel, inside)
+        _normalize(pixels[..., channel], spec, channel, inside)
     return image, (top, left, height, width)
 
 
 def _normalize(
-    pixels: np.ndarray, taken: Mapping[str, Any], channel: int, result: np.ndarray
+    pixels: np.ndarray, spec: Mapping[str, Any], channel: int, result: np.ndarray
 ) -> None:
     """Write pixels (H, W) of a channel as the file takes them."""
-    if taken['kind'] == 'image':
+    if spec['kind'] == 'image':
         rounds = result.dtype == np.uint8 and pixels.dtype != np.uint8
         result[:] = pixels.round().clip(0, 255) if rounds else pixels
         return
-    mean, std = (np.float32(taken[key][channel]) for key in ('mean', 'std'))
+    mean, std = (np.float32(spec[key][channel]) for key in ('mean', 'std'))
     if pixels.dtype == np.uint8:
         result[:] = ((np.arange(256, dtype=np.float32) - mean) / std)[pixels]
     else:

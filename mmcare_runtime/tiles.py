@@ -181,19 +181,19 @@ def slide_boxes(
         for mask in results.get('masks', ()):
             x, y, width, height = cv2.boundingRect(mask.astype(np.uint8))
             places.append((top + y, left + x, mask[y : y + height, x : x + width].copy()))
-    found: dict[str, Any] = {name: np.concatenate(values) for name, values in parts.items()}
+    merged: dict[str, Any] = {name: np.concatenate(values) for name, values in parts.items()}
     test_cfg = description.get('test_cfg') or description['decode']['test_cfg']
-    iou, number = test_cfg['nms']['iou_threshold'], len(found['boxes'])
-    kept = np.array(nms(found['boxes'], found['scores'], found['labels'], iou, number), int)
-    boxes, labels, cut = (found[name][kept] for name in ('boxes', 'labels', 'cut'))
+    iou, number = test_cfg['nms']['iou_threshold'], len(merged['boxes'])
+    kept = np.array(nms(merged['boxes'], merged['scores'], merged['labels'], iou, number), int)
+    boxes, labels, cut = (merged[name][kept] for name in ('boxes', 'labels', 'cut'))
     kept = kept[~_are_parts(boxes, labels, cut, iou)]
-    found = {name: values[kept] for name, values in found.items() if name != 'cut'}
+    merged = {name: values[kept] for name, values in merged.items() if name != 'cut'}
     if has_masks:
-        found['masks'] = np.zeros((len(kept), *pixels.shape[:2]), bool)
-        for canvas, index in zip(found['masks'], kept.tolist()):
+        merged['masks'] = np.zeros((len(kept), *pixels.shape[:2]), bool)
+        for canvas, index in zip(merged['masks'], kept.tolist()):
             top, left, mask = places[index]
             canvas[top : top + mask.shape[0], left : left + mask.shape[1]] = mask
-    return found
+    return merged
 
 
 def _are_parts(boxes: np.ndarray, labels: np.ndarray, cut: np.ndarray, share: float) -> np.ndarray:

@@ -111,9 +111,9 @@ def compare_with_paper() -> pd.DataFrame:
     table = pd.read_csv(Path(__file__).with_name('paper.csv'), dtype=printed, na_filter=False)
     rows = []
     for _, config, side, gmacs, millions in table.itertuples(index=False):
-        found = count_complexity(build_network(shipped_config(config)), (side, side)).sum()
-        agree = _rounds_to(found.macs / 1e9, gmacs) and _rounds_to(found.parameters / 1e6, millions)
-        rows.append((found.macs, found.parameters, agree))
+        total = count_complexity(build_network(shipped_config(config)), (side, side)).sum()
+        agree = _rounds_to(total.macs / 1e9, gmacs) and _rounds_to(total.parameters / 1e6, millions)
+        rows.append((total.macs, total.parameters, agree))
     return table.join(pd.DataFrame(rows, columns=['macs', 'parameters', 'agree']))
 
 

@@ -111,9 +111,9 @@ def sliced(model: Any, program: Any) -> Iterator[str]:
 
     def predict(_: Tensor, samples: Any, **__: Any) -> Any:
         for sample in samples:
-            found = program.predict(sample.img_path, tile='slide')
+            results = program.predict(sample.img_path, tile='slide')
             names = dict(bboxes='boxes', scores='scores', labels='labels', masks='masks')
-            values = {key: found[name] for key, name in names.items() if name in found}
+            values = {key: results[name] for key, name in names.items() if name in results}
             tensors = {key: torch.from_numpy(value) for key, value in values.items()}
             sample.pred_instances = InstanceData(**tensors)
         return samples

@@ -206,7 +206,7 @@ def separate_weights(module: Any) -> None:
     for node in module.graph.find_nodes(op='get_attr'):
         for user in [*node.users][1:]:
             with module.graph.inserting_before(user):
-                own = module.graph.node_copy(node)
-            own.target = own.name
-            module.register_buffer(own.target, attrgetter(node.target)(module).clone())
-            user.replace_input_with(node, own)
+                copy = module.graph.node_copy(node)
+            copy.target = copy.name
+            module.register_buffer(copy.target, attrgetter(node.target)(module).clone())
+            user.replace_input_with(node, copy)

@@ -128,7 +128,7 @@ def check_state_dict(
             shape (except of heads, which may have other classes), not a tensor, not finite, or
             integer in place of floating point or the reverse.
     """
-    given = _select(network, state, prefix)
+    weights = _select(network, state, prefix)
     is_backbone = not isinstance(network, TwoHeads)
     wanted = network.state_dict()
     has_norms = any(name.startswith(f'{prefix}out_norms.') for name in state)
@@ -137,10 +137,10 @@ def check_state_dict(
         text += 'maps differ. from_scratch=True or out_norm_cfg builds norms.'
         print_log(text, logger='current', level=logging.WARNING)
     if is_backbone and FIRST in wanted:
-        _adapt_channels(given, wanted[FIRST], file)
+        _adapt_channels(weights, wanted[FIRST], file)
     needed = [name for name in wanted if not name.startswith('out_norms.')]
-    faults = {'missing': [n for n in needed if n not in given and not n.endswith(COUNTERS)]}
-    for name, value in given.items():
+    faults = {'missing': [n for n in needed if n not in weights and not n.endswith(COUNTERS)]}
+    for name, value in weights.items():
         fault = '' if name.endswith(COUNTERS) else _find_fault(value, wanted.get(name))
         if fault and (is_backbone or fault != SHAPE):
             faults.setdefault(fault, []).append(name)
@@ -150,20 +150,22 @@ def check_state_dict(
             more = f' and {len(names) - 3} more' if len(names) > 3 else ''
             lines.append(f'{fault}: {", ".join(escape(prefix + name) for name in names[:3])}{more}')
     if len(lines) > 1:
-        lines += _advise(network, given, prefix) if is_backbone else []
+        lines += _advise(network, weights, prefix) if is_backbone else []
         raise CheckpointError('\n  '.join(lines))
-    return given
+    return weights
 
 
 def _select(network: Any, state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Select the weights of a network, without those of stages that are not built."""
-    given = {k[len(prefix) :]: value for k, value in state.items() if k.startswith(prefix)}
+    weights = {k[len(prefix) :]: value for k, value in state.items() if k.startswith(prefix)}
     if isinstance(network, TwoHeads):
-        return given
+        return weights
     left_out = [f'stages.{index}.' for index in range(len(network.stages), 4)]
     left_out += [f'out_norms.{i}.' for i in range(4) if str(i) not in network.out_norms]
-    kept = (k for k in given if k.startswith(BACKBONE_PARTS) and not k.startswith(tuple(left_out)))
-    return {name: given[name] for name in kept}
+    kept = (
+        k for k in weights if k.startswith(BACKBONE_PARTS) and not k.startswith(tuple(left_out))
+    )
+    return {name: weights[name] for name in kept}
 
 
 def _adapt_channels(state: dict[str, Any], wanted: Tensor, file: Any) -> None:
@@ -199,17 +201,17 @@ def _find_fault(value: Any, wanted: torch.Tensor | None) -> str:
     return '' if value.to(wanted.dtype).isfinite().all() else 'not finite'
 
 
-def _advise(backbone: Any, given: Mapping[str, Any], prefix: str) -> list[str]:
+def _advise(backbone: Any, weights: Mapping[str, Any], prefix: str) -> list[str]:
     """Return lines that say what unfit weights look like, and what to do."""
     lines: list[str] = []
     wanted = backbone.state_dict()
-    if not given:
+    if not weights:
         lines.append(
             f'It has no weights of a CARE under {prefix!r}. Load weights of a backbone alone by '
             'init_cfg=dict(type="Pretrained", checkpoint=FILE) of the backbone, and a published '
             'file into a classifier with mmcare.SafeLoadingHook or mmcare.engine.safe_loading.'
         )
-    elif backbone.deploy != ('folded' in given):
+    elif backbone.deploy != ('folded' in weights):
         lines.append(
             'The model is fused (deploy=True), the weights are not: fuse them first '
             '(tools/reparameterize_model.py), or leave deploy out.'
@@ -217,17 +219,17 @@ def _advise(backbone: Any, given: Mapping[str, Any], prefix: str) -> list[str]:
             else 'The weights are fused (tools/reparameterize_model.py), the model is not: build '
             'it with deploy=True to evaluate, or load the weights from before fusing to train.'
         )
-    elif _has_batch_norms(given) != _has_batch_norms(wanted):
+    elif _has_batch_norms(weights) != _has_batch_norms(wanted):
         lines.append(
             f'The model has norm_cfg={backbone.norm_cfg}, and the weights are of '
-            f'{"batch norms" if _has_batch_norms(given) else "other norms"}: '
+            f'{"batch norms" if _has_batch_norms(weights) else "other norms"}: '
             'they fit only a model with the norm_cfg that they were trained with.'
         )
-    channels = [list(getattr(s.get(FIRST), 'shape', ()))[1:2] for s in (given, wanted)]
+    channels = [list(getattr(s.get(FIRST), 'shape', ()))[1:2] for s in (weights, wanted)]
     if all(channels) and channels[0] != channels[1]:
         text = f'They are for {channels[0][0]} channels, the model has in_channels={channels[1][0]}'
         lines.append(f'{text}: only weights for 3 channels fit others.')
-    arch = name_arch(given, backbone.arch_zoo)
+    arch = name_arch(weights, backbone.arch_zoo)
     return [*lines, f'They have the blocks and channels of arch={arch!r}.'] if arch else lines
 
 

@@ -111,8 +111,8 @@ class Unpickler(Base):
         else:
             raise pickle.UnpicklingError(f'a state of {type(target).__name__} is not allowed')
 
-    own: ClassVar = {pickle.BINPERSID[0]: load_binpersid, pickle.BUILD[0]: load_build}
-    dispatch: ClassVar = {**Base.dispatch, **own}
+    changed: ClassVar = {pickle.BINPERSID[0]: load_binpersid, pickle.BUILD[0]: load_build}
+    dispatch: ClassVar = {**Base.dispatch, **changed}
 
 
 def pickle_module(sizes: dict[str, int] | None) -> Any:

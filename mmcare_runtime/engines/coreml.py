@@ -34,18 +34,18 @@ def open_file(path: Path, threads: int) -> OpenedFile:
     classes = spec.description.predictedProbabilitiesName
 
     def run(pixels: np.ndarray) -> list[np.ndarray]:
-        given: Any = np.asarray(pixels, np.float32)
+        value: Any = np.asarray(pixels, np.float32)
         if is_image:
             from PIL import Image
 
-            given = to_input(pixels, True)[0].transpose(1, 2, 0)
-            given = given[..., ::-1] if image['channels'] == 'BGR' else given
-            given = Image.fromarray(np.ascontiguousarray(given.squeeze()))
-        found = model.predict({image['name']: given})
+            value = to_input(pixels, True)[0].transpose(1, 2, 0)
+            value = value[..., ::-1] if image['channels'] == 'BGR' else value
+            value = Image.fromarray(np.ascontiguousarray(value.squeeze()))
+        predicted = model.predict({image['name']: value})
         if classes:  # probabilities by name
-            values = [[found[classes][name] for name in tell_apart(description['classes'])]]
+            values = [[predicted[classes][name] for name in tell_apart(description['classes'])]]
             return [np.array(values, np.float32)]
-        arrays = [np.asarray(found[output['name']]) for output in outputs]
+        arrays = [np.asarray(predicted[output['name']]) for output in outputs]
         if description.get('nms') == 'pipeline':  # Core ML returns only the rows that it keeps
             rows = outputs[0]['shape'][0]
             arrays = [np.pad(array, ((0, rows - len(array)), (0, 0))) for array in arrays]

@@ -42,9 +42,9 @@ def open_file(path: Path, threads: int, float16: bool = False, delegate: bool = 
     def run(pixels: np.ndarray) -> list[np.ndarray]:
         pixels = to_input(pixels, uint8_input)
         with lock:
-            found = compute(np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)))
+            arrays = compute(np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)))
         return [
-            x.transpose(0, 3, 1, 2) if layout == 'NHWC' else x for x, layout in zip(found, layouts)
+            x.transpose(0, 3, 1, 2) if layout == 'NHWC' else x for x, layout in zip(arrays, layouts)
         ]
 
     input_shape = 1, channels, height, width

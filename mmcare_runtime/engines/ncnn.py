@@ -34,7 +34,7 @@ def open_file(path: Path, threads: int) -> OpenedFile:
     lock = Lock()
 
     def run(pixels: np.ndarray) -> list[np.ndarray]:
-        found = []
+        arrays = []
         values = np.ascontiguousarray(pixels[0], np.float32)
         mat = ncnn.Mat(values).clone()  # a Mat does not own its memory until it is cloned
         with lock:
@@ -46,8 +46,8 @@ def open_file(path: Path, threads: int) -> OpenedFile:
                 values = np.array(result)
                 if status or values.size != np.prod(output['shape']):
                     raise ValueError(f'ncnn gives {output["name"]} {[*values.shape]}')
-                found.append(values.reshape(output['shape']))
-        return found
+                arrays.append(values.reshape(output['shape']))
+        return arrays
 
     return OpenedFile(run, input_shape, description, [nchw(output) for output in outputs])
 

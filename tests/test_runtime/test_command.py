@@ -97,7 +97,7 @@ def test_json(run):
     _, out, _ = run('boxes', 'a.png', '--json', '--score', '0')
     about = json.loads(out)
     assert about['source'] == 'a.png'
-    assert {*about['found'][0]} == {'name', 'label', 'score', 'box'}
+    assert {*about['objects'][0]} == {'name', 'label', 'score', 'box'}
 
 
 def test_video(run):

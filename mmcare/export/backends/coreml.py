@@ -115,7 +115,7 @@ def convert_coreml(graph: Graph, description: Description, target: str) -> Any:
     """Convert a graph to a ``coremltools.models.MLModel``, all in one precision."""
     import coremltools as ct
 
-    (taken,), shape = description['inputs'], tuple(graph.example.shape)
+    (image_input,), shape = description['inputs'], tuple(graph.example.shape)
     half = description['precision'] == 'float16'
     kind, classifier = description['outputs'][0].get('kind'), None
     dtype = np.float16 if half and not kind else np.float32
@@ -126,10 +126,10 @@ def convert_coreml(graph: Graph, description: Description, target: str) -> Any:
     is_map = len(description['outputs'][0].get('shape', ())) == 4
     if kind == 'probabilities' and description.get('classes') and not is_map:
         classifier, outputs = ct.ClassifierConfig(tell_apart(description['classes'])), None
-    if taken['kind'] == 'tensor':
+    if image_input['kind'] == 'tensor':
         image = ct.TensorType(name='image', shape=shape, dtype=dtype)
     else:
-        layout = getattr(ct.colorlayout, taken['channels'])
+        layout = getattr(ct.colorlayout, image_input['channels'])
         image = ct.ImageType(name='image', shape=shape, color_layout=layout)
     decompositions = {**torch.export.default_decompositions(), **COREML}
     del decompositions[aten.matmul.default]  # ML Programs have it

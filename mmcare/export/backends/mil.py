@@ -81,9 +81,9 @@ def open_package(
         for operation, inputs, done in steps:
             arguments = tree_map_only(ct.converters.mil.Var, lambda x: values[x.name], inputs)
             try:
-                found = OPERATORS[operation.op_type](**arguments)
-                found = found if isinstance(found, list | tuple) else [found]
-                for output, result in zip(operation.outputs, found, strict=True):
+                computed = OPERATORS[operation.op_type](**arguments)
+                computed = computed if isinstance(computed, list | tuple) else [computed]
+                for output, result in zip(operation.outputs, computed, strict=True):
                     values[output.name] = _round(result, output)
             except Exception as error:
                 raise ValueError(f'{operation.op_type} {operation.name}: {error}') from error

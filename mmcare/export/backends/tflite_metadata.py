@@ -27,13 +27,13 @@ def write_metadata(description: Mapping[str, Any], author: str, terms: str) -> b
         return None
     kind = outputs[0].get('kind', outputs[0]['name'])
     properties = {0: np.uint8(IMAGE), 1: {0: np.uint8(1)}}  # RGB
-    taken: dict[int, Any] = {NAME: 'image', CONTENT: properties, STATS: {0: [255.0], 1: [0.0]}}
+    picture: dict[int, Any] = {NAME: 'image', CONTENT: properties, STATS: {0: [255.0], 1: [0.0]}}
     if image['kind'] == 'tensor' and image['mean']:
         options = {0: image['mean'], 1: image['std']}
-        taken[PROCESS] = [{0: np.uint8(NORMALIZATION), 1: options}]
+        picture[PROCESS] = [{0: np.uint8(NORMALIZATION), 1: options}]
     use = VALUE_LABELS if kind == 'boxes' else AXIS_LABELS
     labels = [{0: 'labels.txt', 2: np.uint8(use)}] if 'classes' in description else None
-    tensors: dict[int, Any] = {2: [taken]}
+    tensors: dict[int, Any] = {2: [picture]}
     if kind == 'probabilities' and not outputs[0]['layout']:
         tensors[3] = [{NAME: 'probability', FILES: labels}]
     elif kind == 'logits' and outputs[0]['layout']:
@@ -43,8 +43,8 @@ def write_metadata(description: Mapping[str, Any], author: str, terms: str) -> b
     elif kind == 'boxes':
         box = {0: [0, 1, 2, 3], 1: np.uint8(1)}  # left, top, right and bottom; as shares
         location = {NAME: 'location', CONTENT: {0: np.uint8(BOX), 1: box}}
-        found = [location, {NAME: 'score'}, {NAME: 'category', FILES: labels}]
-        tensors[3] = [*found, {NAME: 'number of detections'}]
+        columns = [location, {NAME: 'score'}, {NAME: 'category', FILES: labels}]
+        tensors[3] = [*columns, {NAME: 'number of detections'}]
         tensors[8] = [{0: 'detection_result', 1: ['location', 'category', 'score']}]
     else:
         return None

@@ -194,16 +194,16 @@ class Instances(Task):
             (sample,) = samples
             outputs = [output.cpu().numpy() for output in run(images)]
             place = (0, 0, *sample.img_shape)  # without the padding
-            found = suppress(*read_detections(description, outputs), place, head.test_cfg)
-            rows = found.pop('rows')
+            results = suppress(*read_detections(description, outputs), place, head.test_cfg)
+            rows = results.pop('rows')
             scale = np.array(tuple(sample.scale_factor) * 2 if rescale else [1] * 4, np.float32)
-            found['boxes'] /= scale
+            results['boxes'] /= scale
             if head.with_mask:
                 boxes = read_boxes(description, outputs)[rows] / scale
                 size = sample.ori_shape if rescale else sample.img_shape
                 threshold = head.test_cfg.mask_thr_binary
-                found['masks'] = paste_masks(outputs[-1][0, rows], boxes, size, threshold)
-            tensors = {name: torch.from_numpy(x).to(images.device) for name, x in found.items()}
+                results['masks'] = paste_masks(outputs[-1][0, rows], boxes, size, threshold)
+            tensors = {name: torch.from_numpy(x).to(images.device) for name, x in results.items()}
             return [InstanceData(bboxes=tensors.pop('boxes'), **tensors)]
 
         return [

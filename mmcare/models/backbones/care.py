@@ -588,17 +588,17 @@ class CARE(BaseModule):
             FileNotFoundError: If there is no such file; the message says where weights are.
             CheckpointError: If it cannot be read without running code, or does not fill the CARE.
         """
-        given: Any = self.init_cfg
+        init_cfg: Any = self.init_cfg
         files = pretrained_cfgs(self)
         for cfg in files:
             check('init_cfg', cfg, 'a Pretrained with checkpoint=FILE', bool(cfg.get('checkpoint')))
         states = [] if self.is_init else [read_state_dict(self, **cfg) for cfg in files]
-        cfgs = given if isinstance(given, list) else [given]
+        cfgs = init_cfg if isinstance(init_cfg, list) else [init_cfg]
         self.init_cfg = [cfg for cfg in cfgs if cfg not in files]
         try:
             super().init_weights()
         finally:
-            self.init_cfg = given
+            self.init_cfg = init_cfg
         for cfg, state in zip(files, states):
             self.load_state_dict(state, strict=False)
             if hasattr(self, '_params_init_info'):  # set by the model around it, for the log
