@@ -20,7 +20,7 @@ import numpy as np
 from mmcare_runtime.drawing import describe, draw, list_objects
 from mmcare_runtime.engines import ENGINES
 from mmcare_runtime.model import Model, open_exported
-from mmcare_runtime.prepare import PICTURES
+from mmcare_runtime.prepare import PICTURES, list_files
 from mmcare_runtime.text import escape
 from mmcare_runtime.tiles import TILES
 
@@ -80,8 +80,7 @@ def plan(sources: list[str], out_dir: Path) -> list[tuple[str, Path]]:
         root = Path(source)
         paths = [root]
         if root.is_dir():
-            known = (*PICTURES, *VIDEOS)
-            paths = [file for file in sorted(root.rglob('*')) if file.suffix.lower() in known]
+            paths = list_files(root, (*PICTURES, *VIDEOS))
             if not paths:
                 raise ValueError(f'{source} has neither pictures nor videos')
         for path in paths:

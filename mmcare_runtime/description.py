@@ -9,6 +9,7 @@ import json
 import reprlib
 from typing import Any, Iterator, Mapping, Sequence
 
+from mmcare_runtime.prepare import CV2_CODES, CV2_FLAGS, DECODERS, PILLOW_FILTERS
 from mmcare_runtime.text import escape
 
 LARGEST_SIDE = 8192  # of images and maps, in pixels
@@ -19,19 +20,7 @@ PARTS = ('backbone', 'neck', 'model')
 OUTPUT_KINDS = ('boxes', 'scores', 'labels', 'count', 'masks', 'probabilities')
 LARGEST_SCALE = 65536  # of pictures that windows slide over
 LARGEST_DIVISOR = 1024  # of their sides
-# mmcv's names: what is read from a picture, and the libraries that read it.
-COLOR_TYPES = (
-    'color',
-    'grayscale',
-    'unchanged',
-    'color_ignore_orientation',
-    'grayscale_ignore_orientation',
-)
-DECODERS = ('cv2', 'pillow', 'tifffile', 'turbojpeg')
-INTERPOLATIONS = {
-    'cv2': ('nearest', 'bilinear', 'bicubic', 'area', 'lanczos'),
-    'pillow': ('nearest', 'box', 'bilinear', 'hamming', 'bicubic', 'lanczos'),
-}
+INTERPOLATIONS = {'cv2': [*CV2_CODES], 'pillow': ['nearest', *PILLOW_FILTERS]}
 
 
 class Field:
@@ -258,7 +247,7 @@ def _check_loader(loader: Field) -> None:
     """Check how pictures are read; null: 8 bits, colours for three channels, gray for one."""
     if loader.is_none():
         return
-    loader.mapping()['color_type'].one_of([*COLOR_TYPES, None])
+    loader.mapping()['color_type'].one_of([*CV2_FLAGS, None])
     loader['imdecode_backend'].one_of([*DECODERS, None])
     if not isinstance(loader['to_float32'].value, bool):
         raise loader['to_float32'].fail('true or false')

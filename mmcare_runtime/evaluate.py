@@ -19,7 +19,7 @@ import numpy as np
 
 from mmcare_runtime.engines import ENGINES
 from mmcare_runtime.model import Model, open_exported
-from mmcare_runtime.prepare import PICTURES
+from mmcare_runtime.prepare import PICTURES, list_files
 from mmcare_runtime.text import escape
 from mmcare_runtime.tiles import TILES
 
@@ -106,6 +106,7 @@ def evaluate_boxes(
             rows = [{k: v for k, v in about.items() if k in (key, *_COMMON)} for about in annotated]
             evaluation = COCOeval(truth, truth.loadRes(rows), kind)
             evaluation.params.catIds = [ids[name] for name in names]
+            evaluation.params.maxDets = [100, 300, 1000]  # boxes of a picture, as in mmdet
             evaluation.evaluate()
             evaluation.accumulate()
             evaluation.summarize()
@@ -196,7 +197,7 @@ def evaluate_classes(model: Model, images: Path) -> dict[str, float]:
 
 def list_pictures(folder: Path) -> list[Path]:
     """List the pictures below a folder, or raise a FileNotFoundError."""
-    paths = [path for path in sorted(folder.rglob('*')) if path.suffix.lower() in PICTURES]
+    paths = list_files(folder, PICTURES)
     if not paths:
         raise FileNotFoundError(f'{folder} has no pictures')
     return paths

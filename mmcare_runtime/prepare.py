@@ -32,6 +32,12 @@ CV2_CODES = {
 }
 
 
+def list_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """List the files below a folder, without hidden ones such as macOS's ``._1.jpg``."""
+    paths = (path for path in sorted(folder.rglob('*')) if path.suffix.lower() in suffixes)
+    return [path for path in paths if '/.' not in f'/{path.relative_to(folder).as_posix()}']
+
+
 def read_picture(
     path: str | os.PathLike[str], channels: int = 3, loader: Mapping[str, Any] | None = None
 ) -> np.ndarray:

@@ -158,5 +158,7 @@ default_hooks = dict(
 visualizer = dict(
     type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer'
 )
+env_cfg = dict(cudnn_benchmark=False)  # tools of the toolboxes read this line and the next
+log_level = 'INFO'
 randomness = dict(seed=0)
 sync_bn = 'torch'  # on several GPUs

@@ -71,12 +71,14 @@ if pretrained is None:
     weights = dict(from_scratch=True)  # what that is: see mmcare.CARE
     lr, betas = 3e-3, (0.9, 0.98)
     gamma_rate = 3.0  # layer scales change by the learning rate in each step, and have far to go
+    # Adam moves a layer's output in proportion to its inputs, of which shared_fcs have most.
+    fc_rate = 0.15
 else:
     weights = dict(
         init_cfg=dict(type='Pretrained', checkpoint=pretrained), norm_eval=True, drop_path_rate=0.1
     )
     lr, betas = 2e-4, (0.9, 0.999)  # the paper's rate; not tried with the published weights
-    gamma_rate = 1.0
+    gamma_rate = fc_rate = 1.0
 
 model = dict(
     type='MaskRCNN',
@@ -171,10 +173,9 @@ optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=lr, betas=betas, weight_decay=0.05),
     paramwise_cfg=dict(
-        # Adam moves a layer's output in proportion to its inputs, of which this one has most.
         norm_decay_mult=0.0,
         custom_keys=dict(
-            gamma=dict(lr_mult=gamma_rate, decay_mult=0.0), shared_fcs=dict(lr_mult=0.15)
+            gamma=dict(lr_mult=gamma_rate, decay_mult=0.0), shared_fcs=dict(lr_mult=fc_rate)
         ),
     ),
     clip_grad=dict(max_norm=10, norm_type=2),
@@ -199,5 +200,7 @@ default_hooks = dict(
 visualizer = dict(
     type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer'
 )
+env_cfg = dict(cudnn_benchmark=False)  # tools of the toolboxes read this line and the next
+log_level = 'INFO'
 randomness = dict(seed=0)
 sync_bn = 'torch'  # on several GPUs

@@ -4,13 +4,13 @@ import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from mmengine.registry import DATASETS
-from mmengine.utils import scandir
 from torch import Tensor
 
 from mmcare.export.loading import LoadedModel, Normalization
@@ -25,6 +25,7 @@ from mmcare.export.tasks.base import innermost_dataset
 from mmcare_runtime.prepare import (
     PICTURES,
     check_pixels,
+    list_files,
     prepare,
     read_picture,
     resize_as_mmcv,
@@ -139,7 +140,7 @@ def look_at_pictures(
             data = _load_data(model, (32, 32), loader)
             paths = [data.get_data_info(i)['img_path'] for i in range(len(data))]
         else:
-            paths = list_pictures(folder)
+            paths = list_files(Path(folder), PICTURES)
         channels = model.task.info.in_channels
         some = paths[:: -(-len(paths) // LOOKED_AT) or 1]
         pictures = [read_picture(path, channels, described) for path in some]
@@ -182,7 +183,7 @@ def read_images(
     if folder is None:
         data, resize = _load_data(model, shape, loader), None  # the pipeline has resized them
     else:
-        data = list_pictures(folder)
+        data = list_files(Path(folder), PICTURES)
         resize = None if slides else describe_resizing(config, shape)
     read = described_loader or describe_loader(model.config)
     dtype = 'uint8' if read['bits'] == 8 else 'float32'
@@ -208,12 +209,6 @@ def read_images(
     if not images:
         raise ValueError(f'{folder or f"the data set of {loader}"} holds no pictures')
     return images
-
-
-def list_pictures(folder: str | os.PathLike) -> list[str]:
-    """List the pictures in a folder, recursively."""
-    names = sorted(scandir(folder, PICTURES, recursive=True, case_sensitive=False))
-    return [os.path.join(folder, name) for name in names]
 
 
 def _load_data(model: LoadedModel, shape: tuple[int, int], loader: str) -> Any:

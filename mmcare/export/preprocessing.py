@@ -248,13 +248,14 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
     if config is not None and config.get('test_dataloader'):
         steps = fit_config(deepcopy(config), shape)
         step = steps.get('ResizeEdge') or steps.get('Resize')
+        if 'CenterCrop' in steps and 'ResizeEdge' not in steps:
+            raise ValueError('files cannot describe a CenterCrop without a ResizeEdge before it')
         if not step:
             return None
         if step.get('edge', 'short') != 'short':
             raise ValueError(f'files cannot describe a ResizeEdge with edge={step.edge!r}')
-    crops = 'ResizeEdge' in steps and 'CenterCrop' in steps
     return dict(
         **_name_interpolation(step),
         shorter=step.scale if 'ResizeEdge' in steps else None,
-        crop=[*shape] if crops else None,
+        crop=[*shape] if 'CenterCrop' in steps else None,
     )

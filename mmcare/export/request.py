@@ -10,13 +10,13 @@ from mmcare.export.backends.base import Backend
 from mmcare.export.images import Pictures
 from mmcare.export.preprocessing import LETTERBOXES
 from mmcare.export.tasks import OPTIONS as TASK_OPTIONS
+from mmcare_runtime.description import LARGEST_BATCH
 
 INPUT_KINDS = ('image', 'tensor')
 OUTPUTS = ('raw', 'decoded', 'probabilities')
 PRECISIONS = ('float32', 'float16', 'int8')
 CALIBRATION = 64  # pictures
 LARGEST_SIDE = 4096  # of images, in pixels
-LARGEST_BATCH = 64
 
 
 @dataclass(frozen=True)

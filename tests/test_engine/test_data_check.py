@@ -577,6 +577,7 @@ ONE = dict(TWO, classes=1, metainfo=dict(classes=('yes',)))
 STEPS = [dict(type='mmdet.LoadAnnotations'), dict(type='mmdet.PackDetInputs')]
 FILTERED = dict(filter_cfg=dict(filter_empty_gt=True))
 FROM_0 = dict(TWO, reduce_zero_label=True)
+AS_POLYGONS = [dict(type='mmdet.LoadAnnotations', with_mask=True, poly2mask=False), *STEPS[1:]]
 AS_DRAWN = dict(type='LoadImageFromFile', color_type='color_ignore_orientation')
 AS_STORED = dict(type='LoadImageFromFile', color_type='unchanged')
 NOT_AS_STORED = r'stop: labels/train/0\.\w+.* one channel of 8 bits'
@@ -673,6 +674,18 @@ HEALTHY.update({f'good_{layout}': (layout, str, {}) for layout in LAYOUTS})
 COCO_CASES = dict(
     crowds=('instances', edit(brush), {}, r'stop: all 5 objects in .*train\.json.* iscrowd.* CVAT'),
     crowds_of_val=('coco', edit(brush, path='val.json'), {}, r'stop: all 5 objects in .*val\.json'),
+    ignored_run_lengths=(
+        'instances',
+        edit(brush, every(iscrowd=0)),
+        dict(pipeline=AS_POLYGONS),
+        r'stop: 5 of 5 objects in .* have run lengths.* object 0 .* poly2mask=True',
+    ),
+    an_ignored_run_length=(
+        'instances',
+        edit(item(1, segmentation=dict(counts=[17, 3, 300], size=[16, 20]))),
+        dict(pipeline=AS_POLYGONS),
+        'warn: 1 of 4 objects in .* have run lengths',
+    ),
     crowds_of_a_class=(
         'coco',
         edit(item(1, iscrowd=1)),

@@ -183,10 +183,16 @@ def test_sizes_in_configs():
     assert config.model == dict(test_cfg=dict(mode='whole'), data_preprocessor={})
 
 
-def test_sides_that_files_cannot_describe():
-    steps = [dict(type='mmpretrain.ResizeEdge', scale=256, edge='long')]
-    config = Config(dict(model={}, test_dataloader=dict(dataset=dict(pipeline=steps))))
-    with pytest.raises(ValueError, match="edge='long'"):
+@pytest.mark.parametrize(
+    ('step', 'words'),
+    [
+        (dict(type='mmpretrain.ResizeEdge', scale=256, edge='long'), "edge='long'"),
+        (dict(type='CenterCrop', crop_size=224), 'CenterCrop without a ResizeEdge'),
+    ],
+)
+def test_sizes_that_files_cannot_describe(step, words):
+    config = Config(dict(model={}, test_dataloader=dict(dataset=dict(pipeline=[step]))))
+    with pytest.raises(ValueError, match=words):
         describe_resizing(config, (192, 448))
 
 

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
-from runtime_helpers import SHAPE, TASKS, describe, write_onnx
+from runtime_helpers import BOXES, SHAPE, TASKS, describe, scored, write_onnx
 
 from mmcare_runtime import Model
 from mmcare_runtime.evaluate import evaluate, read_mask
@@ -221,11 +221,36 @@ def test_detectors_are_measured(tmp_path):
         evaluate(model, tmp_path / 'images', file)
 
 
+def test_more_than_a_hundred_boxes(tmp_path):
+    """AP takes the 100 best boxes, AP50 and AP75 up to 1,000, as in mmdet."""
+    (tmp_path / 'images').mkdir()
+    cv2.imwrite(str(tmp_path / 'images/0.png'), np.zeros((*SHAPE, 3), np.uint8))
+    x, y = np.divmod(np.arange(150), 15)
+    corners = np.stack([3 * x, 2 * y, 3 * x + 2, 2 * y + 1], 1).astype(np.float32)
+    item = dict(image_id=0, category_id=0, iscrowd=0, area=2)
+    items = [
+        dict(item, id=i + 1, bbox=[*map(float, row[:2]), 2, 1]) for i, row in enumerate(corners)
+    ]
+    image = dict(id=0, file_name='0.png', height=SHAPE[0], width=SHAPE[1])
+    names = [dict(id=i, name=name) for i, name in enumerate(('cat', 'dog', 'owl'))]
+    file = tmp_path / 'truth.json'
+    file.write_text(json.dumps(dict(images=[image], annotations=items, categories=names)))
+    outputs = [corners[None], np.ones((1, 150), np.float32), np.zeros((1, 150))]
+    test_cfg = dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=200, score_thr=0.1)
+    described = [dict(BOXES, shape=[1, 150, 4]), scored('scores', 1, 150), scored('labels', 1, 150)]
+    about = describe('boxes', test_cfg=test_cfg, outputs=described)
+    model = Model(lambda _: outputs, (1, 3, *SHAPE), about)
+    metrics = evaluate(model, tmp_path / 'images', file)
+    assert metrics['bbox_mAP'] == pytest.approx(0.67, abs=0.01)
+    assert metrics['bbox_mAP_50'] == pytest.approx(1)
+
+
 def test_classifiers_are_measured(tmp_path):
-    """Folders are classes by their names."""
+    """Folders are classes by their names; hidden files are no pictures."""
     for name, value in (('dog', 1), ('cat', 0), ('owl', 0)):
         (tmp_path / name).mkdir()
         cv2.imwrite(str(tmp_path / name / 'a.png'), np.full((64, 96, 3), value, np.uint8))
+    (tmp_path / 'owl/._a.png').write_bytes(b'written by macOS')
 
     def find(image):
         scores = np.zeros((1, 3), np.float32)

@@ -229,6 +229,16 @@ def check_segmentations(run: Run) -> Iterator[Stop | Warn]:
                 'configs/your_data/detector.py'
             )
             continue
+        if split.mode == 'train' and not split.steps['LoadAnnotations'].poly2mask:
+            objects = [item for item in items if not item.get('iscrowd')]
+            encoded = [item for item in objects if isinstance(item.get('segmentation'), dict)]
+            if encoded:
+                finding = Stop if len(encoded) == len(objects) else Warn
+                yield finding(
+                    f'{len(encoded)} of {len(objects)}{_sampled(coco)} objects in {split.name} '
+                    f'have run lengths, such as {_name(encoded[0], _names(coco))}: with '
+                    'poly2mask=False, mmdet ignores them. Set poly2mask=True in LoadAnnotations'
+                )
         for fault, broken in faults.items():
             finding = Warn if fault == FEW_POINTS and split.mode == 'train' else Stop
             yield finding(

@@ -19,16 +19,20 @@ class ChannelsLastHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Change the layout in place, after initialization, which depends on the layout."""
-        runner.model.to(memory_format=torch.channels_last)
+        self.before_val(runner)
         if isinstance(runner.model, DistributedDataParallel):
             # DDP's buckets still have the old strides; unpickling builds them again.
             runner.model.__setstate__(runner.model.__getstate__())
+
+    def before_val(self, runner: Any) -> None:
+        """Change the layout in place."""
+        runner.model.to(memory_format=torch.channels_last)
         for module in runner.model.modules():
             attached = module._forward_pre_hooks.values()
             if hasattr(module, 'roi_layers') and _make_contiguous not in attached:
                 module.register_forward_pre_hook(_make_contiguous)
 
-    before_val = before_test = before_train
+    before_test = before_val
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Make the state of the optimizer contiguous."""

@@ -12,10 +12,10 @@ from mmcare.export.tasks.features import Backbone, Neck
 from mmcare.export.tasks.instances import Instances
 from mmcare.export.tasks.segmentor import Segmentor
 from mmcare.models.deployment import BackboneInfo, find_care
+from mmcare_runtime.description import PARTS
 
 __all__ = ['OPTIONS', 'PARTS', 'OutputFormat', 'PostProcess', 'Task', 'make_task']
 
-PARTS = ('backbone', 'neck', 'model')
 WHOLE: tuple[type[Task], ...] = (Classifier, Segmentor, Detector, Instances)  # the first that fits
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     name: option for task in WHOLE for name, option in task.options.items()
