@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.runner import load_state_dict
 
 from mmcare.models import CARE
 from mmcare.models.heads import TwoHeads
-from mmcare.models.loading import check_state_dict, name_arch, strict_loading
+from mmcare.models.loading import check_state_dict, load_strictly, name_arch
 from mmcare.version import __version__
 from mmcare.weights import names
 from mmcare.weights.reading import (
@@ -92,13 +91,7 @@ def fuse_checkpoint(
     if cfg.get('data_preprocessor'):
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     model = MODELS.build(cfg.model).eval()
-    with strict_loading(model, (CARE, TwoHeads), checkpoint):
-        try:
-            load_state_dict(model, weights, strict=True)
-        except CheckpointError:
-            raise
-        except RuntimeError as error:
-            raise CheckpointError(f'{checkpoint} does not fit. {error}') from None
+    load_strictly(model, weights, (CARE, TwoHeads), checkpoint)
     fused = [
         name
         for name, module in model.named_modules()

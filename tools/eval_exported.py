@@ -38,6 +38,8 @@ from mmcare.export.opening import open_exported
 from mmcare.export.preprocessing import fit_config, is_slid
 from mmcare.export.tasks import make_task
 from mmcare.files import check_writable_file, moved_into_place, size_of
+from mmcare.models import CARE
+from mmcare.models.loading import load_strictly
 from mmcare.weights.reading import CheckpointError, load_weights
 from mmcare_runtime.text import escape
 from mmcare_runtime.tiles import TILES
@@ -82,10 +84,8 @@ def build_runner(arguments: argparse.Namespace, config: Config) -> Runner:
     except (LookupError, TypeError) as error:  # a name or an argument that does not exist
         raise ValueError(f'{arguments.config} cannot be built: {error}') from error
     if arguments.checkpoint:
-        try:
-            runner.model.load_state_dict(load_weights(arguments.checkpoint))
-        except RuntimeError as error:
-            raise CheckpointError(f'{arguments.checkpoint} does not fit. {error}') from None
+        weights = load_weights(arguments.checkpoint)
+        load_strictly(runner.model, weights, (CARE,), arguments.checkpoint)
     return runner
 
 

@@ -16,9 +16,9 @@ from mmcare.export.preprocessing import read_padding
 from mmcare.export.tasks import PARTS, Task, make_task
 from mmcare.models import CARE
 from mmcare.models.deployment import fuse_all
-from mmcare.models.loading import check_state_dict, strict_loading
+from mmcare.models.loading import check_state_dict, load_strictly
 from mmcare.weights.names import of_backbone
-from mmcare.weights.reading import CheckpointError, load_weights
+from mmcare.weights.reading import load_weights
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,4 @@ def _load(task: Task, checkpoint: str | os.PathLike) -> None:
         fuse_all(task)
     if task.part == 'backbone':
         state = check_state_dict(task.backbone, of_backbone(state), '', checkpoint)
-    with strict_loading(task.model, (CARE,), checkpoint):
-        try:
-            task.model.load_state_dict(state)
-        except CheckpointError:
-            raise
-        except RuntimeError as error:
-            raise CheckpointError(f'{checkpoint} does not fit. {error}') from None
+    load_strictly(task.model, state, (CARE,), checkpoint)

@@ -105,6 +105,23 @@ def strict_loading(
             handle.remove()
 
 
+def load_strictly(
+    model: nn.Module, state: Mapping[str, Any], types: tuple[type, ...], file: Any
+) -> None:
+    """Load all weights of a model, of which modules of some types are checked first.
+
+    Raises:
+        CheckpointError: If a weight is missing, unexpected or does not fit.
+    """
+    with strict_loading(model, types, file):
+        try:
+            model.load_state_dict(state)
+        except CheckpointError:
+            raise
+        except RuntimeError as error:
+            raise CheckpointError(f'{file} does not fit. {error}') from None
+
+
 def check_state_dict(
     network: Any, state: Mapping[str, Any], prefix: str, file: Any
 ) -> dict[str, Any]:
