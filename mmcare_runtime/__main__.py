@@ -17,12 +17,11 @@ from typing import Any, Iterator
 import cv2
 import numpy as np
 
+from mmcare_runtime.command import make_parser, open_file
 from mmcare_runtime.drawing import describe, draw, list_objects
-from mmcare_runtime.engines import ENGINES
-from mmcare_runtime.model import Model, open_exported
+from mmcare_runtime.model import Model
 from mmcare_runtime.prepare import PICTURES, list_files
 from mmcare_runtime.text import escape
-from mmcare_runtime.tiles import TILES
 
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
 FRAMES_PER_SECOND = 30.0  # of cameras and videos that do not say how many
@@ -30,12 +29,7 @@ FRAMES_PER_SECOND = 30.0  # of cameras and videos that do not say how many
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog='python -m mmcare_runtime',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument('file', metavar='FILE', help=f'{", ".join(ENGINES)}')
+    parser = make_parser('mmcare_runtime', __doc__)
     parser.add_argument(
         'sources',
         nargs='+',
@@ -45,16 +39,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         '--score', type=float, default=0.3, help='least score of boxes; default: %(default)s'
     )
-    parser.add_argument(
-        '--tile',
-        choices=TILES,
-        help='slide: on windows of the size that the file takes; default: as the config tests',
-    )
-    parser.add_argument('--threads', type=int, default=1, help='default: %(default)s')
-    parser.add_argument('--engine', help='openvino: for .onnx')
-    parser.add_argument('--bfloat16', action='store_true', help='compute in bfloat16 in OpenVINO')
-    parser.add_argument('--providers', nargs='+', metavar='NAME', help='providers of ONNX Runtime')
-    parser.add_argument('--no-verify', action='store_true', help='open a file that was rewritten')
     parser.add_argument('--json', action='store_true', help='print a line of JSON for each picture')
     parser.add_argument(
         '--out-dir',
@@ -171,16 +155,7 @@ def main() -> int:
         stream.reconfigure(errors='backslashreplace')  # type: ignore[union-attr]
     try:
         jobs = plan(arguments.sources, arguments.out_dir)
-        model = open_exported(
-            arguments.file,
-            arguments.threads,
-            arguments.providers,
-            arguments.engine,
-            bfloat16=arguments.bfloat16,
-            verify=not arguments.no_verify,
-        )
-        if model.description.get('part') != 'model':
-            raise ValueError(f'{arguments.file} is not of a whole model: export --part model')
+        model = open_file(arguments)
     except (ImportError, OSError, ValueError) as error:
         print(f'error: {escape(" ".join(str(error).split()))}', file=sys.stderr)
         return 2

@@ -17,11 +17,10 @@ from typing import Any, Mapping
 import cv2
 import numpy as np
 
-from mmcare_runtime.engines import ENGINES
-from mmcare_runtime.model import Model, open_exported
+from mmcare_runtime.command import make_parser, open_file
+from mmcare_runtime.model import Model
 from mmcare_runtime.prepare import PICTURES, list_files
 from mmcare_runtime.text import escape
-from mmcare_runtime.tiles import TILES
 
 IGNORED = 255  # of masks: a pixel that has no class
 _COMMON = ('image_id', 'category_id', 'score')
@@ -205,12 +204,7 @@ def list_pictures(folder: Path) -> list[Path]:
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog='python -m mmcare_runtime.evaluate',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument('file', metavar='FILE', help=f'{", ".join(ENGINES)}')
+    parser = make_parser('mmcare_runtime.evaluate', __doc__)
     parser.add_argument('--images', type=Path, required=True, metavar='FOLDER')
     parser.add_argument(
         '--annotations', type=Path, metavar='FILE_OR_FOLDER', help="COCO's JSON; or masks as PNG"
@@ -218,14 +212,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         '--reduce-zero-label', action='store_true', help='class 0 of masks means none, as in ADE20K'
     )
-    parser.add_argument(
-        '--tile',
-        choices=TILES,
-        help='slide: on windows of the size that the file takes; default: as the config tests',
-    )
-    parser.add_argument('--threads', type=int, default=1, help='default: %(default)s')
-    parser.add_argument('--engine', help='openvino: for .onnx')
-    parser.add_argument('--no-verify', action='store_true', help='open a file that was rewritten')
     parser.add_argument('--json', action='store_true', help='print the metrics as JSON')
     return parser.parse_args()
 
@@ -243,16 +229,8 @@ def main() -> int:
     """Measure a file, print the metrics, and return the status."""
     arguments = parse_arguments()
     try:
-        model = open_exported(
-            arguments.file,
-            arguments.threads,
-            engine=arguments.engine,
-            verify=not arguments.no_verify,
-        )
-        if model.description.get('part') != 'model':
-            raise ValueError(f'{arguments.file} is not of a whole model: export --part model')
         metrics = evaluate(
-            model,
+            open_file(arguments),
             arguments.images,
             arguments.annotations,
             arguments.reduce_zero_label,
