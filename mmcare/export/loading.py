@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,13 @@ class Normalization:
         """The padding, normalized."""
         values = zip(self.padding or self.mean, self.mean, self.std, strict=True)
         return [(value - mean) / std for value, mean, std in values]
+
+    def expand(self, channels: int) -> 'Normalization':
+        """Repeat a single mean, as mmdet does for all channels."""
+        if len(self.mean) > 1:
+            return self
+        padding = self.padding and self.padding * channels
+        return replace(self, mean=self.mean * channels, std=self.std * channels, padding=padding)
 
     def to_pixels(self, images: Tensor) -> Tensor:
         """Map normalized images (..., C, H, W) to pixels."""
@@ -123,6 +130,8 @@ def load_model(
         except (AssertionError, LookupError, TypeError) as error:
             raise ValueError(f'the model of {source} cannot be built: {error}') from error
     task = make_task(model, part)
+    if normalization is not None:
+        normalization = normalization.expand(task.info.in_channels)
     if checkpoint is not None:
         _load(task, checkpoint)
         return LoadedModel(name, Path(checkpoint).name, task, normalization, config)

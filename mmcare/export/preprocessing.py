@@ -83,7 +83,7 @@ def fit_config(config: Config, shape: tuple[int, int], tile: str = 'whole') -> d
         stride = tile_stride(shape, model.test_cfg.get('stride'))
         model.test_cfg.update(mode='slide', crop_size=shape, stride=stride)
         return steps
-    if 'Resize' in steps:
+    if 'Resize' in steps and not steps['Resize'].get('scale_factor'):
         steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
     for name in {'ResizeToMultiple', 'Pad'} & {*steps}:
         _remove_step(loader.dataset.pipeline, name)
@@ -250,8 +250,11 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
         step = steps.get('ResizeEdge') or steps.get('Resize')
         if 'CenterCrop' in steps and 'ResizeEdge' not in steps:
             raise ValueError('files cannot describe a CenterCrop without a ResizeEdge before it')
-        if not step:
+        factor = step.get('scale_factor') if step else 1
+        if factor == 1:
             return None
+        if factor:
+            raise ValueError(f'files cannot describe a Resize with scale_factor={factor}')
         if step.get('edge', 'short') != 'short':
             raise ValueError(f'files cannot describe a ResizeEdge with edge={step.edge!r}')
     return dict(

@@ -31,6 +31,12 @@ inline json parse(const std::string& text) {
   const json& first = description.at("outputs").at(0);
   if (description.at("part") != "model" || first.value("kind", "") != "boxes")
     throw std::runtime_error("the file is not of a detector, --part model --outputs decoded");
+  const json loader = description.at("inputs").at(0).value("loader", json());
+  const std::map<std::string, json> known = {
+      {"bits", 8}, {"color_type", "color"}, {"imdecode_backend", "cv2"}};
+  for (const auto& [key, value] : known)
+    if (!loader.is_null() && !loader.at(key).is_null() && loader.at(key) != value)
+      throw std::runtime_error("only colours of 8 bits, read by cv2, are prepared here");
   const json& resize = description.at("inputs").at(0).at("resize");
   if (!resize.is_null() && (!resize.at("shorter").is_null() || resize.at("backend") != "cv2"))
     throw std::runtime_error("only pictures that are resized to fit, by cv2, are prepared here");

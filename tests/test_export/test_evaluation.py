@@ -188,12 +188,27 @@ def test_sizes_in_configs():
     [
         (dict(type='mmpretrain.ResizeEdge', scale=256, edge='long'), "edge='long'"),
         (dict(type='CenterCrop', crop_size=224), 'CenterCrop without a ResizeEdge'),
+        (dict(type='Resize', scale_factor=0.5), 'scale_factor=0.5'),
     ],
 )
 def test_sizes_that_files_cannot_describe(step, words):
     config = Config(dict(model={}, test_dataloader=dict(dataset=dict(pipeline=[step]))))
     with pytest.raises(ValueError, match=words):
         describe_resizing(config, (192, 448))
+
+
+def test_a_resize_that_changes_nothing():
+    steps = [dict(type='Resize', scale_factor=1.0)]
+    config = Config(dict(model={}, test_dataloader=dict(dataset=dict(pipeline=steps))))
+    assert describe_resizing(config, (192, 448)) is None
+
+
+def test_one_mean_for_all_channels():
+    preprocessor = dict(mean=[3.0], std=[2.0])
+    config = Config(dict(model=dict(data_preprocessor=preprocessor)))
+    expanded = read_normalization(config).expand(5)
+    assert (expanded.mean, expanded.std) == ((3.0,) * 5, (2.0,) * 5)
+    assert len(expanded.describe('tensor')['padding']) == 5
 
 
 @pytest.mark.parametrize('name', ['bgr_to_rgb', 'rgb_to_bgr', 'to_rgb'])

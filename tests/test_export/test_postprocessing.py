@@ -81,6 +81,15 @@ def test_boxes_are_those_of_mmdet(tmp_path, name, output_format):
         torch.testing.assert_close(boxes[order[0]], expected.bboxes[order[1]])
 
 
+def test_more_boxes_than_the_config_keeps(tmp_path):
+    """Readers of the file keep as many boxes as it has."""
+    task = detector(tmp_path).task
+    raw = task(torch.randn(1, 3, *SHAPE))
+    for output_format, kept in ((OutputFormat(), 30), (OutputFormat(nms='outside'), 20)):
+        metadata = Boxes(task.head, raw, SHAPE, 30, output_format).metadata
+        assert metadata['test_cfg']['max_per_img'] == kept
+
+
 def test_nms_of_long_chains():
     """Each box overlaps the next alone: every other one stays."""
     starts = torch.arange(14.0)[:, None] / 28

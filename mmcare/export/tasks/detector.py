@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
@@ -132,7 +132,8 @@ class Detector(Task):
             boxes = clip_boxes_to_image(boxes, sample.metainfo['img_shape'])  # without the padding
             instances = InstanceData(bboxes=boxes, scores=scores, labels=labels)
             options = dict(rescale=rescale, with_nms=True, img_meta=sample.metainfo)
-            return [head._bbox_post_process(instances, head.test_cfg, **options)]
+            test_cfg = ConfigDict(description['test_cfg'])
+            return [head._bbox_post_process(instances, test_cfg, **options)]
 
         def forward(images: Tensor) -> Any:
             return tree_unflatten(run(images), structure)
@@ -292,7 +293,9 @@ class Boxes(Detections):
         rows, labels = torch.arange(self.candidates), torch.arange(self.labels)
         self.register_buffer('pair_rows', rows.repeat_interleave(self.labels))
         self.register_buffer('pair_labels', labels.repeat(self.candidates))
-        self.metadata = dict(nms=output_format.nms, test_cfg=config)
+        most = self.number if output_format.has_nms else config['max_per_img']
+        test_cfg = dict(config, max_per_img=most)
+        self.metadata = dict(nms=output_format.nms, test_cfg=test_cfg)
 
     def read(self, raw: Outputs) -> tuple[Tensor, Tensor]:
         """Return all boxes (P, 4), x1, y1, x2, y2 as shares of the image, and scores (P, K)."""

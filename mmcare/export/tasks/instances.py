@@ -194,7 +194,8 @@ class Instances(Task):
             (sample,) = samples
             outputs = [output.cpu().numpy() for output in run(images)]
             place = (0, 0, *sample.img_shape)  # without the padding
-            results = suppress(*read_detections(description, outputs), place, head.test_cfg)
+            detections = read_detections(description, outputs)
+            results = suppress(*detections, place, description['test_cfg'])
             rows = results.pop('rows')
             scale = np.array(tuple(sample.scale_factor) * 2 if rescale else [1] * 4, np.float32)
             results['boxes'] /= scale

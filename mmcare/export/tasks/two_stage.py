@@ -146,7 +146,7 @@ class TwoStageResults(Detections):
         labels, first = torch.arange(self.classes), torch.arange(self.number) * self.classes
         self.register_buffer('pair_labels', labels.repeat(self.proposals))
         self.register_buffer('first_masks', first)
-        test_cfg = read_test_cfg(head.test_cfg)
+        test_cfg = dict(read_test_cfg(head.test_cfg) or {}, max_per_img=self.number)
         self.metadata = dict(nms=output_format.nms, test_cfg=test_cfg, proposals=self.proposals)
 
     def _build_rpn(self, rpn: Any, raw: Sequence[Tensor]) -> None:

@@ -117,7 +117,8 @@ export function decodeBoxes(maps, decode, image) {
   strides.forEach((stride, level) => {
     const { values: scores, shape: [, channels, height, width] } = maps[`cls_score${level + 1}`];
     const deltas = maps[`bbox_pred${level + 1}`];
-    const centerness = maps[`centerness${level + 1}`]?.values;
+    const factors = ['centerness', 'iou_pred', 'objectness']; // of scores, in mmdet's heads
+    const centerness = factors.map((name) => maps[name + (level + 1)]).find(Boolean)?.values;
     const [cells, priors] = [height * width, deltas.shape[1] / 4];
     const classes = channels / priors;
     const candidates = [];

@@ -32,8 +32,10 @@ let stopped = false;
 let store = {}; // of results that the computer has not confirmed; they outlive the page
 
 /** Say why a file is measured only, if it is. */
-function whyNotSeen({ outputs, about: { part, decode } }) {
+function whyNotSeen({ outputs, about: { part, decode, slide, inputs } }) {
   if (!part) return 'It does not describe itself, so it is measured only.';
+  if (slide) return 'It is tested on windows, which this page lacks, so it is measured only.';
+  if (inputs[0].channels === null) return 'It does not take colours, so it is measured only.';
   const known = part !== 'model' || decode || outputs.length === 1 || outputs[0].kind;
   return known ? '' : 'Its head decodes boxes in a way of its own, so it is measured only.';
 }
