@@ -175,7 +175,9 @@ FEATURES = dict(getter=Features, list=Features, dict=FeatureDict)
 def _first_stages(backbone: CARE, number: int) -> CARE:
     """Return a backbone that shares the first stages of another one, and ends after them."""
     part = copy(backbone)
-    part._modules = {**backbone._modules, 'stages': backbone.stages[:number]}
+    norms = {key: norm for key, norm in backbone.out_norms.items() if int(key) < number}
+    stages = dict(stages=backbone.stages[:number], out_norms=nn.ModuleDict(norms))
+    part._modules = {**backbone._modules, **stages}
     part.out_indices = backbone.out_indices[:number]
     return part
 

@@ -156,6 +156,14 @@ def test_feature_extractors(kind):
     assert_equal(found, [expected[1], expected[3]])
 
 
+def test_first_features_train_from_scratch():
+    """DDP expects a gradient of every parameter."""
+    options = dict(features_only=True, out_indices=(0, 1), from_scratch=True)
+    features = timm.create_model('care_s0', **options)
+    sum(x.mean() for x in features(IMAGE)).backward()
+    assert all(parameter.grad is not None for parameter in features.parameters())
+
+
 def test_features_are_computed_again():
     features, runs = timm.create_model('care_s0', features_only=True, out_indices=(0,)), []
     features.set_grad_checkpointing()

@@ -37,6 +37,8 @@ the downloaded file itself as the checkpoint, or train from scratch:
 BLOCK = r'stages\.([0-3])\.blocks\.([0-9]+)\.'
 SHAPE = 'of another shape'
 FIRST = 'stem.conv.weight'
+# Names of no other backbone; Swin and ConvNeXt have stages, too, and RTMDet's CSPNeXt has a stem.
+OWN = rf'stem\.conv\.|folded$|{BLOCK}(mixer|inter[12])\.'
 COUNTERS = ('num_batches_tracked', '_extra_state')
 
 
@@ -86,7 +88,10 @@ def strict_loading(
         is_filled = getattr(filled, 'is_init', False)
         if not isinstance(module, TwoHeads):  # MMEngine also marks random weights as initialized
             is_filled = is_filled and bool(pretrained_cfgs(filled))
-        if is_filled and not _select(module, state, prefix):
+        names = [*_select(module, state, prefix)]
+        if not isinstance(module, TwoHeads):
+            names = [name for name in names if re.match(OWN, name)]
+        if is_filled and not names:
             text = f'{file} has no weights of {prefix[:-1]}, which keeps those of its init_cfg.'
             print_log(text, logger='current', level=logging.WARNING)
         else:

@@ -41,6 +41,7 @@ STAND_INS: dict[str, Any] = {
     'builtins.getattr': Foreign,
     'argparse.Namespace': Foreign,
     'mmengine.logging.history_buffer.HistoryBuffer': Foreign,
+    'mmengine.optim.scheduler.param_scheduler.OneCycleParamScheduler': Foreign,
     'numpy.ndarray': Foreign,
     'numpy.dtype': Foreign,
     **{f'numpy.{core}.multiarray._reconstruct': Foreign for core in ('core', '_core')},

@@ -12,8 +12,10 @@ import pytest
 import torch
 import toy_training
 from helpers import run
+from mmengine.optim import OneCycleLR
 from toy_training import EPOCHS, names, saved, train
 
+from mmcare.engine.hooks.atomic_checkpoint_hook import _plain
 from mmcare.files import lock_directory
 from mmcare.weights.reading import CheckpointError, read_checkpoint
 
@@ -202,3 +204,15 @@ def test_it_is_mmengines_hook_otherwise(tmp_path):
         assert all(map(torch.equal, first['state_dict'].values(), second['state_dict'].values()))
         assert first['meta']['dataset_meta']['palette'] == [[0, 0, 0]] * 2
     assert type(first['message_hub']['runtime_info']['best_score_acc']) is float
+
+
+def test_a_scheduler_with_a_function(tmp_path):
+    """OneCycleLR's state has one, which plain values leave out; others' files are read, too."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    state = OneCycleLR(optimizer, eta_max=0.1, total_steps=9).state_dict()
+    torch.save(dict(param_schedulers=[state]), tmp_path / 'theirs.pth')
+    assert 'anneal_func' in state
+    (read,) = read_checkpoint(tmp_path / 'theirs.pth')['param_schedulers']
+    assert 'anneal_func' not in read and read['total_steps'] == 9
+    torch.save(_plain(dict(param_schedulers=[state])), tmp_path / 'ours.pth')
+    assert torch.load(tmp_path / 'ours.pth', weights_only=True)['param_schedulers'] == [read]

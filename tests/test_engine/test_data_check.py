@@ -35,6 +35,7 @@ from mmcare.models import CARE
 pytest.importorskip('mmdet')
 from mmdet.datasets import CocoDataset
 from mmdet.datasets.api_wrappers import COCO
+from mmdet.models.losses import CrossEntropyLoss as MMDetCrossEntropyLoss
 from mmseg.models.losses import CrossEntropyLoss, DiceLoss
 from pycocotools import mask as run_lengths
 
@@ -1208,6 +1209,22 @@ def test_objects_of_a_panoptic_dataset(data):
     assert not [*check_evaluator(Run(Tiny(3), [Split('val', dataset, [], [config])]))]
 
 
+def test_video_datasets(data):
+    """Those of tracking hold videos, and more classes than their detector."""
+    make_coco(data)
+    dataset = DATASETS.build(dict(coco(data, 'train'), serialize_data=False))
+    run = Run(Tiny(1), [Split('train', dataset, [], [])])
+    assert [*check_num_classes(run)]
+    dataset.num_all_imgs = 9
+    assert not [*check_num_classes(run)]
+
+
+def test_datasets_with_different_metainfo():
+    """mmdet's ConcatDataset then has a list of them."""
+    loader = SimpleNamespace(dataset=SimpleNamespace(metainfo=[{}, {}]))
+    DataCheckHook().before_train_iter(SimpleNamespace(train_dataloader=loader), 0)
+
+
 @pytest.mark.parametrize(
     ('weights', 'value', 'size', 'fails'),
     [
@@ -1223,6 +1240,10 @@ def test_class_weights_and_ignored_labels(weights, value, size, fails):
     model.data_preprocessor.size = size
     sample = Sample(torch.full((1, 16, 20), value))
     assert len([*check_class_weights(model, None, [sample])]) == fails
+    mmdet_loss = MMDetCrossEntropyLoss(class_weight=weights)  # of queries, which are not ignored
+    other = Tiny(2)
+    other.head.loss_decode = mmdet_loss
+    assert not [*check_class_weights(other, None, [sample])]
     if weights and value == 255:
         with pytest.raises(IndexError):
             model.head.loss_decode(

@@ -24,6 +24,8 @@ def check_num_classes(run: Run) -> Iterator[Stop | Warn]:
         return  # panoptic models count things and stuff separately
     named = any(hasattr(module, 'language_model') for module in model.modules())
     for split in run.splits:
+        if hasattr(split.dataset, 'num_all_imgs') or 'LoadDepthAnnotation' in split.steps:
+            continue  # videos for tracking have other classes; depth has none
         number = len(split.classes)
         for name, module in model.named_modules():
             outputs = getattr(module, 'num_classes', None)
@@ -42,10 +44,14 @@ def check_num_classes(run: Run) -> Iterator[Stop | Warn]:
 def check_evaluator(run: Run) -> Iterator[Stop]:
     """Find evaluators with a stale annotation file, which has the objects of other pictures."""
     for split in run.splits:
-        alone = len(run.of_mode(split.mode)) == 1
-        panoptic = split.coco is not None and split.coco.is_panoptic
-        for metric in split.configs if alone else ():
-            if panoptic and isinstance(metric, dict) and type_name(metric['type']) == 'CocoMetric':
+        if split.coco is None or len(run.of_mode(split.mode)) > 1:
+            continue  # captions have a file of their own for their metric
+        for metric in split.configs:
+            if (
+                split.coco.is_panoptic
+                and isinstance(metric, dict)
+                and type_name(metric['type']) == 'CocoMetric'
+            ):
                 continue  # it evaluates boxes with a file of objects
             file = metric.get('ann_file') if isinstance(metric, dict) else None
             if file and os.path.realpath(file) != os.path.realpath(split.dataset.ann_file):
@@ -226,7 +232,7 @@ def _names_of_objects(split: Split) -> list[str]:
 
 def _has_boxes(split: Split) -> bool:
     """Return whether the dataset has boxes, as mmdet's do."""
-    return hasattr(split.dataset, 'cat_ids') or any(picture.xml for picture in split.pictures)
+    return hasattr(split.dataset, 'COCOAPI') or any(picture.xml for picture in split.pictures)
 
 
 def _file_has_objects(split: Split) -> bool:

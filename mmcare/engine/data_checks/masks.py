@@ -131,7 +131,9 @@ def check_class_weights(model: nn.Module, dataset: Any, samples: list[Any]) -> I
     for name, loss in model.named_modules():
         weights = getattr(loss, 'class_weight', None)
         other = getattr(loss, 'use_sigmoid', False) or getattr(loss, 'use_mask', False)
-        if weights is None or type(loss).__name__ != 'CrossEntropyLoss' or other:
+        kind = type(loss)  # mmdet's, which query-based heads have, never sees ignored pixels
+        mmseg = kind.__name__ == 'CrossEntropyLoss' and kind.__module__.startswith('mmseg.')
+        if weights is None or not mmseg or other:
             continue
         for item in samples:
             labels = item.gt_sem_seg.data if 'gt_sem_seg' in item else torch.zeros(1)

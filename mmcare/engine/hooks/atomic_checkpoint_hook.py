@@ -4,6 +4,7 @@ import logging
 import re
 import shutil
 from pathlib import Path
+from types import FunctionType
 from typing import IO, Any
 
 import numpy as np
@@ -213,11 +214,12 @@ class _AtomicBackend(LocalBackend):
 
 
 def _plain(value: Any) -> Any:
-    """Replace NumPy's values and subclasses of dict with plain ones."""
+    """Replace NumPy's values and subclasses of dict with plain ones; drop functions."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if isinstance(value, dict):
-        return {_plain(key): _plain(entry) for key, entry in value.items()}
+        kept = {key: entry for key, entry in value.items() if not isinstance(entry, FunctionType)}
+        return {_plain(key): _plain(entry) for key, entry in kept.items()}
     if isinstance(value, (list, tuple)):
         return (list if isinstance(value, list) else tuple)(map(_plain, value))
     return value

@@ -110,8 +110,8 @@ class DataCheckHook(SwitchableHook):
     ) -> None:
         """Check the label maps (1, H, W) in an mmseg batch."""
         dataset = getattr(runner, f'{mode}_dataloader').dataset
-        metainfo = getattr(dataset, 'metainfo', {})
-        if not (metainfo.get('classes') and 'reduce_zero_label' in metainfo):
+        metainfo = getattr(dataset, 'metainfo', {})  # a list for mmdet's ConcatDataset
+        if 'reduce_zero_label' not in metainfo or not metainfo.get('classes'):
             return
         samples = data_batch['data_samples']
         views = isinstance(samples[0], (list, tuple))
