@@ -15,7 +15,9 @@ MIN_SQNR_DB = 10.0  # for every output; below it, results are useless
 FINE_SQNR_DB = 30.0
 # Between a file and its cross-check, which round differently: 27.0 and 28.0 dB were seen.
 AGREEMENT_DB = 2.0
-FLOAT16 = 2e-2  # tolerance where a runtime computes in float16
+# The tolerance where a runtime computes in float16. The demo's Mask R-CNN is off by 1.7e-2 in Core
+# ML, and loses 0.6 points of box AP.
+FLOAT16 = 2e-2
 QUANTIZED_RESULTS = 1e-2  # tolerance of a quantized file's results, decoded from its own outputs
 # The tolerance if layers follow these outputs, since those layers are quantized as well: the demo's
 # Mask R-CNN is off by 4e-2 in its boxes, scores and masks.

@@ -10,6 +10,7 @@ import torch
 
 from mmcare.export.backends.base import AUTHORS, Backend, Inputs, WriteResult
 from mmcare.export.backends.mil import open_package, refuse_options
+from mmcare.export.check import FLOAT16
 from mmcare.export.graph import Graph
 from mmcare.export.rewrites import COREML, aten
 from mmcare.export.tasks import OutputFormat
@@ -48,7 +49,7 @@ class CoreML(Backend):
     systems = ' (macOS, and Linux on x86_64)'
     input_kind = 'image'
     uint8_input = True
-    precisions: ClassVar = {'float16': 1e-2, **Backend.precisions}
+    precisions: ClassVar = {'float16': FLOAT16, **Backend.precisions}
     runtime = 'the interpreter of ML Programs'
     output_format = OutputFormat(  # as Vision expects results
         nms='pipeline',

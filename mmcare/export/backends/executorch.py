@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from mmcare.export import rewrites
 from mmcare.export.backends.base import Backend, Inputs, WriteResult, count_convolutions
 from mmcare.export.backends.mil import open_package, refuse_options
+from mmcare.export.check import FLOAT16
 from mmcare.export.graph import Graph
 from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
@@ -28,7 +29,7 @@ class ExecuTorch(Backend):
     name = 'executorch'
     suffix = '.pte'
     packages = ('executorch',)
-    precisions: ClassVar = {**Backend.precisions, 'float16': 1e-2, 'int8': None}
+    precisions: ClassVar = {**Backend.precisions, 'float16': FLOAT16, 'int8': None}
     runtime = 'ExecuTorch'
     separate_convolutions = True
     options: ClassVar = {
