@@ -150,7 +150,7 @@ def test_weights(tmp_path):
         torch.save(dict(state_dict=state), weights)
         found = load_model(config, weights)
         assert found.task.backbone.deploy is is_folded and found.checkpoint == 'weights.pth'
-        assert found.normalization == Normalization((1,), (2,), 'BGR')
+        assert found.normalization == Normalization((1,) * 3, (2,) * 3, 'BGR')
         assert deviation(expected, found.task(image)) < 1e-5
     with pytest.raises(CheckpointError):
         load_model('s0', weights)
