@@ -204,7 +204,8 @@ def check_box_form(run: Run) -> Iterator[Stop]:
 def check_segmentations(run: Run) -> Iterator[Stop | Warn]:
     """Find masks that hang or crash pycocotools, where masks are trained on or evaluated."""
     for split, coco in _with_objects(run):
-        loads = getattr(split.steps.get('LoadAnnotations'), 'with_mask', False)
+        step = split.steps.get('LoadAnnotations')
+        loads = getattr(step, 'with_mask', False)
         if not (loads if split.mode == 'train' else _evaluates_coco(split, 'segm')):
             continue
         images = {image['id']: image for image in coco.images or ()}
@@ -229,7 +230,7 @@ def check_segmentations(run: Run) -> Iterator[Stop | Warn]:
                 'configs/your_data/detector.py'
             )
             continue
-        if split.mode == 'train' and not split.steps['LoadAnnotations'].poly2mask:
+        if split.mode == 'train' and not getattr(step, 'poly2mask', True):
             objects = [item for item in items if not item.get('iscrowd')]
             encoded = [item for item in objects if isinstance(item.get('segmentation'), dict)]
             if encoded:
