@@ -82,11 +82,11 @@ def test_boxes_are_those_of_mmdet(tmp_path, name, output_format):
 
 
 def test_more_boxes_than_the_config_keeps(tmp_path):
-    """Readers of the file keep as many boxes as it has."""
+    """Readers of the file keep as many boxes as were asked for, by default as the config."""
     task = detector(tmp_path).task
     raw = task(torch.randn(1, 3, *SHAPE))
-    for output_format, kept in ((OutputFormat(), 30), (OutputFormat(nms='outside'), 20)):
-        metadata = Boxes(task.head, raw, SHAPE, 30, output_format).metadata
+    for options, kept in ((dict(max_detections=30), 30), (dict(max_detections=9), 9), ({}, 20)):
+        metadata = task.post_process(raw, SHAPE, OutputFormat(), options).metadata
         assert metadata['test_cfg']['max_per_img'] == kept
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -116,7 +116,10 @@ class Detector(Task):
         """Make the module that decodes boxes."""
         self.check_centered()
         number = options.get('max_detections', MAX_DETECTIONS)
-        return Boxes(self.head, outputs, shape, number, output_format)
+        results = Boxes(self.head, outputs, shape, number, output_format)
+        if 'max_detections' in options:
+            results.metadata['test_cfg']['max_per_img'] = results.number
+        return results
 
     def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
         """Replace the method that makes maps, or ``predict`` of the head if the file decodes."""
@@ -175,6 +178,12 @@ def read_test_cfg(test_cfg: Any) -> dict[str, Any] | None:
     if kind != 'nms' or nms.get('class_agnostic') or others or 'iou_threshold' not in nms:
         return None
     return dict(test_cfg, nms=dict(nms, type=kind))
+
+
+def limit_boxes(test_cfg: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return a ``test_cfg`` whose ``max_per_img`` is at most the number of boxes in a file."""
+    most = test_cfg.get('max_per_img', -1)  # not positive: all of them
+    return dict(test_cfg, max_per_img=min(most, number) if most > 0 else number)
 
 
 def describe_decoding(head: Any) -> dict[str, Any]:
@@ -293,8 +302,7 @@ class Boxes(Detections):
         rows, labels = torch.arange(self.candidates), torch.arange(self.labels)
         self.register_buffer('pair_rows', rows.repeat_interleave(self.labels))
         self.register_buffer('pair_labels', labels.repeat(self.candidates))
-        most = self.number if output_format.has_nms else config['max_per_img']
-        test_cfg = dict(config, max_per_img=most)
+        test_cfg = limit_boxes(config, self.number) if output_format.has_nms else config
         self.metadata = dict(nms=output_format.nms, test_cfg=test_cfg)
 
     def read(self, raw: Outputs) -> tuple[Tensor, Tensor]:

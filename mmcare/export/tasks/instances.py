@@ -184,7 +184,10 @@ class Instances(Task):
         number = options.get('max_detections', MAX_DETECTIONS)
         limit = self.model.rpn_head.test_cfg.max_per_img
         proposals = options.get('proposals', min(PROPOSALS, limit))
-        return TwoStageResults(self.model, outputs, shape, number, output_format, proposals)
+        results = TwoStageResults(self.model, outputs, shape, number, output_format, proposals)
+        if 'max_detections' in options:
+            results.metadata['test_cfg']['max_per_img'] = results.number
+        return results
 
     def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
         """Replace the methods that find boxes and masks; paste masks as users of the file do."""

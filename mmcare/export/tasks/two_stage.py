@@ -9,7 +9,13 @@ from torch import Tensor, nn
 
 from mmcare.export.plain_operators import RoIAlign, nms_mask, nms_mask_operator
 from mmcare.export.tasks.base import OutputFormat
-from mmcare.export.tasks.detector import CANDIDATES, IOU_MARGIN, Detections, read_test_cfg
+from mmcare.export.tasks.detector import (
+    CANDIDATES,
+    IOU_MARGIN,
+    Detections,
+    limit_boxes,
+    read_test_cfg,
+)
 
 FLOAT16_ROUNDING = 2e-3  # share of a box's size
 
@@ -146,7 +152,7 @@ class TwoStageResults(Detections):
         labels, first = torch.arange(self.classes), torch.arange(self.number) * self.classes
         self.register_buffer('pair_labels', labels.repeat(self.proposals))
         self.register_buffer('first_masks', first)
-        test_cfg = dict(read_test_cfg(head.test_cfg) or {}, max_per_img=self.number)
+        test_cfg = limit_boxes(read_test_cfg(head.test_cfg) or {}, self.number)
         self.metadata = dict(nms=output_format.nms, test_cfg=test_cfg, proposals=self.proposals)
 
     def _build_rpn(self, rpn: Any, raw: Sequence[Tensor]) -> None:
