@@ -34,7 +34,7 @@ endef
 
 .DEFAULT_GOAL := help
 .PHONY: .venv .venv-mmcv .venv-onedl bench demo demo-seg dist docs help install lint phone test test-arm test-core \
-	test-export test-mmcv test-onedl test-onnx test-phone test-third-party test-slow test-torch2.0 test-torch2.1 typecheck
+	test-cuda test-export test-mmcv test-onedl test-onnx test-phone test-third-party test-slow test-torch2.0 test-torch2.1 typecheck
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -220,6 +220,9 @@ $(OLD_ORT)/.ready: $(READY)
 	rm -rf $(OLD_ORT)
 	$(PIP) install --target $(OLD_ORT) onnxruntime==1.15.0 'numpy<2'
 	@touch $@
+
+test-cuda: $(READY) ## compare, train and resume on a GPU
+	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/python -m pytest tests/test_cuda.py
 
 test-slow: $(READY) ## run the slow tests
 	$(BIN)/python -m pytest tests -m slow

@@ -70,8 +70,7 @@ def main() -> None:
     check_writable(arguments.out_dir)
     rows, images = [], torch.zeros(arguments.batch, 3, *arguments.shape)
     for arch in arguments.archs:
-        sized = dict(img_size=tuple(arguments.shape)) if arch.startswith('swin') else {}
-        network = build(arch, 'plain', **sized)
+        network = build(arch, 'plain', arguments.shape)
         for precision in arguments.precision:
             rows.append((arch, precision, *count(network, images, precision)))
     table = pd.DataFrame(rows, columns=['arch', 'precision', 'kernels', 'GB'])

@@ -1,13 +1,14 @@
 """Measure time and memory of a training step of backbones, with options that save either.
 
-A step is a forward and a backward pass, without neck, head and optimizer. Options are measured in
-interleaved rounds. Memory on a CPU is the bytes of all tensors that the forward pass saves for the
+A step is a forward and a backward pass, without neck, head and optimizer; with --inference, it is
+a forward pass in evaluation mode, with norms of their own. Options are measured in interleaved
+rounds. Memory on a CPU is the bytes of all tensors that the forward pass saves for the
 backward pass, without parameters. On a GPU it is the peak of the allocator during a step, minus
 what was allocated before.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def parse_args() -> argparse.Namespace:
     help_options = f'each made of {PARTS}, joined by +; default: {" ".join(OPTIONS)}'
     add('--options', nargs='+', default=OPTIONS, help=help_options)
     add('--precision', choices=PRECISIONS, default='float32', help='by autocast')
+    add('--inference', action='store_true', help='without the backward pass')
     add('--device', choices=['cpu', 'cuda'], default='cpu')
     add('--batch', type=int, default=2, help='number of images; default: %(default)s')
     add('--threads', type=int, default=1, help='threads on a CPU; default: %(default)s')
@@ -55,8 +57,8 @@ def parse_args() -> argparse.Namespace:
     return arguments
 
 
-def build(arch: str, option: str, **options: Any) -> nn.Module | None:
-    """Build a network in training mode; None if it does not have the option."""
+def build(arch: str, option: str, shape: Sequence[int]) -> nn.Module | None:
+    """Build a network for a size, in training mode; None if it does not have the option."""
     parts = option.split('+')
     chosen = {key: value for part in parts for key, value in ARGUMENTS.get(part, {}).items()}
     torch.manual_seed(0)
@@ -66,7 +68,8 @@ def build(arch: str, option: str, **options: Any) -> nn.Module | None:
         return None
     else:
         timm = require('timm', 'the training benchmark', 'bench')
-        network = timm.create_model(arch, features_only=True, **options)
+        sized = dict(img_size=tuple(shape)) if arch.startswith('swin') else {}
+        network = timm.create_model(arch, features_only=True, **sized)
     if 'channels_last' in parts:
         network.to(memory_format=torch.channels_last)
     if 'compiled' in parts:
@@ -111,6 +114,12 @@ def step(network: nn.Module, images: Tensor, precision: str) -> None:
     forward(network, images, precision).backward()
 
 
+def infer(network: nn.Module, images: Tensor, precision: str) -> None:
+    """Run a forward pass, without gradients."""
+    with torch.no_grad():
+        forward(network, images, precision)
+
+
 def measure(arch: str, shape: tuple[int, int], arguments: argparse.Namespace) -> pd.DataFrame:
     """Measure one network at one size with all options, a row for each.
 
@@ -119,10 +128,11 @@ def measure(arch: str, shape: tuple[int, int], arguments: argparse.Namespace) ->
     images = torch.randn(arguments.batch, 3, *shape, device=arguments.device)
     steps, memory = {}, {}
     for option in arguments.options:
-        if (network := build(arch, option)) is None:
+        if (network := build(arch, option, shape)) is None:
             continue
-        network.to(arguments.device)
-        steps[option] = partial(step, network, images, arguments.precision)
+        network.to(arguments.device).train(not arguments.inference)
+        run = infer if arguments.inference else step
+        steps[option] = partial(run, network, images, arguments.precision)
         steps[option]()  # so that gradients exist already when memory is measured
         if arguments.device == 'cuda':
             memory[option] = bytes_allocated(steps[option])
@@ -143,16 +153,17 @@ def main() -> None:
     """Measure every case, print the table and write it."""
     arguments = parse_args()
     check_writable(arguments.out_dir)
-    table = pd.concat(
-        measure(arch, tuple(shape), arguments)
-        for shape in arguments.shape or [(512, 512)]
-        for arch in arguments.archs
-    )
-    save(arguments.out_dir / 'training.csv', table)
+    tables = []
+    for shape in arguments.shape or [(512, 512)]:
+        for arch in arguments.archs:
+            tables.append(measure(arch, tuple(shape), arguments))
+            table = pd.concat(tables)
+            save(arguments.out_dir / 'training.csv', table)
     text = (
         f'{table.to_markdown(index=False, floatfmt=".2f")}\n\n'
         'ms (median and quartiles) and MiB are for one image, time and memory are shares of the '
-        f'first option. Batch {arguments.batch}, {arguments.precision}, {arguments.device}, '
+        f'first option. {"Inference" if arguments.inference else "Training"}, batch '
+        f'{arguments.batch}, {arguments.precision}, {arguments.device}, '
         f'threads: {arguments.threads}; {", ".join(describe_machine())}.\n'
     )
     save(arguments.out_dir / 'training.md', text)

@@ -80,7 +80,9 @@ def autocast_off(x: Tensor) -> ContextManager[Any]:
     """
     device = x.device.type
     if hasattr(torch.amp, 'is_autocast_available'):  # from PyTorch 2.4 on
-        on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        # PyTorch 2.11 and earlier cannot compile this question.
+        available = is_compiling() or torch.amp.is_autocast_available(device)
+        on = available and torch.is_autocast_enabled(device)
     elif device == 'cpu':
         on = torch.is_autocast_cpu_enabled()
     elif device == 'cuda':

@@ -22,7 +22,7 @@ from mmcare.models import CARE
 from mmcare.models.backbones.care import LinearAttention
 from mmcare.weights.names import from_published, to_published
 
-os.environ['CUDA_VISIBLE_DEVICES'] = '-1'
+os.environ.setdefault('CUDA_VISIBLE_DEVICES', '-1')  # as in `make test`; `make test-cuda` has a GPU
 # Both take seconds of each runner, for its log: line breaks in configs, versions of compilers.
 mmengine.config.config.FormatCode = lambda text, **_: (text, True)
 mmengine.runner.runner.collect_env = dict
@@ -92,7 +92,7 @@ class Images(BaseModel):
         self.neck = torch.nn.Linear(128, 1)
 
     def forward(self, inputs, mode='tensor'):
-        rows = torch.linspace(-1, 1, 64)[:, None].expand(64, 32)
+        rows = torch.linspace(-1, 1, 64, device=inputs.device)[:, None].expand(64, 32)
         self.maps = self.backbone(inputs.sin()[:, :3, None, None] * rows)
         return dict(loss=self.neck(self.maps[-1].mean((2, 3))).square().mean())
 

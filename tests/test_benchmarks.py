@@ -166,6 +166,10 @@ def test_training_steps_side_by_side(tmp_path, monkeypatch):
     assert (table['ms'] > 0).all() and table['time']['plain'] == table['memory']['plain'] == 1
     assert table['memory']['with_cp'] < 0.3 and table['memory']['activations'] < 0.7
     assert 'activations' in (tmp_path / 'training.md').read_text()
+    options = '--inference', '--options', 'plain', '--rounds', 1, '--out-dir', tmp_path
+    call(training, monkeypatch, 's0', '--shape', 64, 64, *options)
+    (inference,) = pd.read_csv(tmp_path / 'training.csv')['ms']
+    assert inference > 0
 
 
 def test_the_page_of_results_shows_the_runs(tmp_path, monkeypatch):
