@@ -48,6 +48,12 @@ class Field:
     def __iter__(self) -> Iterator[Field]:
         return (self[index] for index in range(len(self.value)))
 
+    def require(self, *keys: str) -> None:
+        """Expect keys, whose values may be null."""
+        for key in keys:
+            if key not in self:
+                raise ValueError(escape(f'{self.file}: its description lacks {self[key].name}'))
+
     def is_none(self) -> bool:
         """Tell whether the value is missing or null."""
         return self.value is None
@@ -224,6 +230,7 @@ def _check_input(top: Field) -> tuple[Field, int]:
     channels = shape[1]
     assert channels is not None
     kind = image['kind'].one_of(['image', 'tensor'])
+    image.require('channels', 'mean', 'std', 'resize')
     if image['channels'].one_of(['RGB', 'BGR', None]) and channels != 3:
         raise image['channels'].fail(f'null, since there are {channels}')
     for key, low in (('mean', -1e9), ('std', 1e-9)):

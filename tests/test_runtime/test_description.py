@@ -53,6 +53,8 @@ def test_valid_descriptions(task):
         ('classifier', ('inputs', 0, 'padding'), [float('nan')] * 3, r'padding\[0\] = nan'),
         ('classifier', ('inputs', 0, 'padding'), [300, 0, 0], r'padding\[0\]'),
         ('classifier', ('inputs', 0, 'resize'), 'cv2', 'resize'),
+        ('classifier', ('inputs', 0, 'resize'), ..., r'lacks inputs\[0\].resize'),  # not: null
+        ('classifier', ('inputs', 0, 'mean'), ..., r'lacks inputs\[0\].mean'),
         ('classifier', ('inputs', 0, 'resize', 'backend'), 'gpu', 'resize.backend'),
         ('classifier', ('inputs', 0, 'resize', 'crop'), [0, 3], r'resize.crop\[0\]'),
         ('classifier', ('inputs', 0, 'resize', 'shorter'), 10**7, 'resize.shorter'),
@@ -83,7 +85,7 @@ def test_valid_descriptions(task):
 def test_each_field(task, path, value, words):
     description = describe(task)
     change(description, path, value)
-    with pytest.raises(ValueError, match=f'mine.onnx: its description has .*{words}'):
+    with pytest.raises(ValueError, match=f'mine.onnx: its description .*{words}'):
         check(description, 'mine.onnx')
 
 
