@@ -1,10 +1,10 @@
 """Measure time and memory of a training step of backbones, with options that save either.
 
-A step is a forward and a backward pass, without neck, head and optimizer; with --inference, it is
-a forward pass in evaluation mode, with norms of their own. Options are measured in interleaved
-rounds. Memory on a CPU is the bytes of all tensors that the forward pass saves for the
-backward pass, without parameters. On a GPU it is the peak of the allocator during a step, minus
-what was allocated before.
+A step is a forward and a backward pass, without neck, head and optimizer. With --inference, it is a
+forward pass in evaluation mode; norms are not fused. Options are measured in interleaved rounds.
+Memory on a CPU is the bytes of all tensors that the forward pass saves for the backward pass,
+without parameters. On a GPU it is the peak of the allocator during a step, minus what was allocated
+before.
 """
 
 import argparse
