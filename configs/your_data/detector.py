@@ -66,7 +66,8 @@ test_evaluator = dict(val_evaluator, ann_file=f'{data_root}/{test["ann_file"]}')
 
 if pretrained is None:
     weights = dict(from_scratch=True)  # what that is: see mmcare.CARE
-    lr, betas = 1e-3, (0.9, 0.98)  # 3e-3 was level after 15 epochs, behind after 30: docs/results.md
+    # A rate of 3e-3 was level after 15 epochs, and behind after 30: see docs/results.md.
+    lr, betas = 1e-3, (0.9, 0.98)
     gamma_rate = 3.0  # layer scales change by the learning rate in each step, and have far to go
 else:
     weights = dict(
