@@ -80,7 +80,7 @@ def autocast_off(x: Tensor) -> ContextManager[Any]:
     """
     device = x.device.type
     if hasattr(torch.amp, 'is_autocast_available'):  # from PyTorch 2.4 on
-        # PyTorch 2.11 and earlier cannot compile this question.
+        # PyTorch 2.11 cannot compile this question; 2.13 can.
         available = is_compiling() or torch.amp.is_autocast_available(device)
         on = available and torch.is_autocast_enabled(device)
     elif device == 'cpu':

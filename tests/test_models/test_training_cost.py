@@ -44,7 +44,7 @@ def test_recomputation_gradients(options, autocast):
 @pytest.mark.parametrize('with_cp', WITH_CP)
 def test_compiled(with_cp, monkeypatch):
     """As MMEngine's ``compile`` does it: one graph, in training and evaluation."""
-    # PyTorch 2.11 cannot compile this function, later versions can.
+    # PyTorch 2.11 cannot compile this function; 2.13 can.
     unknown = torch._dynamo.disable(torch.amp.is_autocast_available)
     monkeypatch.setattr(torch.amp, 'is_autocast_available', unknown)
     image, found = torch.randn(2, 3, 64, 64), []
