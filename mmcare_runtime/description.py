@@ -159,7 +159,7 @@ def match(
     Args:
         description: A checked description.
         file: For errors.
-        input_shape: (1, C, H, W). Sides that are not int are free.
+        input_shape: (B, C, H, W). Sides that are not int are free.
         output_shapes: In the file's order, NCHW; None where an engine does not say it.
         names: Of the input and the outputs, if the format has names.
 
@@ -199,7 +199,7 @@ def fits(shape: Sequence[int | None], actual: Sequence[Any]) -> bool:
 
 
 def _check_shape(tensor: Field) -> tuple[int | None, ...]:
-    """Check the shape and the layout of an input or output; return it as (1, C, H, W)."""
+    """Check the shape and the layout of an input or output; return it as (B, C, H, W)."""
     tensor.mapping()['name'].text()
     shape = tensor['shape'].items()
     if not 0 < len(shape.value) <= 4:

@@ -125,7 +125,10 @@ def evaluate_labels(
     """Compute the mean intersection over union of classes, and the share of right pixels."""
     matrix: np.ndarray | None = None
     names = model.description.get('classes')
-    for path in list_pictures(images):
+    paths = list_files(images, PICTURES)
+    if not paths:
+        raise FileNotFoundError(f'{images} has no pictures')
+    for path in paths:
         mask_path = masks / path.relative_to(images).with_suffix('.png')
         mask = read_mask(mask_path)
         if reduce_zero_label:
@@ -143,7 +146,7 @@ def evaluate_labels(
         if matrix is not None:
             pairs[: len(matrix), : len(matrix)] += matrix
         matrix = pairs
-    assert matrix is not None, 'list_pictures raises'
+    assert matrix is not None, 'there are pictures'
     right, expected = np.diag(matrix), matrix.sum(1)
     union = expected + matrix.sum(0) - right
     with np.errstate(invalid='ignore'):
@@ -186,20 +189,16 @@ def evaluate_classes(model: Model, images: Path) -> dict[str, float]:
         raise ValueError(f'{images} has folders that are not classes: {", ".join(sorted(unknown))}')
     elif len(folders) != model.description['outputs'][0]['shape'][1]:
         raise ValueError(f'{images} has not a folder for each class')
+    # As for mmpretrain, pictures beside the folders have no class.
+    paths = [path for path in list_files(images, PICTURES) if path.parent != images]
+    if not paths:
+        raise FileNotFoundError(f'{images} has no folders of pictures')
     ranks = []
-    for path in list_pictures(images):
+    for path in paths:
         label = labels[path.relative_to(images).parts[0]]
         order = model.predict(path)['labels']
         ranks.append(int((order == label).argmax()))
     return {f'accuracy/top{k}': 100 * float(np.less(ranks, k).mean()) for k in (1, 5)}
-
-
-def list_pictures(folder: Path) -> list[Path]:
-    """List the pictures below a folder, or raise a FileNotFoundError."""
-    paths = list_files(folder, PICTURES)
-    if not paths:
-        raise FileNotFoundError(f'{folder} has no pictures')
-    return paths
 
 
 def parse_arguments() -> argparse.Namespace:

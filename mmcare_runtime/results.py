@@ -28,7 +28,8 @@ def read_results(
         outputs: In the file's order; maps are (1, C, h, w).
         place: Where the picture is in the image.
         size: Height and width of the picture.
-        score: Least score of boxes, applied before NMS; None: the config's alone.
+        score: Least score of boxes, applied before NMS, or to the boxes that the file's NMS has
+            kept; None: the config's alone.
 
     Returns:
         For a detector, ``boxes`` (N, 4) as x1, y1, x2, y2 in pixels of the picture, ``scores`` (N,)

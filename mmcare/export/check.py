@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Run = Callable[[Tensor], Sequence[Any]]  # an input of the file (1, C, H, W) to its outputs
+Run = Callable[[Tensor], Sequence[Any]]  # an input of the file (B, C, H, W) to its outputs
 
 MIN_SQNR_DB = 10.0  # for every output; below it, results are useless
 # Above this ratio, rounding alone makes ratios differ by more than AGREEMENT_DB.

@@ -235,9 +235,10 @@ def prepare_export(model: LoadedModel, request: ExportRequest) -> Export:
             raise ValueError(f'{name}= is for formats={quote(able)}')
     number = request.number_of_calibration_images
     images = load_images(model, shape, number, request.images, request.letterbox)
-    if takes_pixels and images.loader['bits'] not in (8, None):
+    bits = images.loader['bits'] or 'an unknown number of'
+    if takes_pixels and bits != 8:
         raise ValueError(
-            f"input_kind='image' takes bytes, and pictures have {images.loader['bits']} bits: use "
+            f"input_kind='image' takes bytes, and pictures have {bits} bits: use "
             "input_kind='tensor'"
         )
     reference = Reference(model, images.checked)

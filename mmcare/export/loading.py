@@ -40,7 +40,9 @@ class Normalization:
         """Repeat a single mean, as mmdet does for all channels."""
         if len(self.mean) > 1:
             return self
-        padding = self.padding and self.padding * channels
+        padding = self.padding
+        if padding and len(padding) == 1:
+            padding *= channels
         return replace(self, mean=self.mean * channels, std=self.std * channels, padding=padding)
 
     def to_pixels(self, images: Tensor) -> Tensor:
@@ -165,7 +167,8 @@ def read_normalization(config: Config) -> Normalization | None:
     padding = read_padding(config, len(mean))
     if padding and to_rgb:
         padding = padding[::-1]
-    return Normalization(mean, std, 'RGB' if to_rgb else 'BGR', padding)
+    normalization = Normalization(mean, std, 'RGB' if to_rgb else 'BGR', padding)
+    return normalization.expand(len(padding or mean))
 
 
 def _load(task: Task, checkpoint: str | os.PathLike) -> None:

@@ -16,6 +16,7 @@ from mmcare_runtime.tiles import tile_stride
 LETTERBOXES = ('top-left', 'center')  # where a picture is in an image
 # Steps of test pipelines that change an image's size.
 RESIZING = 'Resize', 'ResizeShortestEdge', 'ResizeToMultiple', 'Pad'
+DESCRIBED = 'Resize', 'ResizeEdge', 'CenterCrop'  # of these, what an exported file can describe
 
 
 @TRANSFORMS.register_module()
@@ -57,7 +58,7 @@ def _remove_step(pipeline: list[dict[str, Any]], name: str) -> None:
 def fit_config(config: Config, shape: tuple[int, int], tile: str = 'whole') -> dict[str, Any]:
     """Change a config, in place, so that it tests single images within a height and width.
 
-    ``Resize`` and ``CenterCrop`` get this size. Before a ``CenterCrop``, the edge of
+    ``Resize`` (to a scale) and ``CenterCrop`` get this size. Before a ``CenterCrop``, the edge of
     ``ResizeEdge`` is scaled as the crop's longer side is. ``ResizeToMultiple`` and ``Pad`` are
     removed, since images are padded later, see :func:`pad_to`.
 
@@ -227,7 +228,7 @@ def read_padding(config: Config, channels: int) -> tuple[float, ...] | None:
         return None
     value = step.get('pad_val', 0)
     value = value.get('img', 0) if isinstance(value, dict) else value
-    return tuple(np.broadcast_to(value, channels).astype(float).tolist())
+    return tuple(np.broadcast_to(value, max(channels, np.size(value))).astype(float).tolist())
 
 
 def _name_interpolation(step: Any) -> dict[str, str]:
@@ -242,12 +243,18 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
         None if the test pipeline resizes nothing. Otherwise mmcv's ``interpolation`` and
         ``backend``; ``shorter`` and ``crop``: resize the shorter side to this length, then cut out
         the middle. If these two are None: resize to fit.
+
+    Raises:
+        ValueError: If the test pipeline resizes or crops in another way.
     """
     step: Any = {}
     steps: dict[str, Any] = {}
     if config is not None and config.get('test_dataloader'):
         steps = fit_config(deepcopy(config), shape)
         step = steps.get('ResizeEdge') or steps.get('Resize')
+        for name in () if is_slid(config) else steps:
+            if name.endswith(('Resize', 'ShortestEdge', 'Crop')) and name not in DESCRIBED:
+                raise ValueError(f'files cannot describe a {name}')
         if 'CenterCrop' in steps and 'ResizeEdge' not in steps:
             raise ValueError('files cannot describe a CenterCrop without a ResizeEdge before it')
         factor = step.get('scale_factor') if step else 1

@@ -32,7 +32,8 @@ class ExportRequest:
             files take normalized images. None: an image for Core ML, a tensor for others.
         outputs: ``'raw'``: the network's; ``'decoded'``: probabilities, class labels, or boxes,
             scores and labels, of whole models; probabilities of all classes, in place of labels,
-            if windows of pictures are tested. ``'probabilities'``: the same for any segmentor.
+            if windows of pictures are tested. ``'probabilities'``: those of all classes, of any
+            classifier or segmentor.
         letterbox: Where a picture is in the image of a whole model: ``'top-left'``, or
             ``'center'``, with padding on all sides.
         precision: ``'float32'``, ``'float16'`` or ``'int8'``. None: float16 for Core ML, float32
@@ -109,7 +110,8 @@ class ExportRequest:
                 raise ValueError(f'{name}={value!r} is for formats={quote(able)}')
             for option in able.values():
                 if value not in option.get('choices', [value]):
-                    raise ValueError(f'{name}={value!r} is none of {", ".join(option["choices"])}')
+                    choices = ', '.join(map(str, option['choices']))
+                    raise ValueError(f'{name}={value!r} is none of {choices}')
 
     @cached_property
     def backends(self) -> list[Backend]:

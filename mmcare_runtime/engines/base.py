@@ -10,8 +10,8 @@ import numpy as np
 class OpenedFile(NamedTuple):
     """A file that an engine has opened."""
 
-    run: Callable[[np.ndarray], list[np.ndarray]]  # an image (1, C, H, W) to outputs, maps as NCHW
-    input_shape: tuple[Any, ...]  # (1, C, H, W)
+    run: Callable[[np.ndarray], list[np.ndarray]]  # images (B, C, H, W) to outputs, maps as NCHW
+    input_shape: tuple[Any, ...]  # (B, C, H, W)
     description: Mapping[str, Any]  # checked; empty if the file has none
     output_shapes: Sequence[Any]  # NCHW, in the file's order; None where it is unknown
     names: Sequence[str] = ()  # of the input and the outputs, if the format has names

@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 from threading import Lock
 from typing import Any, Mapping
+from weakref import WeakSet
 
 import numpy as np
 
@@ -17,7 +18,7 @@ INTERPRETER = (
     "only Core ML computes it, and mmcare's interpreter where Core ML is missing: "
     'mmcare.export.open_exported, in an environment with the extra mmcare[export]'
 )
-_opened: list[Any] = []  # programs of this process
+_opened: WeakSet[Any] = WeakSet()  # methods of files that are in use
 
 
 def open_file(path: Path, threads: int) -> OpenedFile:
@@ -37,7 +38,7 @@ def open_file(path: Path, threads: int) -> OpenedFile:
     method = program.load_method('forward')
     if method is None:
         raise ValueError('ExecuTorch cannot load its method forward')
-    _opened.append(program)
+    _opened.add(method)
     about, lock = method.metadata, Lock()
 
     def run(pixels: np.ndarray) -> list[np.ndarray]:

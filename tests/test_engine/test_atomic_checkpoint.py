@@ -151,7 +151,10 @@ def test_a_folder_has_one_run_at_a_time(living, tmp_path, monkeypatch):
     Timer(1, process.kill).start()
     train(tmp_path / 'run')  # waits
     assert not written.exists() and NEWEST in names(tmp_path / 'run')
-    train(tmp_path / 'run')  # the same process may start over
+    runner = train(tmp_path / 'run')  # the same process may start over
+    (tmp_path / 'run/epoch_77.pth').mkdir()
+    with pytest.raises(IsADirectoryError, match='epoch_77'):
+        runner.train()  # the second time, the folder is checked as well
 
 
 @pytest.mark.parametrize('name', ['last_checkpoint', 'epoch_77.pth'])

@@ -108,6 +108,12 @@ def test_checks_and_descriptions(tmp_path, monkeypatch, pictures, backend, optio
     assert found == {key: report[key] for key in found}
     assert {*report} - {*found} >= {'file', 'bytes'} and found['format'] == backend
     refuse_a_flipped_bit(alone)
+    if backend == 'executorch' and options.get('delegate') != 'coreml':
+        with pytest.raises(ValueError, match='one number of threads'):
+            open_exported(alone, threads=2)
+        del program
+        open_exported(alone, threads=2)  # now no other file is open
+        open_exported(alone)
     assert found['sha256'] == digest_weights(source.task.model.state_dict(), {})
     assert found['precision'] == options.get('precision', 'float16')
     assert found.get('compress') == options.get('compress')

@@ -191,6 +191,9 @@ def test_sizes_in_configs():
         (dict(type='mmpretrain.ResizeEdge', scale=256, edge='long'), "edge='long'"),
         (dict(type='CenterCrop', crop_size=224), 'CenterCrop without a ResizeEdge'),
         (dict(type='Resize', scale_factor=0.5), 'scale_factor=0.5'),
+        (dict(type='mmseg.ResizeShortestEdge', scale=512, max_size=2048), 'a ResizeShortestEdge'),
+        (dict(type='FixScaleResize', scale=(800, 1333)), 'a FixScaleResize'),
+        (dict(type='mmpretrain.EfficientNetCenterCrop', crop_size=224), 'NetCenterCrop'),
     ],
 )
 def test_sizes_that_files_cannot_describe(step, words):
@@ -211,6 +214,9 @@ def test_one_mean_for_all_channels():
     expanded = read_normalization(config).expand(5)
     assert (expanded.mean, expanded.std) == ((3.0,) * 5, (2.0,) * 5)
     assert len(expanded.describe('tensor')['padding']) == 5
+    pad = dict(type='Pad', size=(64, 64), pad_val=dict(img=(1.0, 3.0, 5.0)))
+    config.test_dataloader = dict(dataset=dict(pipeline=[pad]))
+    assert read_normalization(config).fill == [-1.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize('name', ['bgr_to_rgb', 'rgb_to_bgr', 'to_rgb'])

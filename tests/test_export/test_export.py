@@ -161,6 +161,8 @@ def test_what_is_unknown_is_an_error_of_python(tmp_path):
         export_model(thin_model(), tmp_path, SHAPE, foo=1)
     with pytest.raises(ValueError, match="delegate='mps' is none of xnnpack, coreml"):
         export_model(thin_model(), tmp_path, SHAPE, ('executorch',), delegate='mps')
+    with pytest.raises(ValueError, match='opset=17 is none of 18, 19, 20'):
+        export_model(thin_model(), tmp_path, SHAPE, ('onnx',), opset=17)
 
 
 def test_one_format_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):

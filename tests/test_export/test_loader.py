@@ -48,6 +48,8 @@ def test_pictures_of_twelve_bits(tmp_path):
         assert images.checked[name].pixels.max() > 1000
     with pytest.raises(ValueError, match=r"pictures have 16 bits: use input_kind='tensor'"):
         prepare_export(model, ExportRequest(SHAPE, ('onnx',), 'image', images=tmp_path))
+    with pytest.raises(ValueError, match='pictures have an unknown number of bits'):
+        prepare_export(model, ExportRequest(SHAPE, ('coreml',)))  # there are none
 
 
 def test_loaders():

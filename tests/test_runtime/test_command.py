@@ -251,6 +251,7 @@ def test_classifiers_are_measured(tmp_path):
         (tmp_path / name).mkdir()
         cv2.imwrite(str(tmp_path / name / 'a.png'), np.full((64, 96, 3), value, np.uint8))
     (tmp_path / 'owl/._a.png').write_bytes(b'written by macOS')
+    (tmp_path / 'overview.png').write_bytes(b'of no class')
 
     def find(image):
         scores = np.zeros((1, 3), np.float32)
@@ -263,3 +264,5 @@ def test_classifiers_are_measured(tmp_path):
     (tmp_path / 'owl').rename(tmp_path / 'Owl')
     with pytest.raises(ValueError, match='folders that are not classes: Owl'):
         evaluate(model, tmp_path)
+    with pytest.raises(FileNotFoundError, match='no folders of pictures'):
+        evaluate(model, tmp_path / 'Owl')

@@ -3,7 +3,7 @@
 A check compares what the data contain with what training and evaluation use. It yields a
 :class:`~.findings.Stop` for a certain fault, a :class:`~.findings.Warn` for what may be intended,
 and nothing for healthy data. Findings of the same kind are reported as one. ``CHECKS`` run before
-a run; ``LATER`` has the names of the other checks.
+a run; ``OTHERS`` has the names of checks that run before data sets are built, or during the run.
 """
 
 from mmcare.engine.data_checks import classes, coco, masks, pictures
@@ -35,7 +35,7 @@ _CHECKS = (
     masks.check_ignored_labels,
 )
 CHECKS = {check.__name__[len('check_') :]: check for check in _CHECKS}
-LATER = (
+OTHERS = (
     'required_keys',
     'folder_names',
     'test_split',

@@ -46,7 +46,8 @@ class AtomicCheckpointHook(CheckpointHook):
     reads them. The log's smoothed values start over after a resume.
 
     Raises:
-        CheckpointError: If a run resumes, and all of its checkpoints are damaged.
+        CheckpointError: If a run resumes, and all of its checkpoints are damaged, or the one that
+            ``last_checkpoint`` names is missing, and there is no other.
         IsADirectoryError: If there is a directory in place of a checkpoint, or of the file
             ``last_checkpoint``.
         RuntimeError: If another run writes to the folder.
@@ -60,7 +61,7 @@ class AtomicCheckpointHook(CheckpointHook):
     def before_run(self, runner: Any) -> None:
         """Choose the backend and, before the runner looks for it, the checkpoint to resume from."""
         backend = (self.backend_args or {}).get('backend', 'local')
-        if backend != 'local' or self.file_client_args or '://' in str(self.out_dir):
+        if backend not in ('local', ATOMIC) or self.file_client_args or '://' in str(self.out_dir):
             return
         if not isinstance(runner, Runner):  # strategies of FlexibleRunner write without a backend
             return
@@ -173,7 +174,9 @@ class AtomicCheckpointHook(CheckpointHook):
                 print_log(text, 'current', logging.WARNING)
         if saved:
             names = ', '.join(path.name for path in saved)
-            raise CheckpointError(f'all of {names} in {folder} are damaged: train without resume')
+            raise CheckpointError(
+                f'all of {names} in {folder} are damaged or missing: train without resume'
+            )
         return None
 
     def _validates_now(self, loop: Any) -> bool:

@@ -13,7 +13,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.registry import DATASETS
 from mmengine.runner import BaseLoop, Runner
 
-from mmcare.engine.data_checks import CHECKS, LATER, classes, coco, masks, weights
+from mmcare.engine.data_checks import CHECKS, OTHERS, classes, coco, masks, weights
 from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn
 from mmcare.engine.hooks import SwitchableHook
@@ -49,9 +49,9 @@ class DataCheckHook(SwitchableHook):
     def __init__(self, enabled: bool = True, skip: str | Sequence[str] = ()) -> None:
         super().__init__(enabled)
         skip = [skip] if isinstance(skip, str) else skip
-        unknown = sorted({*skip} - {*CHECKS, *LATER})
+        unknown = sorted({*skip} - {*CHECKS, *OTHERS})
         if unknown:
-            raise ValueError(f'there are no checks {unknown} to skip, but {[*CHECKS, *LATER]}')
+            raise ValueError(f'there are no checks {unknown} to skip, but {[*CHECKS, *OTHERS]}')
         self.skip = {*skip}
         self._checked: set[str] = set()
         self._read = lru_cache(maxsize=None)(read_coco)

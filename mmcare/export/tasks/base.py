@@ -51,7 +51,7 @@ class OutputFormat:
 
 
 class PostProcess(nn.Module):
-    """Turn the outputs of a network, for one image, into results."""
+    """Turn the outputs of a network, for one image or several, into results."""
 
     takes_batches = False  # whether it takes outputs for several images
     outputs: list[dict[str, Any]]  # of each result: name, kind and what else there is to say
@@ -71,6 +71,7 @@ class EachImage(PostProcess):
         self.outputs, self.metadata = post_process.outputs, post_process.metadata
 
     def forward(self, raw: Outputs) -> tuple[Tensor, ...]:
+        """Compute the results for each image, and concatenate them."""
         images = zip(*(x.split(1) for x in raw), strict=True)
         results = zip(*map(self.post_process, images), strict=True)
         return tuple(torch.cat(parts) for parts in results)
@@ -136,7 +137,10 @@ class Task(nn.Module):
     def name_outputs(self, outputs: Outputs) -> list[str]:
         """Name the outputs, in their order; raise a ValueError if they are not as expected."""
         if len(outputs) != 1:
-            raise ValueError(f"the head has {len(outputs)} outputs, not one: use part='backbone'")
+            raise ValueError(
+                f'the {type(self.head).__name__} does not predict from one map of logits: use '
+                "part='neck' or part='backbone'"
+            )
         return ['logits']
 
     def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
@@ -179,13 +183,6 @@ class Task(nn.Module):
     def centered_substitutes(self) -> Substitutes:
         """Say what is replaced in the model to move results back from the middle of the image."""
         return []
-
-
-def to_logits(probabilities: Tensor, activation: str) -> Tensor:
-    """Return finite logits that give these probabilities, of a softmax or a sigmoid."""
-    if activation == 'sigmoid':
-        return probabilities.logit(1e-7)
-    return probabilities.clamp(1e-30).log()
 
 
 def is_of_class(instance: object, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from mmengine.config import Config
 from torch import Tensor, nn
 
@@ -17,8 +18,8 @@ from mmcare.export.tasks.base import (
     Task,
     describe_classes,
     is_of_class,
-    to_logits,
 )
+from mmcare_runtime.results import to_logits
 
 
 class Classifier(Task):
@@ -53,7 +54,8 @@ class Classifier(Task):
             (scores,) = run(images)
             if output.get('kind') != 'probabilities':
                 return scores
-            return to_logits(scores, output['activation'])
+            logits = to_logits(scores.cpu().numpy(), output['activation'])
+            return torch.from_numpy(logits).to(images.device)
 
         return [
             (self.model, 'extract_feat', lambda images: images),
@@ -62,7 +64,7 @@ class Classifier(Task):
 
 
 class Probabilities(PostProcess):
-    """Logits (B, K) to probabilities."""
+    """Logits (B, K, ...) to probabilities of the same shape."""
 
     takes_batches = True
 
@@ -73,4 +75,5 @@ class Probabilities(PostProcess):
         self.outputs = [dict(name=name, kind=name, activation=activation)]
 
     def forward(self, raw: Outputs) -> tuple[Tensor, ...]:
+        """Apply the activation."""
         return (raw[0].sigmoid() if self.activation == 'sigmoid' else raw[0].softmax(1),)

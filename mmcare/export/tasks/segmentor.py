@@ -21,9 +21,10 @@ from mmcare.export.tasks.base import (
     Task,
     describe_classes,
     is_of_class,
-    to_logits,
 )
+from mmcare.export.tasks.classifier import Probabilities
 from mmcare.models.deployment import BackboneInfo
+from mmcare_runtime.results import to_logits
 
 # ncnn has no argmax. A logit that is at least 1 / 60000**2 = 3e-10 below the largest is not chosen;
 # each factor is within the range of float16, whose largest number is 65504.
@@ -76,15 +77,6 @@ class Segmentor(Task):
         if [*shape] != [*(test_cfg.get('crop_size') or ())]:
             super().check_shape(shape)
 
-    def name_outputs(self, outputs: Outputs) -> list[str]:
-        """Name the logits; raise a ValueError if the head predicts in its own way."""
-        if len(outputs) != 1:
-            raise ValueError(
-                f'the {type(self.head).__name__} does not predict from one map of logits: use '
-                "part='neck' or part='backbone'"
-            )
-        return ['logits']
-
     def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
         """Describe how logits are enlarged and read, and the windows that the test uses, if any.
 
@@ -127,7 +119,8 @@ class Segmentor(Task):
         def predict(images: Tensor, metas: Sequence[Any]) -> Tensor:
             (logits,) = run(images)
             if output.get('kind') == 'probabilities':
-                logits = to_logits(logits, output['activation'])
+                values = to_logits(logits.cpu().numpy(), output['activation'])
+                logits = torch.from_numpy(values).to(images.device)
             elif output.get('kind') == 'labels':
                 logits = F.one_hot(logits.long(), max(channels, 2)).permute(0, 3, 1, 2).float()
                 logits = logits if channels > 1 else CERTAIN * (2 * logits[:, 1:] - 1)
@@ -151,21 +144,18 @@ def is_loss(module: Any) -> bool:
     return isinstance(getattr(module, 'use_sigmoid', None), bool)
 
 
-class ProbabilityMap(PostProcess):
+class ProbabilityMap(Probabilities):
     """Logits (B, K, h, w) to the probability of each class at each pixel (B, K, H, W)."""
 
-    takes_batches = True
-
     def __init__(self, activation: str, shape: Shape, align_corners: bool) -> None:
-        super().__init__()
-        self.activation, self.shape, self.align_corners = activation, shape, align_corners
-        name = 'probabilities'
-        self.outputs = [dict(name=name, kind=name, activation=activation)]
+        super().__init__(activation)
+        self.shape, self.align_corners = shape, align_corners
 
     def forward(self, raw: Outputs) -> tuple[Tensor, ...]:
         """Enlarge logits, and apply the activation."""
-        logits = F.interpolate(raw[0], self.shape, None, 'bilinear', self.align_corners)
-        return (logits.sigmoid() if self.activation == 'sigmoid' else logits.softmax(1),)
+        return super().forward(
+            [F.interpolate(raw[0], self.shape, None, 'bilinear', self.align_corners)]
+        )
 
 
 class LabelMap(PostProcess):
