@@ -88,11 +88,11 @@ class DistillationClassifier(ImageClassifier):
         teacher = self._teacher[0]
         if not isinstance(teacher, nn.Module):
             teacher = MMPRETRAIN_MODELS.build(deepcopy(teacher))
-            if self.teacher_checkpoint is None:
-                teacher.init_weights()
-            else:
+            if self.teacher_checkpoint:
                 state = load_weights(self.teacher_checkpoint)
                 teacher.load_state_dict(state.get('model', state))  # DeiT's key is `model`
+            elif teacher.init_cfg:  # timm's models have loaded theirs, which this would replace
+                teacher.init_weights()
             self._teacher[0] = teacher
         return teacher
 

@@ -40,6 +40,7 @@ def _scalar(dtype: Any, data: bytes) -> Any:
 STAND_INS: dict[str, Any] = {
     'builtins.getattr': Foreign,
     'argparse.Namespace': Foreign,
+    'mmengine.config.config.ConfigDict': dict,  # nested metainfo of data sets
     'mmengine.logging.history_buffer.HistoryBuffer': Foreign,
     'mmengine.optim.scheduler.param_scheduler.OneCycleParamScheduler': Foreign,
     'numpy.ndarray': Foreign,

@@ -33,7 +33,7 @@ inline json parse(const std::string& text) {
     throw std::runtime_error("the file is not of a detector, --part model --outputs decoded");
   const json loader = description.at("inputs").at(0).value("loader", json());
   const std::map<std::string, json> known = {
-      {"bits", 8}, {"color_type", "color"}, {"imdecode_backend", "cv2"}};
+      {"bits", 8}, {"color_type", "color"}, {"imdecode_backend", "cv2"}, {"to_float32", false}};
   for (const auto& [key, value] : known)
     if (!loader.is_null() && !loader.at(key).is_null() && loader.at(key) != value)
       throw std::runtime_error("only colours of 8 bits, read by cv2, are prepared here");

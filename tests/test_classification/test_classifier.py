@@ -15,6 +15,7 @@ from torch import nn
 from toy_configs import TEACHER as LARGE_TEACHER
 
 pytest.importorskip('mmpretrain')
+import timm
 from mmpretrain.registry import MODELS
 from mmpretrain.structures import DataSample
 
@@ -204,6 +205,17 @@ def test_teacher_is_no_part_of_the_student(teacher_file, form):
     assert not any(parameter.requires_grad for parameter in model.teacher.parameters())
     averaged = ExponentialMovingAverage(model)
     assert copy.deepcopy(model).teacher is averaged.module.teacher is model.teacher
+
+
+@pytest.mark.parametrize('teacher', ['resnet18', 'vit_tiny_patch16_224'])
+def test_teacher_of_timm_keeps_the_weights_that_it_loads(tmp_path, teacher):
+    model = timm.create_model(teacher, num_classes=CLASSES)
+    torch.save(model.state_dict(), tmp_path / 'teacher.pth')
+    config = dict(type='TimmClassifier', model_name=teacher, num_classes=CLASSES, pretrained=True)
+    loads = dict(pretrained_cfg_overlay=dict(file=str(tmp_path / 'teacher.pth'), num_classes=3))
+    network = student(dict(config, **loads))
+    network.init_weights()
+    assert_equal(network.teacher.model.state_dict(), model.state_dict())
 
 
 def test_type_and_layout_of_the_teacher():

@@ -7,6 +7,7 @@ import shutil
 import sys
 from types import SimpleNamespace
 
+import mmcv
 import numpy as np
 import pytest
 import torch
@@ -27,6 +28,7 @@ from mmcare.engine.data_checks.classes import (
 from mmcare.engine.data_checks.coco import check_required_keys
 from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.findings import Run, Split, Stop
+from mmcare.engine.data_checks.headers import read_headers
 from mmcare.engine.data_checks.masks import check_class_weights, unwrap
 from mmcare.engine.data_checks.weights import check_layer_scale
 from mmcare.engine.hooks.data_check_hook import DataCheckHook
@@ -579,7 +581,8 @@ STEPS = [dict(type='mmdet.LoadAnnotations'), dict(type='mmdet.PackDetInputs')]
 FILTERED = dict(filter_cfg=dict(filter_empty_gt=True))
 FROM_0 = dict(TWO, reduce_zero_label=True)
 AS_POLYGONS = [dict(type='mmdet.LoadAnnotations', with_mask=True, poly2mask=False), *STEPS[1:]]
-AS_DRAWN = dict(type='LoadImageFromFile', color_type='color_ignore_orientation')
+LOAD, PACK = dict(type='LoadImageFromFile'), dict(type='mmpretrain.PackInputs')
+AS_DRAWN = dict(LOAD, color_type='color_ignore_orientation')
 AS_STORED = dict(type='LoadImageFromFile', color_type='unchanged')
 NOT_AS_STORED = r'stop: labels/train/0\.\w+.* one channel of 8 bits'
 BROKEN = 'stop: 1 pictures of the train dataset cannot be read'
@@ -1397,17 +1400,31 @@ def test_what_may_be_meant_is_a_warning(data, capfd):
         ('coco', dict(backend_args=dict(backend='local'))),  # any other is not installed
         ('coco', dict(data_prefix=dict(img='https://example.org/'))),
         ('ade20k', dict(data_prefix=dict(img_path='images/train', seg_map_path='s3://labels/'))),
+        ('listed', dict(pipeline=[dict(LOAD, backend_args=dict(backend='local')), PACK])),
     ],
 )
 def test_remote_data_pass(data, layout, changes):
     LAYOUTS[layout][0](data)
-    for file in [data / 'train/3.jpg', data / 'val/0.jpg', data / 'labels/train/1.png']:
+    for name in ['train/3.jpg', 'val/0.jpg', 'labels/train/1.png', 'train/ant/0.jpg']:
+        file = data / name
         file.unlink(missing_ok=True)
     if 'backend_args' in changes:
         forget('val')(data)
     runner = build(layout, data, **changes)
     assert runner.train_loop
     runner.call_hook('before_run')
+
+
+@pytest.mark.parametrize('orientation', range(1, 9))
+def test_sizes_of_turned_pictures_in_tiff(tmp_path, orientation):
+    """They are turned even if the loader is told not to."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    path = str(tmp_path / 'a.tif')
+    Image.new('RGB', SIZE).save(path, exif=exif)
+    header = read_headers([path], mmcv.imread)[path]
+    for flag in ('color', 'color_ignore_orientation', 'unchanged'):
+        assert header.size == mmcv.imread(path, flag).shape[1::-1] and header.turn == 1
 
 
 @pytest.mark.parametrize(('mode', 'reduced'), [('train', True), ('val', False), ('test', True)])

@@ -45,7 +45,7 @@ def test_training_agrees_and_resumes(tmp_path, hook, is_on, resumed):
 
 
 @newer
-def test_validation_is_not_compiled():
+def test_validation_and_test_are_not_compiled():
     hook, model = CompileHook(), Images()
     hook.before_train(Namespace(model=torch.nn.ModuleDict(dict(module=model))))  # as in DDP
     assert is_compiled(model)
@@ -53,6 +53,8 @@ def test_validation_is_not_compiled():
     assert not is_compiled(model)
     hook.after_val(None)
     assert is_compiled(model)
+    hook.before_test(None)
+    assert not is_compiled(model)
 
 
 def test_compilation_can_be_switched_off():

@@ -19,6 +19,7 @@ import pytest
 import torch
 from exploits import Call, exploits
 from helpers import THIN, Images, thin_backbone
+from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader, load_checkpoint
 from mmengine.runner.checkpoint import load_from_local
@@ -96,10 +97,13 @@ def test_foreign_objects_are_removed(tmp_path):
         arrays=[np.arange(3)],
         text=np.str_('sky'),
         nested=[dict(mean=np.ones(3), std=2.0)],
+        dataset_meta=dict(info=ConfigDict(name=ConfigDict(first='a'))),
     )
     loaded = read_checkpoint(save(saved, tmp_path))
     info = dict(best_score=0.5, epoch=3, flag=True)
+    meta = loaded.pop('dataset_meta')['info']
     assert loaded == dict(runtime_info=info, log_scalars={}, nested=[dict(std=2.0)])
+    assert meta == dict(name=dict(first='a')) and type(meta) is type(meta['name']) is dict
     assert [type(value) for value in loaded['runtime_info'].values()] == [float, int, bool]
 
 

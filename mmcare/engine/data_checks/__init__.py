@@ -3,7 +3,7 @@
 A check compares what the data contain with what training and evaluation use. It yields a
 :class:`~.findings.Stop` for a certain fault, a :class:`~.findings.Warn` for what may be intended,
 and nothing for healthy data. Findings of the same kind are reported as one. ``CHECKS`` run before
-a run; ``OTHERS`` has the names of checks that run before data sets are built, or during the run.
+a run; ``OTHERS`` has the names of the checks outside of this tuple.
 """
 
 from mmcare.engine.data_checks import classes, coco, masks, pictures

@@ -47,13 +47,11 @@ def check_evaluator(run: Run) -> Iterator[Stop]:
         if split.coco is None or len(run.of_mode(split.mode)) > 1:
             continue  # captions have a file of their own for their metric
         for metric in split.configs:
-            if (
-                split.coco.is_panoptic
-                and isinstance(metric, dict)
-                and type_name(metric['type']) == 'CocoMetric'
-            ):
+            if not isinstance(metric, dict):
+                continue
+            if split.coco.is_panoptic and type_name(metric['type']) == 'CocoMetric':
                 continue  # it evaluates boxes with a file of objects
-            file = metric.get('ann_file') if isinstance(metric, dict) else None
+            file = metric.get('ann_file')
             if file and os.path.realpath(file) != os.path.realpath(split.dataset.ann_file):
                 yield Stop(
                     f"{split.mode}_evaluator.ann_file={file!r} is not the dataset's, "

@@ -13,15 +13,16 @@ from PIL import Image
 
 JPEG_END, PNG_END = b'\xff\xd9', b'IEND'
 DEEP_TIFF = {16, 32, 64}
-ORIENTATION, BITS = 0x0112, 258  # tags of EXIF and TIFF
+WIDTH, HEIGHT, BITS, ORIENTATION = 256, 257, 258, 274  # tags of EXIF and TIFF
 
 
 class Header(NamedTuple):
     """What the header of a picture says.
 
     Attributes:
-        size: Width and height as stored.
-        turn: EXIF's orientation, 1 to 8: 2, 3 and 4 keep width and height, 5 to 8 swap them.
+        size: Width and height as stored; of TIFF files, as every decoder turns them.
+        turn: EXIF's orientation, 1 to 8: 2, 3 and 4 keep width and height, 5 to 8 swap them. 1 for
+            TIFF files.
         is_deep: Whether values have more than 8 bits.
     """
 
@@ -36,7 +37,7 @@ def read_headers(
     """Read the headers of pictures; ``load`` returns None for those that training cannot read.
 
     In place of a header, a string says why a picture cannot be read. None means that only ``load``
-    knows the format, or that the file does not exist.
+    knows the format or its orientation, or that the file does not exist.
     """
     trusted: dict[str, bool] = defaultdict(bool)  # by suffix: whether only ``load`` reads it
     return {path: _read_header(path, load, trusted) for path in dict.fromkeys(paths)}
@@ -54,6 +55,8 @@ def _read_header(
             warnings.simplefilter('ignore')  # about large pictures
             with Image.open(path) as image:
                 header = _describe(image)
+                if image.format == 'AVIF' and header.turn > 1:
+                    return None  # Pillow turns these pictures, OpenCV does not
                 end = image.fp.tell() if image.fp else 0
                 suspect = _is_cut(path, image.format, end)
     except Exception as error:  # Pillow reads fewer formats, and limits sizes
@@ -79,8 +82,12 @@ def _describe(image: Image.Image) -> Header:
     tile = getattr(image, 'tile', None)
     stored = tile[0][3] if tile else ''
     raw_mode = stored[0] if isinstance(stored, tuple) else stored  # the rest are offsets
-    tags = getattr(image, 'tag_v2', {}).get(BITS, ())
-    deep = image.mode[0] in 'IF' or '16' in str(raw_mode) or bool(DEEP_TIFF & {*tags})
+    tags = getattr(image, 'tag_v2', {})
+    deep = image.mode[0] in 'IF' or '16' in str(raw_mode)
+    deep = deep or bool(DEEP_TIFF & {*tags.get(BITS, ())})
+    if image.format == 'TIFF':
+        size = tags[WIDTH], tags[HEIGHT]
+        return Header(size[::-1] if turn > 4 else size, 1, deep)
     return Header(image.size, turn, deep)
 
 

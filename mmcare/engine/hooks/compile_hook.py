@@ -12,8 +12,8 @@ class CompileHook(SwitchableHook):
     """Compile each CARE of a model with ``torch.compile``, even inside DDP.
 
     Use it for images of one size, such as the crops of ADE20K and ImageNet: every new image size or
-    batch size recompiles. Validation runs uncompiled. Names of weights and checkpoints stay the
-    same. The hook needs PyTorch 2.2, which has ``nn.Module.compile``.
+    batch size recompiles. Validation and test run uncompiled. Names of weights and checkpoints stay
+    the same. The hook needs PyTorch 2.2, which has ``nn.Module.compile``.
 
     Args:
         enabled: See :class:`SwitchableHook`.
@@ -36,6 +36,8 @@ class CompileHook(SwitchableHook):
         """Run uncompiled."""
         for module in self._compiled:
             module._compiled_call_impl = None
+
+    before_test = before_val
 
     def after_val(self, runner: Any) -> None:
         """Run compiled again."""

@@ -28,9 +28,9 @@ class DataCheckHook(SwitchableHook):
 
     The main process checks COCO files and class folders before datasets are built from them, and
     everything else once before the run. Faults stop all processes; suspicious findings only warn.
-    After weights are loaded, random layer scales are compared with the number of pictures.
-    Before each iteration, the labels of mmseg's maps are compared with the classes. The hook reads
-    the headers of at most 10,000 pictures and masks of a dataset, and pixels of masks until it has
+    After weights are loaded, random layer scales are compared with the number of pictures. Before
+    each iteration, the labels of mmseg's maps are compared with the classes. The hook reads the
+    headers of at most 10,000 pictures and masks of a dataset, and pixels of PNG masks until it has
     seen two classes; of a COCO file above 32 MiB, it reads at most 20,000 objects, evenly spread.
     Remote data (``backend_args``, ``://``) are not checked.
 
@@ -149,7 +149,9 @@ class DataCheckHook(SwitchableHook):
                 continue
             configs = getattr(runner, f'_{mode}_evaluator', None)  # training has none
             for dataset in masks.unwrap(loop.dataloader.dataset):
-                if not getattr(dataset, 'backend_args', None):
+                # mmpretrain's have none themselves, only their loaders.
+                parts = (dataset, *getattr(dataset.pipeline, 'transforms', ()))
+                if not any(getattr(part, 'backend_args', None) for part in parts):
                     splits.append(
                         Split(
                             mode,

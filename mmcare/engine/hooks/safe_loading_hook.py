@@ -24,11 +24,11 @@ class SafeLoadingHook(SwitchableHook):
 
     Published CARE files load into classifiers. The weights of each CARE and of its two heads are
     checked while they are loaded, see :func:`mmcare.models.loading.strict_loading`, even in
-    wrappers, in teachers, in test-time augmentation and in EMA's copy of the model. A file that a
-    whole model's ``init_cfg`` of type ``'Pretrained'`` names is read and checked in the same way.
-    MMEngine's loader is restored afterwards, even if loading fails. ``FlexibleRunner`` loads before
-    ``before_run``: for it, import :mod:`mmcare.engine.safe_loading`, and the weights of
-    ``load_from`` are checked as well.
+    wrappers, in SoftTeacher's teacher, in test-time augmentation and in EMA's copy of the model. A
+    file that a whole model's ``init_cfg`` of type ``'Pretrained'`` names is read and checked in the
+    same way. MMEngine's loader is restored afterwards, even if loading fails. ``FlexibleRunner``
+    loads before ``before_run``: for it, import :mod:`mmcare.engine.safe_loading`, and the weights
+    of ``load_from`` are checked as well.
 
     Raises:
         CheckpointError: If a file cannot be read, or does not fill a CARE of the model.
