@@ -154,7 +154,8 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     runs: dict[str, Callable[[], object]] = {}
     for file, program in programs.items():
         model, checked = runner.model, bool(arguments.checkpoint)
-        with sliced(model, program) if slices else replaced_part(model, program, checked) as part:
+        replaced = sliced if slices else replaced_part
+        with replaced(model, program, checked) as part:
             if part != 'model' and not arguments.checkpoint:
                 raise ValueError(
                     f'{file} holds the {part} alone: give the weights of the rest with '

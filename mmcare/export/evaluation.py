@@ -1,6 +1,6 @@
 """Test an exported program inside a toolbox's model, in place of a part of the model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mmcare.export.loading import Normalization
 from mmcare.export.preprocessing import pad_to
-from mmcare.export.tasks import make_task
+from mmcare.export.tasks import Task, make_task
 from mmcare.weights.reading import digest_weights
 
 
@@ -84,8 +84,8 @@ def replaced_part(model: Any, program: Any, checked: bool = False) -> Iterator[s
     if not description:
         raise ValueError('the file does not say what it is: export it with mmcare')
     task = make_task(model, description['part'])
-    if checked and digest_weights(task.model.state_dict(), {}) != description['sha256']:
-        raise ValueError('the file is of other weights than the checkpoint')
+    if checked:
+        _check_weights(task, description)
     shapes = [[*output.shape] for output in run(image)]
     expected = [[*output.shape] for output in task(image)]
     if shapes != expected and 'kind' not in description['outputs'][0]:
@@ -100,14 +100,25 @@ def replaced_part(model: Any, program: Any, checked: bool = False) -> Iterator[s
         yield task.part
 
 
+def _check_weights(task: Task, description: Mapping[str, Any]) -> None:
+    if digest_weights(task.model.state_dict(), {}) != description['sha256']:
+        raise ValueError('the file is of other weights than the checkpoint')
+
+
 @contextmanager
-def sliced(model: Any, program: Any) -> Iterator[str]:
+def sliced(model: Any, program: Any, checked: bool = False) -> Iterator[str]:
     """Let a detector's file compute windows of the pictures on disk; yield its part of the model.
 
     Args:
         model: Of mmdet, changed while the context is active: it computes metrics only.
         program: A file that :func:`mmcare.export.open_exported` has opened.
+        checked: Whether the file must have the model's weights.
+
+    Raises:
+        ValueError: If the file was exported from other weights.
     """
+    if checked:
+        _check_weights(make_task(model, 'model'), program.description)
 
     def predict(_: Tensor, samples: Any, **__: Any) -> Any:
         for sample in samples:

@@ -229,7 +229,7 @@ def test_each_of_the_toolboxes_words_swaps_channels(name):
 STAGES, LOGITS = [(1, 16, 16, 24), (1, 16, 8, 12), (1, 32, 4, 6), (1, 128, 2, 3)], [(1, 8, 16, 24)]
 RESIZE = 'test_dataloader.dataset.pipeline.1'
 LARGER = ['--cfg-options', f'{RESIZE}.type=RandomChoiceResize', f'{RESIZE}.scales=[(160,160)]']
-NO_DATA = ['--cfg-options', 'test_dataloader=None']
+NO_DATA, SLIDE = ['--cfg-options', 'test_dataloader=None'], ['--tile', 'slide']
 
 
 @pytest.mark.parametrize(
@@ -249,15 +249,17 @@ NO_DATA = ['--cfg-options', 'test_dataloader=None']
         ('segmentation', ('model', LOGITS), ['--checkpoint', 'weights.pth'], 'pth does not fit'),
         ('segmentation', ('model', LOGITS), LARGER, 'an image of 160x160, the file takes 64x96'),
         ('segmentation', ('model', LOGITS), ['--checkpoint'], 'of other weights than the check'),
+        ('detection', ('model', LOGITS), [*SLIDE, '--checkpoint'], 'of other weights than the'),
         ('segmentation', ('model', LOGITS), NO_DATA, 'toy.py has no test_dataloader'),
     ],
 )
 def test_bad_input(task, file, options, words, made, evaluate, capsys, tmp_path, monkeypatch):
-    options = options + [made(task) / 'weights.pth'] * (options == ['--checkpoint'])
+    options = options + [made(task) / 'weights.pth'] * (options[-1:] == ['--checkpoint'])
     if not isinstance(file, str):
         part, shapes = file
         outputs = [np.zeros(shape, np.float32) for shape in shapes]
-        about = dict(part=part, sha256='', outputs=[{}]) if part else {}
+        boxes = dict(kind='boxes') if options[:2] == SLIDE else {}
+        about = dict(part=part, sha256='', outputs=[boxes]) if part else {}
         program = SimpleNamespace(run=lambda _: outputs, input_shape=(1, 3, *SHAPE))
         program.__dict__.update(description=about, input_kind='tensor', letterbox='top-left')
         monkeypatch.setattr('mmcare.export.opening.open_exported', lambda *_, **__: program)
