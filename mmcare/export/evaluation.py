@@ -38,6 +38,7 @@ def pad_images(
     fill = normalization.fill if normalization else [0.0]
 
     def pad(_: nn.Module, __: Any, data: dict[str, Any]) -> None:
+        """Pad images (B, C, h, w), and note it in the metainfo."""
         size = tuple(map(max, data['inputs'].shape[-2:], shape)) if slides else shape
         data['inputs'], padding = pad_to(data['inputs'], size, fill, letterbox)
         metainfo: dict[str, Any] = dict(pad_shape=size, batch_input_shape=size)
@@ -71,6 +72,7 @@ def replaced_part(model: Any, program: Any, checked: bool = False) -> Iterator[s
     image = torch.zeros(1, *shape, device=device)
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
+        """Map normalized images (1, C, H, W) to the file's outputs."""
         if program.input_kind == 'image':
             images = images * model.data_preprocessor.std + model.data_preprocessor.mean
         images = images.repeat(batch, 1, 1, 1).cpu().contiguous()

@@ -14,9 +14,9 @@ from mmcare.registry import TRANSFORMS, type_name
 from mmcare_runtime.tiles import tile_stride
 
 LETTERBOXES = ('top-left', 'center')  # where a picture is in an image
-# Steps of test pipelines that change an image's size.
-RESIZING = 'Resize', 'ResizeShortestEdge', 'ResizeToMultiple', 'Pad'
-DESCRIBED = 'Resize', 'ResizeEdge', 'CenterCrop'  # of these, what an exported file can describe
+# Endings of the names of steps that change an image's size, and the steps that files can describe.
+RESIZING = 'Resize', 'Edge', 'ToMultiple', 'Crop', 'Pad'
+DESCRIBED = 'Resize', 'ResizeEdge', 'CenterCrop'
 
 
 @TRANSFORMS.register_module()
@@ -78,7 +78,7 @@ def fit_config(config: Config, shape: tuple[int, int], tile: str = 'whole') -> d
     steps = name_steps(config)
     if tile == 'slide':
         if not is_slid(config):
-            for name in {*RESIZING} & {*steps}:
+            for name in [name for name in steps if name.endswith(RESIZING)]:
                 _remove_step(loader.dataset.pipeline, name)
                 steps.pop(name)
         stride = tile_stride(shape, model.test_cfg.get('stride'))
@@ -115,7 +115,8 @@ def describe_sliding(config: Config) -> dict[str, Any]:
     padding = preprocessor.get('test_cfg') or {}
     resize: Any = steps.get('Resize')
     multiple = steps.get('ResizeToMultiple', {})
-    others = sorted({*RESIZING} & {*steps} - {'Resize', 'ResizeToMultiple'})
+    others = sorted(name for name in steps if name.endswith(RESIZING))
+    others = [name for name in others if name not in ('Resize', 'ResizeToMultiple')]
     if resize and not resize.get('scale'):
         resize, others = None, [*others, 'Resize by scale_factor']
     if resize:
@@ -252,9 +253,11 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
     if config is not None and config.get('test_dataloader'):
         steps = fit_config(deepcopy(config), shape)
         step = steps.get('ResizeEdge') or steps.get('Resize')
-        for name in () if is_slid(config) else steps:
-            if name.endswith(('Resize', 'ShortestEdge', 'Crop')) and name not in DESCRIBED:
-                raise ValueError(f'files cannot describe a {name}')
+        for name in steps:
+            if name.endswith(RESIZING) and name not in DESCRIBED and not is_slid(config):
+                raise ValueError(
+                    f'files cannot describe {name}: use Resize, or ResizeEdge and CenterCrop'
+                )
         if 'CenterCrop' in steps and 'ResizeEdge' not in steps:
             raise ValueError('files cannot describe a CenterCrop without a ResizeEdge before it')
         factor = step.get('scale_factor') if step else 1

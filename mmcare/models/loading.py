@@ -85,6 +85,7 @@ def strict_loading(
     """
 
     def check(filled: Any, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        """Check a state before PyTorch loads it; warn if weights of ``init_cfg`` stay."""
         is_filled = getattr(filled, 'is_init', False)
         if not isinstance(module, TwoHeads):  # MMEngine also marks random weights as initialized
             is_filled = is_filled and bool(pretrained_cfgs(filled))

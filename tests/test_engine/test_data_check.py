@@ -16,7 +16,7 @@ from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, METRICS
 from mmengine.runner import Runner
 from mmengine.structures import PixelData
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, features
 from torch import nn
 
 from mmcare.engine.data_checks import CHECKS, coco_file
@@ -1425,6 +1425,17 @@ def test_sizes_of_turned_pictures_in_tiff(tmp_path, orientation):
     header = read_headers([path], mmcv.imread)[path]
     for flag in ('color', 'color_ignore_orientation', 'unchanged'):
         assert header.size == mmcv.imread(path, flag).shape[1::-1] and header.turn == 1
+
+
+@pytest.mark.skipif(not features.check('avif'), reason='Pillow has no AVIF')
+def test_sizes_of_turned_pictures_in_avif(tmp_path):
+    """Whether they are turned depends on the decoder, so they have no header."""
+    exif = Image.Exif()
+    for orientation in (1, 6):
+        exif[ExifTags.Base.Orientation] = orientation
+        path = str(tmp_path / f'{orientation}.avif')
+        Image.new('RGB', SIZE).save(path, exif=exif)
+        assert (read_headers([path], mmcv.imread)[path] is None) is (orientation == 6)
 
 
 @pytest.mark.parametrize(('mode', 'reduced'), [('train', True), ('val', False), ('test', True)])

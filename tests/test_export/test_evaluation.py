@@ -191,8 +191,8 @@ def test_sizes_in_configs():
         (dict(type='mmpretrain.ResizeEdge', scale=256, edge='long'), "edge='long'"),
         (dict(type='CenterCrop', crop_size=224), 'CenterCrop without a ResizeEdge'),
         (dict(type='Resize', scale_factor=0.5), 'scale_factor=0.5'),
-        (dict(type='mmseg.ResizeShortestEdge', scale=512, max_size=2048), 'a ResizeShortestEdge'),
-        (dict(type='FixScaleResize', scale=(800, 1333)), 'a FixScaleResize'),
+        (dict(type='mmseg.ResizeShortestEdge', scale=512, max_size=2048), 'describe ResizeShort'),
+        (dict(type='FixScaleResize', scale=(800, 1333)), 'describe FixScaleResize'),
         (dict(type='mmpretrain.EfficientNetCenterCrop', crop_size=224), 'NetCenterCrop'),
     ],
 )

@@ -29,7 +29,7 @@ def check_layer_scale(model: nn.Module, dataset: Any) -> Iterator[Warn]:
         if gammas and max(gammas) < UNTRAINED and len(dataset) < FEW:
             yield Warn(
                 f'{name or "the CARE"} has random weights and layer scales of {max(gammas):.0e}, '
-                'which is the start for 300 epochs of ImageNet. Its blocks will hardly learn from '
-                f'{len(dataset):,} pictures: load weights by init_cfg or load_from, or set '
-                'from_scratch=True, see mmcare.CARE'
+                f'which is the start for 300 epochs of ImageNet, and the data are {len(dataset):,} '
+                'pictures: load weights by init_cfg or load_from, or set from_scratch=True, see '
+                'mmcare.CARE'
             )

@@ -51,6 +51,7 @@ class Classifier(Task):
         output = description['outputs'][0]
 
         def predict_logits(images: Tensor) -> Tensor:
+            """Map images (B, C, H, W) to logits (B, K)."""
             (scores,) = run(images)
             if output.get('kind') != 'probabilities':
                 return scores

@@ -126,6 +126,7 @@ class Detector(Task):
         head, structure = self.head, tree_structure(self.model(image))
 
         def predict(images: Tensor, data_samples: Any, rescale: bool = False) -> list[InstanceData]:
+            """Read the file's boxes, and post-process them as mmdet does."""
             from torchvision.ops import clip_boxes_to_image  # it imports PyTorch's compiler
 
             (sample,) = data_samples
@@ -152,6 +153,7 @@ class Detector(Task):
         def move_back(
             results: InstanceData, *args: Any, img_meta: Any, **kwargs: Any
         ) -> InstanceData:
+            """Move boxes from the middle of the image back to the picture."""
             from torchvision.ops import clip_boxes_to_image  # it imports PyTorch's compiler
 
             left, right, top, bottom = img_meta['img_padding_size']

@@ -194,6 +194,7 @@ class Instances(Task):
         head = self.head
 
         def predict(images: Tensor, _: Any, samples: Any, rescale: bool = False) -> list[Any]:
+            """Read the file's objects, and paste their masks into the picture."""
             (sample,) = samples
             outputs = [output.cpu().numpy() for output in run(images)]
             place = (0, 0, *sample.img_shape)  # without the padding
