@@ -44,7 +44,7 @@ def measure(
     """Export with these numbers, test, and return a row for PyTorch and each file."""
     folder = arguments.out_dir / f'{proposals}_{max_detections}'
     table = folder / 'table.json'
-    if not table.exists():  # an earlier run may have left it
+    if not table.exists():  # an earlier run with the same arguments may have left it
         model = load_model(arguments.config, arguments.checkpoint, part='model')
         options: dict[str, Any] = dict(proposals=proposals, max_detections=max_detections)
         options |= dict(formats=arguments.format, outputs='decoded', shape=arguments.shape)
@@ -64,6 +64,11 @@ def measure(
 def main() -> None:
     """Measure each number of proposals, then each number of boxes."""
     arguments = parse_args()
+    settings = {k: str(vars(arguments)[k]) for k in ('config', 'checkpoint', 'format', 'shape')}
+    kept_settings = arguments.out_dir / 'settings.json'
+    if kept_settings.exists() and json.loads(kept_settings.read_text()) != settings:
+        sys.exit(f'{arguments.out_dir} has results for other arguments: choose another --out-dir')
+    save(kept_settings, json.dumps(settings))
     pairs = [(number, MAX_DETECTIONS) for number in arguments.proposals]
     pairs += [(PROPOSALS, number) for number in arguments.max_detections]
     with warnings.catch_warnings():

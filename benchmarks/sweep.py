@@ -17,17 +17,21 @@ from mmcare.files import check_writable
 
 
 def read(paths: list[Path], engine: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return milliseconds per megapixel, a row for each side and a column for each network."""
-    rows, versions = {}, set()
+    """Return milliseconds per megapixel, a row for each side and a column for each network.
+
+    The second value says with how many threads, and which versions, they were measured.
+    """
+    rows, conditions = {}, set()
     for path in paths:
         recording = json.loads(path.read_text(encoding='utf-8'))
         (height, width), times = recording['settings']['shape'], recording['milliseconds'][engine]
         if height != width or height in rows:
             raise ValueError(f'{path} is of {height}x{width}: give one recording for each square')
         rows[height] = pd.DataFrame(times).median() / (height * width / 1e6)
-        versions.add(', '.join(recording['versions']))
+        threads = recording['settings'].get('threads', 'one thread')
+        conditions.add(', '.join([threads, *recording['versions']]))
     table = pd.DataFrame(rows).T.sort_index().rename_axis('side of the image, pixels')
-    return table.rename(columns=PEERS['label']), sorted(versions)
+    return table.rename(columns=PEERS['label']), sorted(conditions)
 
 
 def main() -> None:
@@ -38,8 +42,8 @@ def main() -> None:
     parser.add_argument('--out-dir', type=Path, default=Path('work_dirs/sweep'), metavar='DIR')
     arguments = parser.parse_args()
     check_writable(arguments.out_dir)
-    table, versions = read(arguments.recordings, arguments.engine)
-    title = f'{arguments.engine}, batch 1, one thread; {"; ".join(versions)}'
+    table, conditions = read(arguments.recordings, arguments.engine)
+    title = f'{arguments.engine}, batch 1; {"; ".join(conditions)}'
     text = f'Milliseconds per megapixel. {title}.\n\n{table.to_markdown(floatfmt=".0f")}\n'
     save(arguments.out_dir / 'sweep.md', text)
     figure = Figure(figsize=(8, 5), layout='constrained')

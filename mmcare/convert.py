@@ -19,6 +19,7 @@ from mmcare.weights.reading import (
     CheckpointError,
     load_from_mmcare,
     load_weights,
+    local_file,
     read_checkpoint,
     write_checkpoint,
 )
@@ -43,7 +44,7 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
     state = names.of_backbone(converted)
     state = {k: v for k, v in state.items() if k.startswith(names.BACKBONE_PARTS)}
     direction = 'as the checkpoint of an MM classifier'
-    if names.find_published(read_checkpoint(source)) is None:
+    if names.find_published(read_checkpoint(local_file(source))) is None:
         if any(name.startswith('out_norms.') for name in state):
             raise CheckpointError(
                 f'{source} has norms on output maps (from_scratch or out_norm_cfg), which the '

@@ -120,8 +120,11 @@ class Predictor:
             raise ValueError(f'{target} cannot be written')
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f'.{target.name}.tmp')
-        temporary.write_bytes(data.tobytes())
-        os.replace(str(temporary), str(target))
+        try:
+            temporary.write_bytes(data.tobytes())
+            os.replace(str(temporary), str(target))
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def show_video(self, source: str, target: Path) -> None:
         """Draw the frames of a video or a camera into a video, until it ends or Ctrl-C."""

@@ -26,7 +26,9 @@ def make_parser(name: str, text: str | None) -> argparse.ArgumentParser:
     parser.add_argument('--engine', help='openvino: for .onnx')
     parser.add_argument('--bfloat16', action='store_true', help='compute in bfloat16 in OpenVINO')
     parser.add_argument('--providers', nargs='+', metavar='NAME', help='providers of ONNX Runtime')
-    parser.add_argument('--no-verify', action='store_true', help='open a file that was rewritten')
+    parser.add_argument(
+        '--no-verify', action='store_true', help='open files that other tools have rewritten, too'
+    )
     return parser
 
 

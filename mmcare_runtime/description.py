@@ -80,7 +80,7 @@ class Field:
     def one_of(self, choices: Sequence[Any]) -> Any:
         """Expect one of these values."""
         if not isinstance(self.value, (str, type(None))) or self.value not in choices:
-            raise self.fail(f'one of {", ".join(map(str, choices))}')
+            raise self.fail(f'one of {", ".join(choice or "null" for choice in choices)}')
         return self.value
 
     def number(self, low: float = -1e9, high: float = 1e9) -> float:

@@ -48,7 +48,7 @@ def evaluate(
         Metrics by name: shares for COCO's, and per cent for others, as the toolboxes give them.
 
     Raises:
-        FileNotFoundError: If something is missing.
+        FileNotFoundError: If pictures, annotations or a mask do not exist.
         ValueError: If the annotations do not fit this model.
     """
     output = model.description['outputs'][0]
@@ -73,12 +73,15 @@ def evaluate_boxes(
 
     with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does
         truth = COCO(str(annotations))
+    for annotation in truth.anns.values():
+        annotation.setdefault('iscrowd', 0)
     names = model.description.get('classes') or []
     ids = {str(category['name']): category['id'] for category in truth.dataset['categories']}
+    if not names:
+        raise ValueError(f'{model.file} does not name its classes')
     missing = [name for name in names if name not in ids]
-    if missing or not names:
-        text = ', '.join(missing) or 'names of the classes of the file'
-        raise ValueError(f'{annotations} has no {text}')
+    if missing:
+        raise ValueError(f'{annotations} has no {", ".join(missing)}')
     annotated: list[dict[str, Any]] = []
     for number, image in truth.imgs.items():
         results = model.predict(images / image['file_name'], tile=tile)
@@ -141,7 +144,7 @@ def evaluate_labels(
         number = max(len(names or ()), 2, 0 if matrix is None else len(matrix))
         number = max(number, int(labels.max(initial=0)) + 1)
         if mask.max(initial=0) >= number:
-            raise ValueError(f'{mask_path} has class {mask.max()}, the file {number}')
+            raise ValueError(f'{mask_path} has class {mask.max()}, the file has {number} classes')
         pairs = np.bincount(mask * number + labels, minlength=number**2).reshape(number, number)
         if matrix is not None:
             pairs[: len(matrix), : len(matrix)] += matrix

@@ -70,7 +70,9 @@ def parse_args() -> argparse.Namespace:
         help='slide: files see windows of their size; default: as the config tests',
     )
     parser.add_argument('--float16', action='store_true', help='compute .tflite files in float16')
-    parser.add_argument('--no-verify', action='store_true', help='open a file that was rewritten')
+    parser.add_argument(
+        '--no-verify', action='store_true', help='open files that other tools have rewritten, too'
+    )
     parser.add_argument('--out', type=Path, metavar='JSON', help='also write the table here')
     parser.add_argument('--work-dir', help="where logs go; default: the config's")
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='changes of the config')
@@ -111,11 +113,12 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     options = dict(float16=arguments.float16, verify=not arguments.no_verify)
     programs = {file: open_exported(file, **options) for file in arguments.files}
     shapes = {program.input_shape for program in programs.values()}
-    size = tuple(side for side in next(iter(shapes))[2:] if isinstance(side, int))
+    batch_size, _, *sides = next(iter(shapes))
+    size = tuple(side for side in sides if isinstance(side, int))
     if len(shapes) != 1 or len(size) != 2:
         raise ValueError(
-            f'the files take {", ".join(map(str, shapes))}, not images (1, C, H, W) of one size: '
-            'export them for one --shape'
+            f'the files take {", ".join(map(str, shapes))}, not images (N, C, H, W) of one shape: '
+            'export them for one --shape and one --batch'
         )
     letterboxes = {program.letterbox for program in programs.values()}
     if len(letterboxes) > 1:
@@ -150,6 +153,7 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
 
     batch = runner.model.eval().data_preprocessor(next(iter(runner.test_dataloader)))
     picture = batch['inputs'][..., : size[0], : size[1]]
+    pictures = picture.cpu().repeat(batch_size, 1, 1, 1).numpy()
     rows: dict[str, dict[str, float]] = {}
     runs: dict[str, Callable[[], object]] = {}
     for file, program in programs.items():
@@ -163,7 +167,7 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
                 )
             rows[str(file)] = {'MB': size_of(file) / 1e6, 'ms': 0.0, **test()}
         if program.timed:
-            runs[str(file)] = partial(program.run, picture.cpu().contiguous().numpy())
+            runs[str(file)] = partial(program.run, pictures)
         if arguments.checkpoint and PYTORCH not in runs:
             model = deepcopy(runner.model).cpu()
             network = make_task(model, part)
@@ -173,6 +177,7 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
             if has_results and tile == 'whole':  # by the toolbox's operators
                 runs[PYTORCH] = partial(model.predict, picture.cpu(), batch['data_samples'])
     times = measure_in_turn(runs, ROUNDS).median()
+    times[times.index != PYTORCH] /= batch_size
     if arguments.checkpoint:
         fitted = test()
         name = PYTORCH if fitted == metrics else f'{PYTORCH}, {size[0]}x{size[1]}'

@@ -166,6 +166,12 @@ def everything_shown() -> Iterator[None]:
         LOGGER.removeHandler(handler)
 
 
+def discard(log: str | None) -> None:
+    """Remove a log that nobody is told of."""
+    if log:
+        os.unlink(log)
+
+
 def to_flags(message: str) -> str:
     """Write arguments of the library, such as precision='int8', as options of this command."""
 
@@ -198,6 +204,7 @@ def main() -> None:
             reports = run_request(model, arguments.out_dir, request)
     except KeyboardInterrupt:
         print('stopped: what is complete is written', file=sys.stderr)
+        discard(log)
         sys.exit(130)
     except ExportError as error:
         print_reports(error.reports, arguments.out_dir)
@@ -209,6 +216,7 @@ def main() -> None:
         sys.exit(1)
     except (CheckpointError, ImportError, OSError, ValueError) as error:
         print(f'error: {to_flags(str(error))}', file=sys.stderr)
+        discard(log)
         sys.exit(2)
     print_reports(reports, arguments.out_dir)
     if log:

@@ -35,7 +35,7 @@ def main() -> None:
         parser.error(f'{root}/stage1_train has no images; this command puts them there: {COMMAND}')
     try:
         check_writable(root / 'annotations')
-    except (NotADirectoryError, PermissionError) as error:
+    except OSError as error:
         parser.error(str(error))
     contents = {
         split: dict(images=[], annotations=[], categories=[dict(id=1, name='nucleus')])

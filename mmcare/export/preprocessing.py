@@ -118,7 +118,8 @@ def describe_sliding(config: Config) -> dict[str, Any]:
     others = sorted(name for name in steps if name.endswith(RESIZING))
     others = [name for name in others if name not in ('Resize', 'ResizeToMultiple')]
     if resize and not resize.get('scale'):
-        resize, others = None, [*others, 'Resize by scale_factor']
+        others += ['Resize by scale_factor'] if resize.get('scale_factor') != 1 else []
+        resize = None
     if resize:
         resize = dict(
             scale=np.broadcast_to(resize.scale, 2).tolist(),
@@ -263,7 +264,7 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
         factor = step.get('scale_factor') if step else 1
         if factor == 1:
             return None
-        if factor:
+        if factor and not is_slid(config):
             raise ValueError(f'files cannot describe a Resize with scale_factor={factor}')
         if step.get('edge', 'short') != 'short':
             raise ValueError(f'files cannot describe a ResizeEdge with edge={step.edge!r}')

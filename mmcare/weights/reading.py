@@ -75,6 +75,12 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
     return checkpoint
 
 
+def local_file(filename: str | os.PathLike) -> Path:
+    """Return the path of a local file, which may start with ``~``, or of a download."""
+    name = os.path.expanduser(os.fspath(filename))
+    return _download(name) if name.startswith(PREFIXES[1:]) else Path(name)
+
+
 def load_from_mmcare(filename: str | os.PathLike, map_location: Any = None) -> Any:
     """Read a local or downloaded checkpoint; MMEngine logs this loader as ``mmcare``.
 
@@ -84,9 +90,7 @@ def load_from_mmcare(filename: str | os.PathLike, map_location: Any = None) -> A
     Raises:
         OSError: If the file cannot be downloaded. For other errors see :func:`read_checkpoint`.
     """
-    name = os.path.expanduser(os.fspath(filename))
-    is_remote = name.startswith(PREFIXES[1:])
-    checkpoint = read_checkpoint(_download(name) if is_remote else name, map_location)
+    checkpoint = read_checkpoint(local_file(filename), map_location)
     if not isinstance(checkpoint, dict):
         return checkpoint
     published = find_published(checkpoint)
@@ -227,11 +231,15 @@ def _read_pickle(path: Path, map_location: Any) -> tuple[Any, bool]:
     # PyTorch 2.1 and later may be configured to map files by default, but not those in memory.
     options = {'mmap': False} if 'mmap' in signature(torch.load).parameters else {}
     content = torch.load(source, map_location, reader, weights_only=False, **options)
-    allowed = {known for known in unpickling.allowed().values() if isinstance(known, type)}
-    content = _without_foreign(content, {*_PLAIN, *allowed}, {})
+    content = _without_foreign(content, readable_types(), {})
     if content is _REMOVED:
         raise CheckpointError('it contains no usable data')
     return content, verified
+
+
+def readable_types() -> set[type]:
+    """Return the types of values, besides containers, that are kept when a file is read."""
+    return {*_PLAIN, *(known for known in unpickling.allowed().values() if isinstance(known, type))}
 
 
 def _copy_archive(path: Path) -> tuple[BytesIO, dict[str, int], bool]:

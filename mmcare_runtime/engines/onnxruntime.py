@@ -22,7 +22,8 @@ def open_file(path: Path, threads: int, providers: Sequence[Any] | None = None) 
     missing = {*names} - {*onnxruntime.get_available_providers()}
     if missing or not names:  # ONNX Runtime would only warn
         available = ', '.join(onnxruntime.get_available_providers())
-        raise ValueError(f'ONNX Runtime has no {", ".join(sorted(missing))}, but {available}')
+        fault = f'has no {", ".join(sorted(missing))}' if missing else 'needs a provider'
+        raise ValueError(f'ONNX Runtime {fault}; available: {available}')
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3

@@ -6,18 +6,21 @@ import shutil
 import signal
 import sys
 import time
+from collections import deque
+from pathlib import Path
 from threading import Timer
 
 import pytest
 import torch
 import toy_training
 from helpers import run
+from mmengine.hooks import Hook
 from mmengine.optim import OneCycleLR
 from toy_training import EPOCHS, names, saved, train
 
 from mmcare.engine.hooks.atomic_checkpoint_hook import _plain
 from mmcare.files import lock_directory
-from mmcare.weights.reading import CheckpointError, read_checkpoint
+from mmcare.weights.reading import CheckpointError, read_checkpoint, readable_types
 
 FORK = multiprocessing.get_context('fork')
 HOOK = 'mmcare.engine.hooks.atomic_checkpoint_hook'
@@ -217,5 +220,33 @@ def test_a_scheduler_with_a_function(tmp_path):
     assert 'anneal_func' in state
     (read,) = read_checkpoint(tmp_path / 'theirs.pth')['param_schedulers']
     assert 'anneal_func' not in read and read['total_steps'] == 9
-    torch.save(_plain(dict(param_schedulers=[state])), tmp_path / 'ours.pth')
+    dropped = []
+    plain = _plain(dict(param_schedulers=[state]), '', readable_types(), dropped)
+    torch.save(plain, tmp_path / 'ours.pth')
     assert torch.load(tmp_path / 'ours.pth', weights_only=True)['param_schedulers'] == [read]
+    assert not dropped
+
+
+class Keeper(Hook):
+    """A hook that saves what it holds."""
+
+    def before_save_checkpoint(self, runner, checkpoint):
+        checkpoint['keeper'] = dict(last=deque([1]), lists=[[Path('a')]], seen={1, 2}, best=0.5)
+
+
+def test_values_that_could_not_be_read_again(tmp_path, warnings):
+    """They are left out with a warning, and the run resumes from the checkpoint."""
+    train(tmp_path, hooks=[Keeper()])
+    path = type(Path('a')).__name__
+    assert f'again: keeper.last (deque), keeper.lists ({path})' in warnings[0]
+    warnings.clear()
+    train(tmp_path, resume=True, hooks=[Keeper()])
+    assert not warnings
+    assert read_checkpoint(tmp_path / NEWEST)['keeper'] == dict(seen={1, 2}, best=0.5)
+
+
+def test_a_test_after_training(tmp_path):
+    """It makes no folder."""
+    runner = train(tmp_path / 'run', checkpoint=dict(out_dir=str(tmp_path / 'out')))
+    runner.test()
+    assert not [path for path in (tmp_path / 'out/run').iterdir() if path.is_dir()]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import THIN
+from mmengine.fileio import LocalBackend, register_backend
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, METRICS
 from mmengine.runner import Runner
@@ -569,9 +570,12 @@ def wrap_with_extra():
     return dict(wrap=concatenate)
 
 
-def difficult(data):
-    file = data / 'Annotations/train.xml'
-    file.write_text(file.read_text().replace('<difficult>0', '<difficult>1'))
+def xml(old, new):
+    def change(data):
+        file = data / 'Annotations/train.xml'
+        file.write_text(file.read_text().replace(old, new))
+
+    return change
 
 
 YES_NO = dict(classes=('no', 'yes'), palette=[0, 1])
@@ -658,6 +662,8 @@ HEALTHY = dict(
     ignored_by_dataset=('ade20k', label(201), dict(ignore_index=200)),
     no_classes=('ade20k', label(201), dict(type='mmseg.BaseSegDataset')),
     padded_with_ignored=('ade20k', str, dict(pads=255)),
+    masks_of_floats=('ade20k', label(dtype=np.float32, suffix='.tif'), TIFF),
+    masks_that_nothing_loads=('ade20k', remove('labels/train/0.png'), dict(pipeline=[LOAD])),
     dice_without_background=(
         'ade20k',
         label(0, values=(1, 0, 1)),
@@ -952,7 +958,14 @@ COCO_CASES = dict(
     classes=('coco', str, dict(classes=2), r'stop: 3 classes, but model\.head\.num_classes=2'),
     more_classes=('coco', str, dict(classes=4), r'warn: 3 classes, but model\.head\.num_classes=4'),
     misspelt_voc=('voc', str, named('Ant', 'dog'), r'stop: .* called \[.ant., .bee., .cat.\]'),
-    difficult=('voc', difficult, {}, 'stop: all 3 objects in .* are ignored'),
+    voc_size=('voc', xml('<width>20', '<width>40'), {}, r'warn: 1 of 1 sizes .* Correct'),
+    voc_turned=('voc', turn('JPEGImages', names=['train']), {}, 'stop: EXIF data turn it'),
+    difficult=(
+        'voc',
+        xml('<difficult>0', '<difficult>1'),
+        {},
+        'stop: all 3 objects in .* are ignored',
+    ),
 )
 PICTURE_CASES = dict(
     image=('coco', remove('train/3.jpg'), {}, r"stop: 1 files of the train .*train/3\.jpg'"),
@@ -1066,6 +1079,7 @@ MASK_CASES = dict(
     label_bit=('ade20k', flip, {}, r'stop: labels/train/1\.png.* is damaged .* Get them again'),
     label_16_bits=('ade20k', label(300, np.uint16), {}, NOT_AS_STORED),
     label_1_bit=('ade20k', label(mode='1'), {}, NOT_AS_STORED),
+    label_of_fractions=('ade20k', label(1.5, np.float32, suffix='.tif'), TIFF, NOT_AS_STORED),
     label_of_colours=('ade20k', label(mode='RGB'), {}, NOT_AS_STORED),
     tiff_of_colours=('ade20k', label(mode='RGB', suffix='.tif'), TIFF, NOT_AS_STORED),
     bmp_of_colours=('ade20k', label(mode='RGB', suffix='.bmp'), BMP, NOT_AS_STORED),
@@ -1104,7 +1118,7 @@ MASK_CASES = dict(
         'ade20k',
         str,
         dict(pads=0),
-        r'stop: model\.data_preprocessor\.seg_pad_val=0',
+        r'warn: padding is not ignored.* model\.data_preprocessor\.seg_pad_val=0',
     ),
 )
 CASES = {**COCO_CASES, **PICTURE_CASES, **MASK_CASES}
@@ -1238,11 +1252,16 @@ def test_datasets_with_different_metainfo():
     ],
 )
 def test_class_weights_and_ignored_labels(weights, value, size, fails):
+    """They fail in means alone."""
     model = Tiny(2)
     model.head.loss_decode = CrossEntropyLoss(class_weight=weights, avg_non_ignore=True)
     model.data_preprocessor.size = size
     sample = Sample(torch.full((1, 16, 20), value))
     assert len([*check_class_weights(model, None, [sample])]) == fails
+    total = Tiny(2)
+    total.head.loss_decode = CrossEntropyLoss(class_weight=weights, reduction='sum')
+    assert not [*check_class_weights(total, None, [sample])]
+    total.head.loss_decode(torch.rand(1, 2, 16, 20), sample.gt_sem_seg.data, ignore_index=255)
     mmdet_loss = MMDetCrossEntropyLoss(class_weight=weights)  # of queries, which are not ignored
     other = Tiny(2)
     other.head.loss_decode = mmdet_loss
@@ -1397,13 +1416,14 @@ def test_what_may_be_meant_is_a_warning(data, capfd):
 @pytest.mark.parametrize(
     ('layout', 'changes'),
     [
-        ('coco', dict(backend_args=dict(backend='local'))),  # any other is not installed
+        ('coco', dict(backend_args=dict(backend='remote'))),
         ('coco', dict(data_prefix=dict(img='https://example.org/'))),
         ('ade20k', dict(data_prefix=dict(img_path='images/train', seg_map_path='s3://labels/'))),
-        ('listed', dict(pipeline=[dict(LOAD, backend_args=dict(backend='local')), PACK])),
+        ('listed', dict(pipeline=[dict(LOAD, backend_args=dict(backend='remote')), PACK])),
     ],
 )
 def test_remote_data_pass(data, layout, changes):
+    register_backend('remote', type('Remote', (LocalBackend,), {}), force=True)
     LAYOUTS[layout][0](data)
     for name in ['train/3.jpg', 'val/0.jpg', 'labels/train/1.png', 'train/ant/0.jpg']:
         file = data / name

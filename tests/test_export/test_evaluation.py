@@ -17,7 +17,12 @@ from toy_configs import make_data, toy_config
 
 from mmcare.export import export_model, load_model, open_exported
 from mmcare.export.loading import read_normalization
-from mmcare.export.preprocessing import ResizeToFit, describe_resizing, fit_config
+from mmcare.export.preprocessing import (
+    ResizeToFit,
+    describe_resizing,
+    describe_sliding,
+    fit_config,
+)
 from mmcare.files import size_of
 
 SHAPE = (64, 96)  # of the files; images of the data are 64 x 64 and smaller
@@ -118,6 +123,7 @@ def test_metrics(task, part, backend, outputs, names, made, evaluate, tmp_path, 
     precision = None if backend == 'coreml' else 'float32'
     letterbox = 'center' if outputs == 'decoded' and task != 'detection' else 'top-left'
     options = dict(outputs=outputs, letterbox=letterbox, precision=precision)
+    options['batch'] = batch = 2 if task == 'segmentation' else 1
     if task == 'retinanet' and outputs == 'decoded':  # untrained, it also has boxes in the padding
         options['max_detections'] = 1000
     # Untrained, a two-stage detector also has proposals there, which mmdet's do not get.
@@ -147,7 +153,7 @@ def test_metrics(task, part, backend, outputs, names, made, evaluate, tmp_path, 
     assert list(table) == ['PyTorch', *([] if fits else [at_size]), str(file)]
     pytorch = table['PyTorch' if fits else at_size]
     shapes = [image.shape for image in images[:4]]
-    assert shapes == [(1, 3, *shape)] * (1 + 3)  # of the outputs' shapes, then of the data
+    assert shapes == [(batch, 3, *shape)] * (1 + 3)  # of the outputs' shapes, then of the data
     if shape == SHAPE and task != 'classification':  # whose images fill the input
         corner = images[1][0, :, -1, -1]
         least = 0.51 if input_kind == 'image' else 1e-4  # bytes are rounded
@@ -206,6 +212,11 @@ def test_a_resize_that_changes_nothing():
     steps = [dict(type='Resize', scale_factor=1.0)]
     config = Config(dict(model={}, test_dataloader=dict(dataset=dict(pipeline=steps))))
     assert describe_resizing(config, (192, 448)) is None
+    config.model.test_cfg = dict(mode='slide', stride=(64, 64), crop_size=(96, 96))
+    assert describe_sliding(config)['other_steps'] == []
+    steps[0]['scale_factor'] = config.test_dataloader.dataset.pipeline[0].scale_factor = 0.5
+    describe_resizing(config, (96, 96))
+    assert describe_sliding(config)['other_steps'] == ['Resize by scale_factor']
 
 
 def test_one_mean_for_all_channels():

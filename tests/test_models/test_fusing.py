@@ -26,7 +26,7 @@ def fuse(network):
         dict(norm_cfg=dict(type='LN')),
         dict(norm_cfg=dict(type='GN', num_groups=4)),
         dict(norm_cfg=dict(type='SyncBN')),
-        dict(layer_scale_init_value=0.0),
+        dict(layer_scale_init_value=0),
     ],
     ids=str,
 )

@@ -187,7 +187,7 @@ def test_detectors_are_measured(tmp_path):
         left, top, width, height = 4.0 + index, 6.0, 20.0, 30.0
         boxes.append([left, top, left + width, top + height])
         annotations.append(
-            dict(id=index + 1, image_id=index, category_id=7 + index % 2, iscrowd=0)
+            dict(id=index + 1, image_id=index, category_id=7 + index % 2)  # without iscrowd
             | dict(bbox=[left, top, width, height], area=width * height)
         )
         corners = [left, top, left + width, top, left + width, top + height, left, top + height]
@@ -217,6 +217,9 @@ def test_detectors_are_measured(tmp_path):
     assert evaluate(model, tmp_path / 'images', file)['bbox_mAP'] < 0.6
     about['categories'][0]['name'] = 'cow'
     file.write_text(json.dumps(about))
+    nameless = Model(find, (1, 3, *SHAPE), dict(describe('boxes'), classes=None))
+    with pytest.raises(ValueError, match='does not name its classes'):
+        evaluate(nameless, tmp_path / 'images', file)
     with pytest.raises(ValueError, match=r'truth.json has no cat'):
         evaluate(model, tmp_path / 'images', file)
 

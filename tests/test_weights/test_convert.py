@@ -29,9 +29,11 @@ def published(tmp_path):
 
 
 @pytest.mark.parametrize('ending', ['.pth', '.safetensors'])
-def test_both_ways(published, tmp_path, ending):
+def test_both_ways(published, tmp_path, monkeypatch, ending):
     there, back = tmp_path / f'ours{ending}', tmp_path / f'published{ending}'
-    assert "checkpoint of an MM classifier: CARE('thin')" in convert_checkpoint(published, there)
+    monkeypatch.setenv('HOME', str(tmp_path))
+    text = convert_checkpoint(f'~/{published.name}', there)
+    assert "checkpoint of an MM classifier: CARE('thin')" in text
     assert "in the published format: CARE('thin')" in convert_checkpoint(there, back)
     first, second = (read_checkpoint(file)['state_dict'] for file in (published, back))
     assert_equal(second, first)

@@ -15,7 +15,7 @@ from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn, examples
 # Up to this share of a file's objects may be left out for their shape: COCO and LVIS have some.
 TOLERATED = 1e-3
 FEW_POINTS = 'a polygon of fewer than three points, or with an x that has no y'
-SHAPES = ('outside the picture', 'a width or height below 1', 'an area of 0 or less')
+SHAPES = ('a box outside the picture', 'a width or height below 1', 'an area of 0 or less')
 
 
 class Objects(NamedTuple):

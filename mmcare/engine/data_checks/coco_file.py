@@ -38,15 +38,15 @@ def read_coco(path: str) -> CocoFile:
     Raises:
         ValueError: If the file is not JSON, or not a COCO file.
     """
-    if Path(path).stat().st_size > WHOLE:
-        with open(path, 'rb') as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-            return CocoFile(
-                _read_list(content, b'images', b'file_name|coco_url'),
-                list(_sample_objects(content)),
-                _read_list(content, b'categories', b'name'),
-                sampled=True,
-            )
     try:
+        if Path(path).stat().st_size > WHOLE:
+            with open(path, 'rb') as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped:
+                return CocoFile(
+                    _read_list(mapped, b'images', b'file_name|coco_url'),
+                    list(_sample_objects(mapped)),
+                    _read_list(mapped, b'categories', b'name'),
+                    sampled=True,
+                )
         content = json.loads(Path(path).read_text(encoding='utf-8'))
     except ValueError as error:  # it does not name the file
         raise ValueError(f'{path!r} is not JSON in UTF-8: {error}') from error

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.dataset import BaseDataset
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import nn
 
 from mmcare.engine.data_checks.findings import NUMBER, Picture, Run, Split, Stop, Warn, sample
@@ -17,6 +17,8 @@ from mmcare.engine.data_checks.headers import Header
 from mmcare.engine.data_checks.pictures import TURN
 
 EXACT = ('L', 'P', 'P;1', 'P;2', 'P;4')  # Pillow's raw modes that are read as stored
+# Losses whose ignore_index is a class that they leave out, often the background.
+LEAVE_OUT = ('DiceLoss', 'HuasdorffDisstanceLoss', 'TverskyLoss')
 
 
 def check_mask_files(run: Run) -> Iterator[Stop | Warn]:
@@ -87,7 +89,7 @@ def check_mask_values(run: Run) -> Iterator[Stop]:
         )
 
 
-def check_ignored_labels(run: Run) -> Iterator[Stop]:
+def check_ignored_labels(run: Run) -> Iterator[Stop | Warn]:
     """Find heads, losses, padding and metrics that do not ignore the same label."""
     splits = [split for split in run.splits if split.of_pixels and split.classes]
     if not splits:
@@ -106,9 +108,14 @@ def check_ignored_labels(run: Run) -> Iterator[Stop]:
         for metric in split.metrics:
             if isinstance(getattr(metric, 'ignore_index', None), int):
                 settings[f'{split.mode}_evaluator.ignore_index'] = metric.ignore_index
-    if len({*settings.values()}) > 1:
-        text = ', '.join(f'{name}={value}' for name, value in settings.items())
+    text = ', '.join(f'{name}={value}' for name, value in settings.items())
+    # Padding may be meant to be a class, such as the background.
+    number = max(len(split.classes) for split in splits)
+    certain = {v for k, v in settings.items() if not k.endswith('seg_pad_val') or v >= number}
+    if len(certain) > 1:
         yield Stop(f'labels that are ignored differ: {text}. Set all to the same value')
+    elif len({*settings.values()}) > 1:
+        yield Warn(f'padding is not ignored, but trained as a class: {text}')
 
 
 def check_label_values(model: nn.Module, dataset: Any, samples: list[Any]) -> Iterator[Stop]:
@@ -131,6 +138,7 @@ def check_class_weights(model: nn.Module, dataset: Any, samples: list[Any]) -> I
     for name, loss in model.named_modules():
         weights = getattr(loss, 'class_weight', None)
         other = getattr(loss, 'use_sigmoid', False) or getattr(loss, 'use_mask', False)
+        other = other or getattr(loss, 'reduction', 'mean') != 'mean'
         kind = type(loss)  # mmdet's, which query-based heads have, never sees ignored pixels
         mmseg = kind.__name__ == 'CrossEntropyLoss' and kind.__module__.startswith('mmseg.')
         if weights is None or not mmseg or other:
@@ -164,12 +172,8 @@ def ignored_labels(datasets: list[BaseDataset], model: nn.Module) -> set[int]:
 
 
 def _modules_of_labels(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules by name, without DiceLoss: its ``ignore_index`` is a class that it leaves out.
-
-    The background often is such a class, if other classes are rare.
-    """
     for name, module in model.named_modules():
-        if type(module).__name__ != 'DiceLoss':
+        if type(module).__name__ not in LEAVE_OUT:
             yield name, module
 
 
@@ -182,6 +186,10 @@ def _look_at(picture: Picture, split: Split) -> Iterator[tuple[str, str]]:
             labels.verify()  # checksums, which decoding does not compare
     except FileNotFoundError:
         return  # another check says so
+    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
+        if not _read_labels(split, picture):  # the loader may have another decoder
+            yield 'damaged', f'{path!r} is damaged or of an unknown format ({error})'
+        return
     except Exception as error:  # a different one for each kind of damage
         yield 'damaged', f'{path!r} is damaged or of an unknown format ({error})'
         return
@@ -196,13 +204,19 @@ def _look_at(picture: Picture, split: Split) -> Iterator[tuple[str, str]]:
     if not (
         form in EXACT
         or (form == '1' and len(split.classes) <= 2)
-        or (form.startswith('I') and np.asarray(Image.open(path)).max() < 256)
+        or (form[0] in 'FI' and _fits_in_bytes(Image.open(path)))
     ):
         yield 'form', f'{path!r} is not read as stored ({form})'
     elif kind == 'JPEG':
         values = len(np.unique(np.asarray(Image.open(path))))
         if values > len(split.classes) + 1:
             yield 'lossy', f'{path!r} has {values} values for {len(split.classes)} classes'
+
+
+def _fits_in_bytes(labels: Image.Image) -> bool:
+    """Return whether mmseg's conversion to 8 bits keeps all values."""
+    values = np.asarray(labels)
+    return bool((values == values.astype(np.uint8)).all())
 
 
 def _read_palette(path: str | None) -> dict[int, tuple[int, ...]]:

@@ -22,9 +22,12 @@ def check_files(run: Run) -> Iterator[Stop]:
         return {entry.name for entry in entries if entry.is_file()}
 
     for split in run.splits:
-        paths = [
-            path for picture in split.pictures for path in (picture.path, picture.mask) if path
-        ]
+        loads_masks = any(
+            'Annotation' in name and getattr(step, 'with_seg', True)
+            for name, step in split.steps.items()
+        )
+        paths = [picture.path for picture in split.pictures if picture.path]
+        paths += [picture.mask for picture in split.pictures if picture.mask and loads_masks]
         missing = [
             path
             for path in paths
@@ -51,7 +54,7 @@ def check_readable(run: Run) -> Iterator[Stop]:
             )
 
 
-def check_sizes(run: Run) -> Iterator[Stop]:
+def check_sizes(run: Run) -> Iterator[Stop | Warn]:
     """Find annotations for another size, such as the size before EXIF data turn the picture."""
     for split in run.splits:
         wrong: list[tuple[Picture, tuple[int, int]]] = []
@@ -69,7 +72,8 @@ def check_sizes(run: Run) -> Iterator[Stop]:
         ):
             if part:
                 picture, loaded = part[0]
-                yield Stop(
+                # mmdet takes the size in an XML file only to filter pictures.
+                yield (Warn if picture.xml and part is wrong else Stop)(
                     f'{len(part)} of {len(split.headers)} sizes in {split.name} are not those of '
                     f'pictures: the annotations of {picture.path!r} are for {picture.size} pixels, '
                     f'and it is loaded as {loaded}. {advice}'

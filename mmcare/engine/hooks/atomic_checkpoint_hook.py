@@ -13,15 +13,17 @@ from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook
 from mmengine.logging import print_log
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
+from torch import Tensor
 
 from mmcare.files import lock_directory, moved_into_place
 from mmcare.registry import HOOKS
-from mmcare.weights.reading import CheckpointError, read_checkpoint
+from mmcare.weights.reading import CheckpointError, read_checkpoint, readable_types
 from mmcare_runtime.text import escape
 
 ATOMIC = 'mmcare.atomic'  # name of the backend below
 WAIT = 30  # seconds for another run to end; a killed run's dataloaders end after 5
 KEPT, OUTDATED = 'keep_ckpt_ids', 'outdated_ckpts'  # in the message hub; the first is MMEngine's
+_DROPPED = object()
 
 
 @HOOKS.register_module()
@@ -33,8 +35,9 @@ class AtomicCheckpointHook(CheckpointHook):
     backends and ``FlexibleRunner`` write, find and delete checkpoints as MMEngine does.
 
     With ``resume=True`` and without ``load_from``, the run resumes from the checkpoint that
-    MMEngine's file ``last_checkpoint`` names. If it is damaged or missing, a warning is logged and
-    the newest undamaged checkpoint is used. A run without checkpoints starts from its beginning.
+    MMEngine's file ``last_checkpoint`` names. If that checkpoint is damaged or missing, a warning
+    is logged and the newest undamaged one is used. A run without checkpoints starts from its
+    beginning.
     A resumed run repeats the validation that follows its checkpoint if something depends on the
     metrics: ``save_best``, early stopping, or a scheduler such as ``ReduceOnPlateauLR``.
 
@@ -43,7 +46,8 @@ class AtomicCheckpointHook(CheckpointHook):
     still be ending, and then raises an error. Windows and some network disks have no such locks.
 
     Checkpoints contain tensors and plain values only, so ``torch.load(file, weights_only=True)``
-    reads them. The log's smoothed values start over after a resume.
+    reads them. Other values, such as a hook's deque, are left out, and a warning names them. The
+    log's smoothed values start over after a resume.
 
     Raises:
         CheckpointError: If a run resumes, and all of its checkpoints are damaged, or the one that
@@ -67,10 +71,12 @@ class AtomicCheckpointHook(CheckpointHook):
             return
         register_backend(ATOMIC, _AtomicBackend, force=True)
         self.backend_args = dict(backend=ATOMIC, outdated=[])
-        self._folder = Path(runner.work_dir)
-        if self.out_dir not in (None, runner.work_dir):
-            self._folder = Path(self.out_dir, self._folder.name)  # as MMEngine does
-        if isinstance(runner._train_loop, BaseLoop) and is_main_process():  # not in a test
+        if self._folder is None:  # MMEngine changes out_dir in before_train
+            self._folder = Path(runner.work_dir)
+            if self.out_dir not in (None, runner.work_dir):
+                self._folder = Path(self.out_dir, self._folder.name)  # as MMEngine does
+        trains = isinstance(runner._train_loop, BaseLoop) and runner.iter < runner.max_iters
+        if trains and is_main_process():  # not in a test
             self._check_folder(runner)
         # Private attributes: MMEngine's runner keeps --resume nowhere else.
         if not runner._resume or runner._load_from is not None or runner._has_loaded:
@@ -94,6 +100,8 @@ class AtomicCheckpointHook(CheckpointHook):
         if not self._folder:
             return
         if is_main_process():
+            if self._lock is None or self._lock.closed:  # a runner that trains once more
+                self._check_folder(runner)
             for path in filter(None, map(self._find, info.get(OUTDATED, []))):
                 Path(path).unlink(missing_ok=True)
             for left in self._folder.glob('.*.tmp') if self._lock else ():
@@ -115,9 +123,16 @@ class AtomicCheckpointHook(CheckpointHook):
         hub = checkpoint['message_hub']
         hub['log_scalars'] = {}  # buffers of MMEngine's own type
         hub['resumed_keys'] = dict.fromkeys(hub['runtime_info'], True)
-        for key, value in checkpoint.items():
+        dropped: list[str] = []
+        for key, value in [*checkpoint.items()]:
             if not hasattr(value, '_metadata'):  # PyTorch needs this attribute of state dicts
-                checkpoint[key] = _plain(value)
+                plain = _plain({key: value}, '', readable_types(), dropped)
+                checkpoint.pop(key)
+                checkpoint.update(plain)
+        if dropped:
+            text = 'Not in the checkpoint, since only tensors, numbers, text and containers of '
+            text += f'them can be read again: {", ".join(dropped)}'
+            print_log(escape(text), 'current', logging.WARNING)
 
     def after_run(self, runner: Any) -> None:
         """Let other runs write to the folder."""
@@ -216,13 +231,31 @@ class _AtomicBackend(LocalBackend):
         self.outdated.append(str(filepath))
 
 
-def _plain(value: Any) -> Any:
-    """Replace NumPy's values and subclasses of dict with plain ones; drop functions."""
+def _plain(value: Any, name: str, readable: set[type], dropped: list[str]) -> Any:
+    """Replace NumPy's values and subclasses of dict with plain ones; leave out other objects.
+
+    Args:
+        value: Part of a checkpoint.
+        name: Where it is in the checkpoint.
+        readable: Types that are kept.
+        dropped: Gets the names and types of what is left out, except functions.
+    """
     if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
+        value = value.tolist()
     if isinstance(value, dict):
-        kept = {key: entry for key, entry in value.items() if not isinstance(entry, FunctionType)}
-        return {_plain(key): _plain(entry) for key, entry in kept.items()}
+        plain = {}
+        for key, entry in value.items():
+            where = f'{name}.{key}' if name else str(key)
+            kept = [_plain(part, where, readable, dropped) for part in (key, entry)]
+            if not any(part is _DROPPED for part in kept):
+                plain[kept[0]] = kept[1]
+        return plain
     if isinstance(value, (list, tuple)):
-        return (list if isinstance(value, list) else tuple)(map(_plain, value))
-    return value
+        parts = [_plain(part, name, readable, dropped) for part in value]
+        is_dropped = any(part is _DROPPED for part in parts)
+        return _DROPPED if is_dropped else (list if isinstance(value, list) else tuple)(parts)
+    if isinstance(value, Tensor) or type(value) in readable:
+        return value
+    if not isinstance(value, FunctionType):
+        dropped.append(f'{name} ({type(value).__name__})')
+    return _DROPPED

@@ -30,8 +30,9 @@ class DataCheckHook(SwitchableHook):
     everything else once before the run. Faults stop all processes; suspicious findings only warn.
     After weights are loaded, random layer scales are compared with the number of pictures. Before
     each iteration, the labels of mmseg's maps are compared with the classes. The hook reads the
-    headers of at most 10,000 pictures and masks of a dataset, and pixels of PNG masks until it has
-    seen two classes; of a COCO file above 32 MiB, it reads at most 20,000 objects, evenly spread.
+    headers of at most 10,000 pictures and masks of a dataset, the checksums of these masks, the
+    pixels of 200 masks with palettes, and the labels of masks until it has seen two classes. Of a
+    COCO file above 32 MiB, it reads at most 20,000 objects, evenly spread.
     Remote data (``backend_args``, ``://``) are not checked.
 
     The first such hook wraps ``Runner.build_dataloader``, which does the same as before for runners
@@ -64,9 +65,9 @@ class DataCheckHook(SwitchableHook):
         for config in _datasets(dataloader) if is_main_process() else ():
             root, file = config.get('data_root') or '', config.get('ann_file') or ''
             path = os.path.join(root, file)
-            listed = (config.get('metainfo') or {}).get('classes') or ()
+            listed = config.get('classes') or (config.get('metainfo') or {}).get('classes') or ()
             names = [] if isinstance(listed, str) else [*listed]  # a string names a file
-            if config.get('backend_args') or '://' in path:
+            if _is_remote(config.get('backend_args')) or '://' in path:
                 continue
             if file and os.path.isfile(path) and hasattr(built_type(DATASETS, config), 'COCOAPI'):
                 findings += self._run('required_keys', coco.check_required_keys, path, self._read)
@@ -151,7 +152,7 @@ class DataCheckHook(SwitchableHook):
             for dataset in masks.unwrap(loop.dataloader.dataset):
                 # mmpretrain's have none themselves, only their loaders.
                 parts = (dataset, *getattr(dataset.pipeline, 'transforms', ()))
-                if not any(getattr(part, 'backend_args', None) for part in parts):
+                if not any(_is_remote(getattr(part, 'backend_args', None)) for part in parts):
                     splits.append(
                         Split(
                             mode,
@@ -177,6 +178,10 @@ class _CheckedBuild(staticmethod):
             return build(dataloader, *arguments, **options)
 
         return check_and_build if hooks else build
+
+
+def _is_remote(backend_args: dict[str, Any] | None) -> bool:
+    return bool(backend_args) and backend_args != dict(backend='local')
 
 
 def _unwrap(model: Any) -> Any:

@@ -215,7 +215,7 @@ class CAREBlock(nn.Module):
         self.gamma: nn.Parameter | None = None
         if layer_scale is not None:
             self.drop_path_rate = drop_path_rate
-            self.gamma = nn.Parameter(torch.full((sum(self.widths),), layer_scale))
+            self.gamma = nn.Parameter(layer_scale * torch.ones(sum(self.widths)))
 
     def forward(self, state: Tensor) -> Tensor:
         """Map the state (B, d' + d, H, W) to the same shape, or to the output of ``inter2``."""
