@@ -123,12 +123,13 @@ class AtomicCheckpointHook(CheckpointHook):
         hub = checkpoint['message_hub']
         hub['log_scalars'] = {}  # buffers of MMEngine's own type
         hub['resumed_keys'] = dict.fromkeys(hub['runtime_info'], True)
+        # PyTorch needs this attribute of state dicts.
+        states = {key: part for key, part in checkpoint.items() if hasattr(part, '_metadata')}
+        others = {key: part for key, part in checkpoint.items() if key not in states}
         dropped: list[str] = []
-        for key, value in [*checkpoint.items()]:
-            if not hasattr(value, '_metadata'):  # PyTorch needs this attribute of state dicts
-                plain = _plain({key: value}, '', readable_types(), dropped)
-                checkpoint.pop(key)
-                checkpoint.update(plain)
+        plain = _plain(others, '', readable_types(), dropped)
+        checkpoint.clear()
+        checkpoint.update({**states, **plain})
         if dropped:
             text = 'Not in the checkpoint, since only tensors, numbers, text and containers of '
             text += f'them can be read again: {", ".join(dropped)}'
