@@ -65,7 +65,7 @@ def deviation(found, expected):
 
 
 def gradients(task, folder, **changes):
-    """Two processes with two images each, and one process with each half and with both."""
+    """Compare two processes, with two images each, with one process on each half."""
     data = folder / task
     config = toy_config(task, data, folder / f'{task}_{RANK}', **ON_CPU, **changes)
     runner = Runner.from_cfg(config)
