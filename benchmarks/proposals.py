@@ -66,7 +66,8 @@ def main() -> None:
     arguments = parse_args()
     settings = {k: str(vars(arguments)[k]) for k in ('config', 'checkpoint', 'format', 'shape')}
     kept_settings = arguments.out_dir / 'settings.json'
-    if kept_settings.exists() and json.loads(kept_settings.read_text()) != settings:
+    known = json.loads(kept_settings.read_text()) if kept_settings.exists() else None
+    if known != settings and any(arguments.out_dir.glob('*/table.json')):
         sys.exit(f'{arguments.out_dir} has results for other arguments: choose another --out-dir')
     save(kept_settings, json.dumps(settings))
     pairs = [(number, MAX_DETECTIONS) for number in arguments.proposals]

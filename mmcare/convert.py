@@ -40,11 +40,12 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
         CheckpointError: If the source cannot be read or does not contain a complete CARE.
         OSError: If the source does not exist or the destination cannot be written.
     """
-    converted = load_weights(source)  # under the names of a classifier
+    file = local_file(source)
+    converted = load_weights(file)  # under the names of a classifier
     state = names.of_backbone(converted)
     state = {k: v for k, v in state.items() if k.startswith(names.BACKBONE_PARTS)}
     direction = 'as the checkpoint of an MM classifier'
-    if names.find_published(read_checkpoint(local_file(source))) is None:
+    if names.find_published(read_checkpoint(file)) is None:
         if any(name.startswith('out_norms.') for name in state):
             raise CheckpointError(
                 f'{source} has norms on output maps (from_scratch or out_norm_cfg), which the '

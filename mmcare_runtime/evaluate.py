@@ -75,6 +75,7 @@ def evaluate_boxes(
         truth = COCO(str(annotations))
     for annotation in truth.anns.values():
         annotation.setdefault('iscrowd', 0)
+        annotation.setdefault('area', annotation['bbox'][2] * annotation['bbox'][3])
     names = model.description.get('classes') or []
     ids = {str(category['name']): category['id'] for category in truth.dataset['categories']}
     if not names:
@@ -144,7 +145,8 @@ def evaluate_labels(
         number = max(len(names or ()), 2, 0 if matrix is None else len(matrix))
         number = max(number, int(labels.max(initial=0)) + 1)
         if mask.max(initial=0) >= number:
-            raise ValueError(f'{mask_path} has class {mask.max()}, the file has {number} classes')
+            text = f'{mask_path} has class {mask.max()}, and {model.file} {number} classes'
+            raise ValueError(text)
         pairs = np.bincount(mask * number + labels, minlength=number**2).reshape(number, number)
         if matrix is not None:
             pairs[: len(matrix), : len(matrix)] += matrix

@@ -2,7 +2,8 @@
 
 A file computes its part of the model; the rest of the model takes its weights from --checkpoint.
 Files of whole models need no checkpoint. Files run on one thread of the CPU. PyTorch computes
-.mlpackage files, which are not timed. Images are resized to fit the files' height and width, with
+.mlpackage files, which are not timed. The time of a file that takes several images is divided by
+their number. Images are resized to fit the files' height and width, with
 the ratio kept, and padded. Where the config tests a segmentor on windows (test_cfg.mode='slide'),
 or with --tile slide, files compute windows; boxes of windows are merged. The table has megabytes,
 milliseconds per image or window (median of interleaved rounds) and the config's metrics. With
@@ -115,7 +116,7 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     shapes = {program.input_shape for program in programs.values()}
     batch_size, _, *sides = next(iter(shapes))
     size = tuple(side for side in sides if isinstance(side, int))
-    if len(shapes) != 1 or len(size) != 2:
+    if len(shapes) != 1 or len(size) != 2 or not isinstance(batch_size, int):
         raise ValueError(
             f'the files take {", ".join(map(str, shapes))}, not images (N, C, H, W) of one shape: '
             'export them for one --shape and one --batch'

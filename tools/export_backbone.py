@@ -169,7 +169,7 @@ def everything_shown() -> Iterator[None]:
 def discard(log: str | None) -> None:
     """Remove a log that nobody is told of."""
     if log:
-        os.unlink(log)
+        Path(log).unlink(missing_ok=True)
 
 
 def to_flags(message: str) -> str:

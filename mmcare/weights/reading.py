@@ -303,8 +303,8 @@ def digest_weights(state: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
 
 
 _PLAIN = {
-    *(type(None), bool, int, float, complex, str, bytes, bytearray, set, Tensor, nn.Parameter),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme, torch.Size),
+    *(type(None), bool, int, float, complex, str, bytes, set, Tensor, nn.Parameter),
+    *(torch.dtype, torch.device, torch.layout, torch.qscheme, torch.Size),
 }
 _REMOVED = object()
 

@@ -15,7 +15,6 @@ from torch import nn
 from toy_configs import TEACHER as LARGE_TEACHER
 
 pytest.importorskip('mmpretrain')
-import timm
 from mmpretrain.registry import MODELS
 from mmpretrain.structures import DataSample
 
@@ -209,6 +208,7 @@ def test_teacher_is_no_part_of_the_student(teacher_file, form):
 
 @pytest.mark.parametrize('teacher', ['resnet18', 'vit_tiny_patch16_224'])
 def test_teacher_of_timm_keeps_the_weights_that_it_loads(tmp_path, teacher):
+    timm = pytest.importorskip('timm')
     model = timm.create_model(teacher, num_classes=CLASSES)
     torch.save(model.state_dict(), tmp_path / 'teacher.pth')
     config = dict(type='TimmClassifier', model_name=teacher, num_classes=CLASSES, pretrained=True)

@@ -10,6 +10,7 @@ from collections import deque
 from pathlib import Path
 from threading import Timer
 
+import numpy as np
 import pytest
 import torch
 import toy_training
@@ -231,18 +232,22 @@ class Keeper(Hook):
     """A hook that saves what it holds."""
 
     def before_save_checkpoint(self, runner, checkpoint):
-        checkpoint['keeper'] = dict(last=deque([1]), lists=[[Path('a')]], seen={1, 2}, best=0.5)
+        checkpoint['keeper'] = dict(
+            last=deque([1]), lists=[[Path('a')]], seen={1, np.int64(2)}, best=0.5
+        )
+        checkpoint['bad'] = dict(paths={Path('a')}, bytes=bytearray(1), calls=[print])
 
 
 def test_values_that_could_not_be_read_again(tmp_path, warnings):
     """They are left out with a warning, and the run resumes from the checkpoint."""
     train(tmp_path, hooks=[Keeper()])
     path = type(Path('a')).__name__
-    assert f'again: keeper.last (deque), keeper.lists ({path})' in warnings[0]
+    assert f'again: keeper.last (deque), keeper.lists ({path}), bad.paths ({path})' in warnings[0]
     warnings.clear()
     train(tmp_path, resume=True, hooks=[Keeper()])
     assert not warnings
-    assert read_checkpoint(tmp_path / NEWEST)['keeper'] == dict(seen={1, 2}, best=0.5)
+    checkpoint = torch.load(tmp_path / NEWEST, weights_only=True)
+    assert checkpoint['keeper'] == dict(seen={1, 2}, best=0.5) and checkpoint['bad'] == {}
 
 
 def test_a_test_after_training(tmp_path):

@@ -663,6 +663,7 @@ HEALTHY = dict(
     no_classes=('ade20k', label(201), dict(type='mmseg.BaseSegDataset')),
     padded_with_ignored=('ade20k', str, dict(pads=255)),
     masks_of_floats=('ade20k', label(dtype=np.float32, suffix='.tif'), TIFF),
+    masks_of_integers=('ade20k', label(1, np.int32, values=(1, 2, -1), suffix='.tif'), TIFF),
     masks_that_nothing_loads=('ade20k', remove('labels/train/0.png'), dict(pipeline=[LOAD])),
     dice_without_background=(
         'ade20k',
@@ -1108,6 +1109,12 @@ MASK_CASES = dict(
         TWO,
         r'warn: palettes .* 1 is \(255, 0, 0\) and \(0, 0, 255\)',
     ),
+    padded_with_background=(
+        'ade20k',
+        label(0, values=(1, 0, 255)),
+        dict(TWO, pads=0),
+        r'warn: padding is not ignored.* model\.data_preprocessor\.seg_pad_val=0',
+    ),
     ignored_by_head=(
         'ade20k',
         str,
@@ -1118,7 +1125,7 @@ MASK_CASES = dict(
         'ade20k',
         str,
         dict(pads=0),
-        r'warn: padding is not ignored.* model\.data_preprocessor\.seg_pad_val=0',
+        r'stop: model\.data_preprocessor\.seg_pad_val=0',
     ),
 )
 CASES = {**COCO_CASES, **PICTURE_CASES, **MASK_CASES}
@@ -1201,9 +1208,10 @@ def test_names_of_classes_in_a_file(data):
     dataset = imagenet(data, 'train')
     dataset['metainfo'] = dict(classes=str(data / 'classes.txt'))
     DataCheckHook().before_build(dict(dataset=dataset))
-    dataset['metainfo'] = dict(classes=[*CLASSES, 'dog'])
-    with pytest.raises(ValueError, match="no folder for the classes 'dog'"):
-        DataCheckHook().before_build(dict(dataset=dataset))
+    del dataset['metainfo']
+    for named in (dict(metainfo=dict(classes=[*CLASSES, 'dog'])), dict(classes=[*CLASSES, 'dog'])):
+        with pytest.raises(ValueError, match="no folder for the classes 'dog'"):
+            DataCheckHook().before_build(dict(dataset=dict(dataset, **named)))
 
 
 def test_one_class_of_proposals(data):

@@ -131,8 +131,8 @@ def test_images_are_checked(tmp_path):
     [
         (dict(threads=0), 'threads are'),
         (dict(engine='ncnn'), 'opened by onnxruntime or openvino, not ncnn'),
-        (dict(providers=['MyExecutionProvider']), 'has no MyExecutionProvider, but '),
-        (dict(providers=[]), 'ONNX Runtime has no '),
+        (dict(providers=['MyExecutionProvider']), 'has no MyExecutionProvider; available: '),
+        (dict(providers=[]), 'ONNX Runtime needs a provider'),
         (dict(float16=True), 'has no float16'),
         (dict(engine='openvino', providers=['CPU']), 'OpenVINO has no providers'),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.dataset import BaseDataset
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import nn
 
 from mmcare.engine.data_checks.findings import NUMBER, Picture, Run, Split, Stop, Warn, sample
@@ -17,8 +17,6 @@ from mmcare.engine.data_checks.headers import Header
 from mmcare.engine.data_checks.pictures import TURN
 
 EXACT = ('L', 'P', 'P;1', 'P;2', 'P;4')  # Pillow's raw modes that are read as stored
-# Losses whose ignore_index is a class that they leave out, often the background.
-LEAVE_OUT = ('DiceLoss', 'HuasdorffDisstanceLoss', 'TverskyLoss')
 
 
 def check_mask_files(run: Run) -> Iterator[Stop | Warn]:
@@ -109,13 +107,13 @@ def check_ignored_labels(run: Run) -> Iterator[Stop | Warn]:
             if isinstance(getattr(metric, 'ignore_index', None), int):
                 settings[f'{split.mode}_evaluator.ignore_index'] = metric.ignore_index
     text = ', '.join(f'{name}={value}' for name, value in settings.items())
-    # Padding may be meant to be a class, such as the background.
-    number = max(len(split.classes) for split in splits)
-    certain = {v for k, v in settings.items() if not k.endswith('seg_pad_val') or v >= number}
+    # Padding may be meant to be the background, which reduce_zero_label takes out of the classes.
+    reduced = any(split.dataset.metainfo['reduce_zero_label'] for split in splits)
+    certain = {v for k, v in settings.items() if reduced or v or not k.endswith('seg_pad_val')}
     if len(certain) > 1:
         yield Stop(f'labels that are ignored differ: {text}. Set all to the same value')
     elif len({*settings.values()}) > 1:
-        yield Warn(f'padding is not ignored, but trained as a class: {text}')
+        yield Warn(f'padding is not ignored, but trained as class 0: {text}')
 
 
 def check_label_values(model: nn.Module, dataset: Any, samples: list[Any]) -> Iterator[Stop]:
@@ -172,8 +170,12 @@ def ignored_labels(datasets: list[BaseDataset], model: nn.Module) -> set[int]:
 
 
 def _modules_of_labels(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield modules by name, without DiceLoss: its ``ignore_index`` is a class that it leaves out.
+
+    The background often is such a class, if other classes are rare.
+    """
     for name, module in model.named_modules():
-        if type(module).__name__ not in LEAVE_OUT:
+        if type(module).__name__ != 'DiceLoss':
             yield name, module
 
 
@@ -186,12 +188,11 @@ def _look_at(picture: Picture, split: Split) -> Iterator[tuple[str, str]]:
             labels.verify()  # checksums, which decoding does not compare
     except FileNotFoundError:
         return  # another check says so
-    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
-        if not _read_labels(split, picture):  # the loader may have another decoder
-            yield 'damaged', f'{path!r} is damaged or of an unknown format ({error})'
-        return
     except Exception as error:  # a different one for each kind of damage
-        yield 'damaged', f'{path!r} is damaged or of an unknown format ({error})'
+        decoder = getattr(split.steps.get('LoadAnnotations'), 'imdecode_backend', 'pillow')
+        is_large = isinstance(error, Image.DecompressionBombError) and decoder != 'pillow'
+        if decoder != 'tifffile' and not is_large:
+            yield 'damaged', f'{path!r} is damaged or of an unknown format ({error})'
         return
     header = split.headers.get(picture.path or '')
     if isinstance(header, Header) and size != (loaded := split.loaded_size(header)):
@@ -216,6 +217,8 @@ def _look_at(picture: Picture, split: Split) -> Iterator[tuple[str, str]]:
 def _fits_in_bytes(labels: Image.Image) -> bool:
     """Return whether mmseg's conversion to 8 bits keeps all values."""
     values = np.asarray(labels)
+    if values.dtype.kind == 'i':
+        values = np.where(values == -1, 255, values)  # as the conversion does
     return bool((values == values.astype(np.uint8)).all())
 
 

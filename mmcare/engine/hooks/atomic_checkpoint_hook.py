@@ -75,8 +75,7 @@ class AtomicCheckpointHook(CheckpointHook):
             self._folder = Path(runner.work_dir)
             if self.out_dir not in (None, runner.work_dir):
                 self._folder = Path(self.out_dir, self._folder.name)  # as MMEngine does
-        trains = isinstance(runner._train_loop, BaseLoop) and runner.iter < runner.max_iters
-        if trains and is_main_process():  # not in a test
+        if isinstance(runner._train_loop, BaseLoop) and is_main_process():  # not for a test alone
             self._check_folder(runner)
         # Private attributes: MMEngine's runner keeps --resume nowhere else.
         if not runner._resume or runner._load_from is not None or runner._has_loaded:
@@ -100,8 +99,6 @@ class AtomicCheckpointHook(CheckpointHook):
         if not self._folder:
             return
         if is_main_process():
-            if self._lock is None or self._lock.closed:  # a runner that trains once more
-                self._check_folder(runner)
             for path in filter(None, map(self._find, info.get(OUTDATED, []))):
                 Path(path).unlink(missing_ok=True)
             for left in self._folder.glob('.*.tmp') if self._lock else ():
@@ -132,7 +129,7 @@ class AtomicCheckpointHook(CheckpointHook):
         checkpoint.update({**states, **plain})
         if dropped:
             text = 'Not in the checkpoint, since only tensors, numbers, text and containers of '
-            text += f'them can be read again: {", ".join(dropped)}'
+            text += f'them can be read again: {", ".join(dict.fromkeys(dropped))}'
             print_log(escape(text), 'current', logging.WARNING)
 
     def after_run(self, runner: Any) -> None:
@@ -144,20 +141,24 @@ class AtomicCheckpointHook(CheckpointHook):
         """Lock the folder, and raise an error if checkpoints could not be written there."""
         assert self._folder is not None
         self._folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock = lock_directory(self._folder)
-        except BlockingIOError:
-            runner.logger.warning(f'Another run writes to {self._folder}: waiting for its end.')
-            try:
-                self._lock = lock_directory(self._folder, WAIT)
-            except BlockingIOError:
-                advice = 'end it, or choose another work_dir'
-                raise RuntimeError(f'another run writes to {self._folder}: {advice}') from None
+        if self._lock is None or self._lock.closed:  # an interrupted training still has its lock
+            self._lock = self._wait_for_lock(runner, self._folder)
         pointer = Path(runner.work_dir, 'last_checkpoint')
         for path in (pointer, *self._folder.iterdir()):
             is_ours = path == pointer or re.fullmatch(self._pattern(), path.name)
             if is_ours and path.is_dir():
                 raise IsADirectoryError(f'{path} is a directory, where the run writes a file')
+
+    def _wait_for_lock(self, runner: Any, folder: Path) -> IO | None:
+        try:
+            return lock_directory(folder)
+        except BlockingIOError:
+            runner.logger.warning(f'Another run writes to {folder}: waiting for its end.')
+        try:
+            return lock_directory(folder, WAIT)
+        except BlockingIOError:
+            advice = 'end it, or choose another work_dir'
+            raise RuntimeError(f'another run writes to {folder}: {advice}') from None
 
     def _pattern(self) -> str:
         """Return the regular expression of this run's checkpoints."""
@@ -238,25 +239,29 @@ def _plain(value: Any, name: str, readable: set[type], dropped: list[str]) -> An
     Args:
         value: Part of a checkpoint.
         name: Where it is in the checkpoint.
-        readable: Types that are kept.
-        dropped: Gets the names and types of what is left out, except functions.
+        readable: Types that are kept, besides tensors and containers.
+        dropped: Gets the names and types of what is left out, except functions in dicts.
+
+    Returns:
+        The plain value; ``_DROPPED`` if it, or something in a list, tuple or set, is left out.
     """
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.tolist()
     if isinstance(value, dict):
         plain = {}
         for key, entry in value.items():
+            if isinstance(entry, FunctionType):
+                continue
             where = f'{name}.{key}' if name else str(key)
             kept = [_plain(part, where, readable, dropped) for part in (key, entry)]
             if not any(part is _DROPPED for part in kept):
                 plain[kept[0]] = kept[1]
         return plain
-    if isinstance(value, (list, tuple)):
-        parts = [_plain(part, name, readable, dropped) for part in value]
-        is_dropped = any(part is _DROPPED for part in parts)
-        return _DROPPED if is_dropped else (list if isinstance(value, list) else tuple)(parts)
+    for container in (list, tuple, set):
+        if isinstance(value, container):
+            parts = [_plain(part, name, readable, dropped) for part in value]
+            return _DROPPED if any(part is _DROPPED for part in parts) else container(parts)
     if isinstance(value, Tensor) or type(value) in readable:
         return value
-    if not isinstance(value, FunctionType):
-        dropped.append(f'{name} ({type(value).__name__})')
+    dropped.append(f'{name} ({type(value).__name__})')
     return _DROPPED

@@ -30,9 +30,10 @@ class DataCheckHook(SwitchableHook):
     everything else once before the run. Faults stop all processes; suspicious findings only warn.
     After weights are loaded, random layer scales are compared with the number of pictures. Before
     each iteration, the labels of mmseg's maps are compared with the classes. The hook reads the
-    headers of at most 10,000 pictures and masks of a dataset, the checksums of these masks, the
-    pixels of 200 masks with palettes, and the labels of masks until it has seen two classes. Of a
-    COCO file above 32 MiB, it reads at most 20,000 objects, evenly spread.
+    headers of at most 10,000 pictures and masks of a dataset, checksums of these masks and the
+    values of those in JPEG or of more than 8 bits, the palettes of 200 masks, and the labels of
+    masks until it has seen two classes. Of a COCO file above 32 MiB, it reads at most 20,000
+    objects, evenly spread.
     Remote data (``backend_args``, ``://``) are not checked.
 
     The first such hook wraps ``Runner.build_dataloader``, which does the same as before for runners
