@@ -3,13 +3,13 @@
 A file computes its part of the model; the rest of the model takes its weights from --checkpoint.
 Files of whole models need no checkpoint. Files run on one thread of the CPU. PyTorch computes
 .mlpackage files, which are not timed. The time of a file that takes several images is divided by
-their number. Images are resized to fit the files' height and width, with
-the ratio kept, and padded. Where the config tests a segmentor on windows (test_cfg.mode='slide'),
-or with --tile slide, files compute windows; boxes of windows are merged. The table has megabytes,
-milliseconds per image or window (median of interleaved rounds) and the config's metrics. With
---checkpoint, the first row is PyTorch as the toolbox tests the config, unchanged; if PyTorch's
-metrics at the files' height and width differ, they are the second row. PyTorch's time is that of
-the part, or, next to decoded files, of the toolbox's ``predict``.
+their number. Images are resized to fit the files' height and width, with the ratio kept, and
+padded. Where the config tests a segmentor on windows (test_cfg.mode='slide'), or with --tile slide,
+files compute windows; boxes of windows are merged. The table has megabytes, milliseconds per image
+or window (median of interleaved rounds) and the config's metrics. With --checkpoint, the first row
+is PyTorch as the toolbox tests the config, unchanged; if PyTorch's metrics at the files' height and
+width differ, they are the second row. PyTorch's time is that of the part, or, next to decoded
+files, of the toolbox's ``predict``.
 """
 
 import argparse

@@ -37,9 +37,8 @@ class AtomicCheckpointHook(CheckpointHook):
     With ``resume=True`` and without ``load_from``, the run resumes from the checkpoint that
     MMEngine's file ``last_checkpoint`` names. If that checkpoint is damaged or missing, a warning
     is logged and the newest undamaged one is used. A run without checkpoints starts from its
-    beginning.
-    A resumed run repeats the validation that follows its checkpoint if something depends on the
-    metrics: ``save_best``, early stopping, or a scheduler such as ``ReduceOnPlateauLR``.
+    beginning. A resumed run repeats the validation that follows its checkpoint if something depends
+    on the metrics: ``save_best``, early stopping, or a scheduler such as ``ReduceOnPlateauLR``.
 
     A run locks the file ``.lock`` in its folder, since two runs in one folder would replace and
     delete each other's checkpoints. A second run waits for half a minute, since a killed run may

@@ -33,8 +33,7 @@ class DataCheckHook(SwitchableHook):
     headers of at most 10,000 pictures and masks of a dataset, checksums of these masks and the
     values of those in JPEG or of more than 8 bits, the palettes of 200 masks, and the labels of
     masks until it has seen two classes. Of a COCO file above 32 MiB, it reads at most 20,000
-    objects, evenly spread.
-    Remote data (``backend_args``, ``://``) are not checked.
+    objects, evenly spread. Remote data (``backend_args``, ``://``) are not checked.
 
     The first such hook wraps ``Runner.build_dataloader``, which does the same as before for runners
     without the hook. ``FlexibleRunner`` has its own method: checks run only before the run.
