@@ -246,7 +246,7 @@ def test_values_that_could_not_be_read_again(tmp_path, warnings):
     warnings.clear()
     train(tmp_path, resume=True, hooks=[Keeper()])
     assert not warnings
-    checkpoint = torch.load(tmp_path / NEWEST, weights_only=True)
+    checkpoint = read_checkpoint(tmp_path / NEWEST)
     assert checkpoint['keeper'] == dict(seen={1, 2}, best=0.5) and checkpoint['bad'] == {}
 
 

@@ -45,8 +45,8 @@ class AtomicCheckpointHook(CheckpointHook):
     still be ending, and then raises an error. Windows and some network disks have no such locks.
 
     Checkpoints contain tensors and plain values only, so ``torch.load(file, weights_only=True)``
-    reads them. Other values, such as a hook's deque, are left out, and a warning names them. The
-    log's smoothed values start over after a resume.
+    reads them, except sets before PyTorch 2.6. Other values, such as a hook's deque, are left out,
+    and a warning names them. The log's smoothed values start over after a resume.
 
     Raises:
         CheckpointError: If a run resumes, and all of its checkpoints are damaged, or the one that
