@@ -1443,6 +1443,15 @@ def test_remote_data_pass(data, layout, changes):
     runner.call_hook('before_run')
 
 
+def test_local_data_with_a_named_backend(data):
+    make_coco(data)
+    (data / 'train/3.jpg').unlink()
+    runner = build('coco', data, backend_args=dict(backend='local'))
+    assert runner.train_loop
+    with pytest.raises(ValueError, match='1 files of the train dataset do not exist'):
+        runner.call_hook('before_run')
+
+
 @pytest.mark.parametrize('orientation', range(1, 9))
 def test_sizes_of_turned_pictures_in_tiff(tmp_path, orientation):
     """They are turned even if the loader is told not to."""

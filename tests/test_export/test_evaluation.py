@@ -214,7 +214,7 @@ def test_a_resize_that_changes_nothing():
     assert describe_resizing(config, (192, 448)) is None
     config.model.test_cfg = dict(mode='slide', stride=(64, 64), crop_size=(96, 96))
     assert describe_sliding(config)['other_steps'] == []
-    steps[0]['scale_factor'] = config.test_dataloader.dataset.pipeline[0].scale_factor = 0.5
+    config.test_dataloader.dataset.pipeline[0].scale_factor = 0.5
     describe_resizing(config, (96, 96))
     assert describe_sliding(config)['other_steps'] == ['Resize by scale_factor']
 
