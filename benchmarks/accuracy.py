@@ -43,15 +43,18 @@ SETS = {
 
 
 def read_config(name: str, key: str) -> Config:
-    """Read the shipped config of a data set; replace its backbone unless ``key`` is a CARE."""
+    """Read the shipped config of a data set, and set the backbone."""
     config = Config.fromfile(shipped_config(SETS[name][0]))
     if model_name := PEERS['timm_model'][key]:
         timm = require('timm', 'a peer', 'bench')
         options = dict(features_only=True, out_indices=[-4, -3, -2, -1], pretrained=False)
         channels = timm.create_model(model_name, **options).feature_info.channels()
-        config.model.neck.in_channels = channels
         peer = dict(type='mmpretrain.TIMMBackbone', model_name=model_name, **options)
         config.model.backbone = peer
+    else:
+        channels = CARE(key).out_channels
+        config.model.backbone.arch = key
+    config.model.neck.in_channels = list(channels)
     return config
 
 

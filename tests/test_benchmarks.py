@@ -172,6 +172,11 @@ def test_training_steps_side_by_side(tmp_path, monkeypatch):
     assert inference > 0
 
 
+def test_the_named_care_is_trained():
+    model = accuracy.read_config('camvid', 's2').model
+    assert (model.backbone.arch, model.neck.in_channels) == ('s2', [32, 64, 192, 1536])
+
+
 def test_the_page_of_results_shows_the_runs(tmp_path, monkeypatch):
     """The better backbone is first; two seeds are a mean and half their range."""
     pytest.importorskip('timm')

@@ -23,6 +23,7 @@ train_pipeline = [
 ]
 test_pipeline = [
     dict(type='LoadImageFromFile'),
+    # No Pad, unlike your_data/instances.py: see docs/results.md.
     dict(type='Resize', scale_factor=1.0),  # tells the model a factor, which it expects
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(
