@@ -20,6 +20,16 @@ from mmcare.export.tasks.detector import (
 FLOAT16_ROUNDING = 2e-3  # share of a box's size
 
 
+def round_sizes(boxes: Tensor) -> list[Tensor]:
+    """Return boxes (N, 4) with their sizes, and with sizes that float16 may round them to.
+
+    Sizes of whole cells decide the number of samples, and bounds of levels decide the map.
+    """
+    low, high = boxes.chunk(2, 1)
+    sizes = [(high - low) * (1 + share) for share in (-FLOAT16_ROUNDING, FLOAT16_ROUNDING)]
+    return [boxes, *(torch.cat([low, low + size], 1) for size in sizes)]
+
+
 class RoIAlignOperator(nn.Module):
     """RoIAlign by the operator of runtimes that have one; called as :class:`RoIAlign` is.
 
@@ -83,17 +93,18 @@ class RoIExtractor(nn.Module):
             extractor.finest_scale * (2**level - 1e-6) / side for level in range(1, len(layers))
         ]
 
-    def forward(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
-        """Average maps (1, C, H, W) in boxes (N, 4) to (N, C, h, w)."""
+    def reach(self, boxes: Tensor) -> list[Tensor]:
+        """Return 1 for boxes (N, 4) that are large enough for a level, else 0, for each level."""
         sides = boxes[:, 2:] - boxes[:, :2]
         scales = (sides[:, 0] * sides[:, 1]).sqrt()
-        reached = [
-            (scales >= bound).to(boxes.dtype) for bound in self.bounds
-        ]  # 1, ..., 1, 0, ..., 0
-        first, last = torch.ones_like(scales), torch.zeros_like(scales)
-        weights = [
-            low - high for low, high in zip([first, *reached], [*reached, last], strict=True)
-        ]
+        reached = [(scales >= bound).to(boxes.dtype) for bound in self.bounds]
+        return [torch.ones_like(scales), *reached]
+
+    def forward(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
+        """Average maps (1, C, H, W) in boxes (N, 4) to (N, C, h, w)."""
+        reached = self.reach(boxes)  # 1, ..., 1, 0, ..., 0
+        higher = [*reached[1:], torch.zeros_like(reached[0])]
+        weights = [low - high for low, high in zip(reached, higher, strict=True)]
         averages = [
             align(x, boxes, weight)
             for align, x, weight in zip(self.aligns, maps, weights, strict=False)
@@ -297,11 +308,7 @@ class TwoStageResults(Detections):
         strange = self._find_strange(maps, raw, boxes, scores, labels)
         errors = [strange[scores > 0]]
         if self.mask_head is not None:
-            low, high = boxes.chunk(2, 1)
-            # A box of whole cells, or as large as the bound of a level, may be rounded up or down.
-            sizes = [(high - low) * (1 + share) for share in (-FLOAT16_ROUNDING, FLOAT16_ROUNDING)]
-            rounded = [boxes, *(torch.cat([low, low + size], 1) for size in sizes)]
-            masks = torch.stack([self.segment(maps, x, labels) for x in rounded])
+            masks = torch.stack([self.segment(maps, x, labels) for x in round_sizes(boxes)])
             distances = (masks - by_kind['masks']).square().mean((2, 3)).sqrt().amin(0)
             errors.append(distances[scores > 0])
         least, used = scores.min(), scores > 0
@@ -320,9 +327,16 @@ class TwoStageResults(Detections):
         scores: Tensor,
         labels: Tensor,
     ) -> Tensor:
-        """Return how far boxes and scores are from the nearest of all that candidates give (N,)."""
+        """Return how far boxes and scores are from the nearest of all that candidates give (N,).
+
+        A candidate at the bound of two levels may be taken from either.
+        """
         nearest = torch.full_like(scores, torch.inf)
         candidates = torch.cat([boxes for boxes, _ in self.find_candidates(raw)])
+        _, *rounded = round_sizes(candidates)
+        smaller, larger = (torch.stack(self.box_rois.reach(x)) for x in rounded)
+        at_bound = (smaller != larger).any(0)
+        candidates = torch.cat([candidates, *(x[at_bound] for x in rounded)])
         for part in candidates.split(256):  # all at once would take gigabytes
             part_scores, deltas = self.classify(maps, part)
             count = 1 if self.box_head.reg_class_agnostic else self.classes
@@ -340,13 +354,16 @@ class TwoStageResults(Detections):
 
         This is the least of four leads: of its score over its neighbours' scores, and over the last
         score of the file; of its proposal's score over the scores of overlapping proposals, and
-        over the last proposal's score.
+        over the last proposal's score. Its score is the least of those for its proposal's sizes.
         """
         from torchvision.ops import box_iou
 
         maps = raw[: len(raw) - 2 * self.levels]
         proposals, valid, objectness = self.propose(raw)
         wanted, wanted_scores, wanted_labels, pairs = self.detect(maps, proposals, valid)
+        for part in round_sizes(proposals):
+            their_scores, _ = self.classify(maps, part)
+            wanted_scores = wanted_scores.minimum(their_scores.flatten()[pairs])
         same = wanted_labels[:, None] == labels
         near = ~(box_iou(wanted, boxes) <= (1 - IOU_MARGIN) * self.iou) & same
         lower = (wanted_scores[:, None] - scores).masked_fill(~near, torch.inf)
