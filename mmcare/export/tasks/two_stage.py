@@ -17,17 +17,20 @@ from mmcare.export.tasks.detector import (
     read_test_cfg,
 )
 
-FLOAT16_ROUNDING = 2e-3  # share of a box's size
+# What float16 may add to a box's size: a share of the size, and two steps of coordinates above 0.5.
+FLOAT16_ROUNDING, FLOAT16_STEPS = 2e-3, 1e-3
 
 
 def round_sizes(boxes: Tensor) -> list[Tensor]:
-    """Return boxes (N, 4) with their sizes, and with sizes that float16 may round them to.
+    """Return boxes (N, 4), as shares, with the least and the largest size that float16 gives them.
 
-    Sizes of whole cells decide the number of samples, and bounds of levels decide the map.
+    A size at a bound decides from which level's map a box is taken, and one of whole cells decides
+    the number of samples.
     """
     low, high = boxes.chunk(2, 1)
-    sizes = [(high - low) * (1 + share) for share in (-FLOAT16_ROUNDING, FLOAT16_ROUNDING)]
-    return [boxes, *(torch.cat([low, low + size], 1) for size in sizes)]
+    margin = FLOAT16_ROUNDING * (high - low) + FLOAT16_STEPS
+    sizes = (high - low - margin).clamp(min=0), high - low + margin
+    return [torch.cat([low, low + size], 1) for size in sizes]
 
 
 class RoIAlignOperator(nn.Module):
@@ -308,7 +311,9 @@ class TwoStageResults(Detections):
         strange = self._find_strange(maps, raw, boxes, scores, labels)
         errors = [strange[scores > 0]]
         if self.mask_head is not None:
-            masks = torch.stack([self.segment(maps, x, labels) for x in round_sizes(boxes)])
+            masks = torch.stack(
+                [self.segment(maps, x, labels) for x in (boxes, *round_sizes(boxes))]
+            )
             distances = (masks - by_kind['masks']).square().mean((2, 3)).sqrt().amin(0)
             errors.append(distances[scores > 0])
         least, used = scores.min(), scores > 0
@@ -329,11 +334,11 @@ class TwoStageResults(Detections):
     ) -> Tensor:
         """Return how far boxes and scores are from the nearest of all that candidates give (N,).
 
-        A candidate at the bound of two levels may be taken from either.
+        In float16, a candidate at the bound of two levels may be taken from either.
         """
         nearest = torch.full_like(scores, torch.inf)
         candidates = torch.cat([boxes for boxes, _ in self.find_candidates(raw)])
-        _, *rounded = round_sizes(candidates)
+        rounded = round_sizes(candidates)
         smaller, larger = (torch.stack(self.box_rois.reach(x)) for x in rounded)
         at_bound = (smaller != larger).any(0)
         candidates = torch.cat([candidates, *(x[at_bound] for x in rounded)])
@@ -354,7 +359,8 @@ class TwoStageResults(Detections):
 
         This is the least of four leads: of its score over its neighbours' scores, and over the last
         score of the file; of its proposal's score over the scores of overlapping proposals, and
-        over the last proposal's score. Its score is the least of those for its proposal's sizes.
+        over the last proposal's score. Its own score is the least that its proposal has with the
+        sizes of :func:`round_sizes`.
         """
         from torchvision.ops import box_iou
 
