@@ -51,6 +51,7 @@ class Backend:
     takes_batches = False  # several images at once
     separate_convolutions = False  # modules cannot share a convolution
     output_format = OutputFormat()  # of results
+    lacks: tuple[str, ...] = ()  # operators that a task may need
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # of this backend, for add_argument
 
     def require(self) -> None:

@@ -27,13 +27,16 @@ class Classifier(Task):
 
     summary = 'classifiers'
     head_name = 'head'
-    pad_to_stride = False
     has_probabilities = True
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
         """Say whether a model is a classifier with a head."""
         return is_of_class(model, 'BaseClassifier') and hasattr(model, 'head')
+
+    def pads_to_stride(self, shape: Shape) -> bool:
+        """Return False: a classifier has one map."""
+        return False
 
     def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
         """Describe the activation, which is sigmoid if several classes can be right."""

@@ -25,8 +25,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from mmcare.compatibility import autocast_off
+from mmcare.deployment import check_fusible, fuse, is_fusible
 from mmcare.models.arguments import NUM_STAGES, check, resolve_arch
-from mmcare.models.fusing import build_norm, check_fusible, fuse, is_fixed
+from mmcare.models.fusing import build_norm
 from mmcare.models.loading import pretrained_cfgs, read_state_dict
 from mmcare.models.recompute import recompute
 from mmcare.registry import MODELS
@@ -551,7 +552,7 @@ class CARE(BaseModule):
         convs = {
             name: 'expand' if isinstance(module, Interaction) else 'conv'
             for name, module in self.named_modules()
-            if isinstance(module, (Stem, Downsampling, Interaction)) and is_fixed(module.norm)
+            if isinstance(module, (Stem, Downsampling, Interaction)) and is_fusible(module.norm)
         }
         for name, conv in convs.items():
             for part in (f'{name}.norm', f'{name}.{conv}'):
