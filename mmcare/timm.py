@@ -19,8 +19,9 @@ from mmcare.compatibility import require
 from mmcare.models import CARE
 from mmcare.models.arguments import check
 from mmcare.models.heads import TwoHeads, pool
-from mmcare.models.loading import ADDRESSES, check_state_dict
+from mmcare.models.loading import ADDRESSES
 from mmcare.weights.names import is_published, to_classifier_keys
+from mmcare.weights.strict import check_weights
 
 timm: Any = require('timm', 'mmcare.timm', 'timm')
 feature_take_indices = timm.models._features.feature_take_indices
@@ -186,7 +187,7 @@ def _filter_checkpoint(state: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """Convert and check the weights that timm is about to load, which it does not do strictly."""
     state, cfg = to_classifier_keys(state), model.pretrained_cfg
     name = cfg.get('file') or cfg.get('url') or 'the state dict'
-    check_state_dict(model.backbone, state, 'backbone.', name)
+    check_weights(model.backbone, state, 'backbone.', name)
     return state  # with the first convolution as it is, which timm adapts next
 
 

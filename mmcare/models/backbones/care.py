@@ -28,9 +28,10 @@ from mmcare.compatibility import autocast_off
 from mmcare.deployment import check_fusible, fuse, is_fusible
 from mmcare.models.arguments import NUM_STAGES, check, resolve_arch
 from mmcare.models.fusing import build_norm
-from mmcare.models.loading import pretrained_cfgs, read_state_dict
+from mmcare.models.loading import check_care, pretrained_cfgs, read_state_dict
 from mmcare.models.recompute import recompute
 from mmcare.registry import MODELS
+from mmcare.weights.strict import check_weights
 
 STEM_STRIDE = 4
 TOTAL_STRIDE = STEM_STRIDE * 2 ** (NUM_STAGES - 1)
@@ -604,3 +605,6 @@ class CARE(BaseModule):
             self.load_state_dict(state, strict=False)
             if hasattr(self, '_params_init_info'):  # set by the model around it, for the log
                 update_init_info(self, f'Loaded from {cfg["checkpoint"]}')
+
+
+check_weights.register(CARE, check_care)
