@@ -83,7 +83,8 @@ def describe_backbone(backbone: nn.Module) -> BackboneInfo:
     Raises:
         ValueError: If the backbone computes none of these images.
     """
-    network, kind = deepcopy(backbone).eval(), type(backbone).__name__
+    network, kind = deepcopy(backbone), type(backbone).__name__
+    network.eval()  # not in the line above: mmdet's ResNet returns None
     convs = [module for module in network.modules() if isinstance(module, nn.Conv2d)]
     size = getattr(network, 'img_size', None) or ()  # of transformers with fixed positions
     sides = [*([size] if isinstance(size, int) else size), *SIDES]

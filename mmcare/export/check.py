@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmcare.export.errors import Argument, ExportError
 
-Run = Callable[[Tensor], Sequence[Any]]  # an input of the file (B, C, H, W) to its outputs
+RunFile = Callable[[Tensor], Sequence[Any]]  # an input of the file (B, C, H, W) to its outputs
 
 MIN_SQNR_DB = 10.0  # for every output; below it, results are useless
 # Above this ratio, rounding alone makes ratios differ by more than AGREEMENT_DB.
@@ -41,7 +41,7 @@ class Checker:
     @torch.no_grad()
     def max_rel_errors(
         self,
-        run: Run,
+        run: RunFile,
         tolerance: float,
         runtime: str,
         expected: Callable[[str], Sequence[Tensor]] | None = None,
@@ -81,8 +81,8 @@ class Checker:
     @torch.no_grad()
     def sqnr_db(
         self,
-        run: Run,
-        cross_check: Run | None = None,
+        run: RunFile,
+        cross_check: RunFile | None = None,
         cross_check_name: str = '',
         may_be_better: bool = False,
     ) -> dict[str, float]:

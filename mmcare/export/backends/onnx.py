@@ -152,9 +152,7 @@ def translate_gelu(x: Any, approximate: str = 'none') -> Any:
     return op.Mul(op.Mul(x, op.Add(share, 1.0)), 0.5)
 
 
-def translate_nms(
-    boxes: Any, iou_threshold: float, labels: Any, classes: int, valid: Any
-) -> Any:
+def translate_nms(boxes: Any, iou_threshold: float, labels: Any, classes: int, valid: Any) -> Any:
     """Write :func:`mmcare.export.plain_operators.nms_mask_operator` as ``NonMaxSuppression``.
 
     Scores (1, K, N) are ranks, from N to 1, and keep classes apart: a box has score 0 for classes

@@ -19,7 +19,7 @@ Shape = tuple[int, int]  # height and width
 Options = Mapping[str, Any]
 Description = Mapping[str, Any]  # of a file
 Outputs = Sequence[Tensor]
-Run = Callable[[Tensor], Outputs]
+RunImages = Callable[[Tensor], Outputs]
 Substitutes = list[tuple[Any, str, Callable[..., Any]]]  # owner, method's name, what replaces it
 
 
@@ -173,7 +173,7 @@ class Task(nn.Module):
             f', and not for {self.summary or self.part}',
         )
 
-    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+    def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Say what is replaced in the model so that a file computes this part of it.
 
         Args:

@@ -12,7 +12,7 @@ from mmcare.export.tasks.base import (
     OutputFormat,
     Outputs,
     PostProcess,
-    Run,
+    RunImages,
     Shape,
     Substitutes,
     Task,
@@ -49,7 +49,7 @@ class Classifier(Task):
         """Make the module that turns logits into probabilities."""
         return Probabilities(self.describe(None, outputs)['activation'])
 
-    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+    def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace the methods that make logits; probabilities become logits again."""
         output = description['outputs'][0]
 

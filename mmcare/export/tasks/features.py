@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mmcare.export.errors import Argument, RequestError
-from mmcare.export.tasks.base import Description, Outputs, Run, Shape, Substitutes, Task
+from mmcare.export.tasks.base import Description, Outputs, RunImages, Shape, Substitutes, Task
 
 
 class Backbone(Task):
@@ -30,7 +30,7 @@ class Backbone(Task):
                 Argument('letterbox', 'center'), ' is for ', Argument('part', 'model')
             )
 
-    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+    def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace the backbone."""
         return [(self.backbone, 'forward', run)]
 
@@ -52,6 +52,6 @@ class Neck(Backbone):
         """Name the maps ``neck1``, ..."""
         return [f'neck{index + 1}' for index in range(len(outputs))]
 
-    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+    def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace backbone and neck."""
         return [(self.model, 'extract_feat', run)]

@@ -19,7 +19,7 @@ from mmcare.export.tasks.base import (
     OutputFormat,
     Outputs,
     PostProcess,
-    Run,
+    RunImages,
     Shape,
     Substitutes,
     Task,
@@ -122,7 +122,7 @@ class OneStageDetector(Task):
             results.metadata['test_cfg']['max_per_img'] = results.number
         return results
 
-    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+    def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace the method that makes maps, or ``predict`` of the head if the file decodes."""
         head, structure = self.head, tree_structure(self.model(image))
 

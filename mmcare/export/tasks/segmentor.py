@@ -16,7 +16,7 @@ from mmcare.export.tasks.base import (
     OutputFormat,
     Outputs,
     PostProcess,
-    Run,
+    RunImages,
     Shape,
     Substitutes,
     Task,
@@ -108,7 +108,7 @@ class Segmentor(Task):
             return ProbabilityMap(activation, shape, self.head.align_corners)
         return LabelMap(self.head, channels, shape, output_format.label_map)
 
-    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+    def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace the method that makes logits; labels become one-hot logits, or one channel.
 
         Logits made from probabilities keep the network's largest class, even if they are averaged.

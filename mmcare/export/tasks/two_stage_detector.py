@@ -16,7 +16,7 @@ from mmcare.export.tasks.base import (
     OutputFormat,
     Outputs,
     PostProcess,
-    Run,
+    RunImages,
     Shape,
     Substitutes,
     Task,
@@ -193,7 +193,7 @@ class TwoStageDetector(Task):
             results.metadata['test_cfg']['max_per_img'] = results.number
         return results
 
-    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+    def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace the methods that find boxes and masks; paste masks as users of the file do."""
         head = self.head
 
