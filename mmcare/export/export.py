@@ -198,3 +198,7 @@ def _say_what_is_missing(plan: ExportPlan, report: Mapping[str, Any]) -> dict[st
     if plan.model.task.part == 'model' and 'classes' not in report:
         missing['names'] = 'left out: the test data do not name as many classes as the head has'
     return missing
+
+
+# Names of version 1.0.
+Export, prepare_export = ExportPlan, plan_export
