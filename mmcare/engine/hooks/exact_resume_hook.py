@@ -18,6 +18,7 @@ from mmcare.compatibility import skips_batches
 from mmcare.engine import training_state
 from mmcare.engine.hooks import SwitchableHook
 from mmcare.engine.hooks.atomic_checkpoint_hook import AtomicCheckpointHook, repeats_validation
+from mmcare.engine.optim import fit_groups
 from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
 from mmcare.weights.reading import CheckpointError
@@ -87,6 +88,8 @@ class ExactResumeHook(SwitchableHook):
             fault = 'the state of the optimizer is missing'
         elif needed is not None and len(held) != len(needed):
             fault = f'it has {len(held)} schedulers, the run has {len(needed)}'
+        elif fault := fit_groups(checkpoint, runner):
+            pass
         else:
             lists = (held, map(vars, needed)) if isinstance(needed, list) else ((), ())
             kept, ignored = ([s.get('T_max', s.get('end')) for s in part] for part in lists)
