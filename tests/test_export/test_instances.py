@@ -292,6 +292,26 @@ def test_nothing_is_found():
     assert scores.shape == (1, 30) and not scores.any()
 
 
+def test_few_proposals_with_low_scores(tmp_path):
+    """ONNX Runtime's sigmoid is 0 for their logits, and files have places for more of them."""
+    pytest.importorskip('onnxruntime')
+    model, image = build(), smooth(0, SHAPE)
+    model.rpn_head.rpn_cls.bias.fill_(-25)
+    model.rpn_head.test_cfg.update(nms_pre=30, max_per_img=1000)
+    expected = predict(model, image)
+    source = LoadedModel('low', 'random', make_task(model, 'model'), IMAGENET)
+    options = dict(outputs='decoded', proposals=1000, compare_float16=False)
+    report = export_model(source, tmp_path, SHAPE, ('onnx',), **options)['onnx']
+    assert report['max_rel_error']['random'] < 1e-4
+    boxes, scores, labels, _ = open_exported(tmp_path / report['file']).run(image.numpy())
+    found = scores[0] > 0.05
+    number = len(expected)
+    assert number > 10 and found.sum() >= number
+    np.testing.assert_allclose(scores[0, :number], expected.scores, atol=1e-5)
+    np.testing.assert_allclose(boxes[0, :number], expected.bboxes, atol=1e-2)
+    assert (labels[0, :number] == expected.labels.numpy()).all()
+
+
 def test_numbers_and_styles():
     model, image = build(), smooth(0, SHAPE)
     raw = make_task(model, 'model')(image)
