@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.overrides import TorchFunctionMode
 
 from mmcare.deployment import fuse
 
@@ -175,8 +176,6 @@ def _conv2d(
 
 
 Table = Mapping[Any, Callable[..., Any]]
-# For one size: drop pads that do nothing; slice where CARE crops, by negative pads.
-FIXED: Table = {aten.pad.default: _pad, aten.contiguous.default: lambda x, **_: x}
 COREML: Table = {aten.alias.default: lambda x: x}  # left by full-size slices
 LITERT: Table = {aten.conv2d.default: _conv2d}
 # ExecuTorch gives XNNPACK no maxima, means only over the last two of four axes, and no
@@ -192,9 +191,30 @@ EXECUTORCH: Table = {
 }
 
 
+class OneSize(TorchFunctionMode):
+    """Let PyTorch's functions compute for one size of images while a network is exported.
+
+    Pads that do nothing and copies are left out, and negative pads become slices.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of PyTorch, or what stands for it."""
+        kwargs = kwargs or {}
+        if function is Tensor.contiguous:
+            return args[0]
+        if function is F.pad:
+            result = _pad(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return function(*args, **kwargs)
+
+
 def export_program(network: nn.Module, image: Tensor) -> ExportedProgram:
     """Export a network as it is, for one size of images; only what does nothing is left out."""
-    return torch.export.export(network, (image,)).run_decompositions(dict(FIXED))
+    with OneSize():
+        return torch.export.export(network, (image,))
 
 
 def separate_weights(module: Any) -> None:
