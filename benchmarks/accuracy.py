@@ -21,7 +21,7 @@ from mmengine.runner import Runner
 from recording import save
 
 from mmcare.analysis.counting import count_macs
-from mmcare.compatibility import fused_on_cpu, require
+from mmcare.compatibility import require
 from mmcare.models import CARE
 from mmcare.shipped import shipped_config
 
@@ -62,7 +62,6 @@ def train(name: str, key: str, seed: int) -> None:
     """Train and test a backbone, and write the scalars."""
     config, folder = read_config(name, key), Path(f'work_dirs/accuracy/{name}_{key}_{seed}')
     config.merge_from_dict({'randomness.seed': seed, 'resume': True, 'work_dir': str(folder)})
-    config.optim_wrapper.optimizer.fused = fused_on_cpu()
     runner = Runner.from_cfg(config)
     runner.train()
     tested = dict(runner.test(), split='test', step=runner.iter)

@@ -94,9 +94,9 @@ def autocast_off(x: Tensor) -> ContextManager[Any]:
     return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
-def fused_on_cpu() -> bool:
-    """Whether AdamW takes ``fused=True`` on CPUs: from PyTorch 2.4 on."""
-    return _suits(torch.__version__, '>=2.4')
+def fuses_adam(device: str) -> bool:
+    """Whether Adam and AdamW take ``fused=True``: on GPUs, and on CPUs from PyTorch 2.4 on."""
+    return device == 'cuda' or (device == 'cpu' and _suits(torch.__version__, '>=2.4'))
 
 
 def skips_batches() -> bool:

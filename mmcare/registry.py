@@ -12,6 +12,12 @@ from mmengine import registry as root
 
 MODELS = root.Registry('model', parent=root.MODELS, scope='mmcare', locations=['mmcare.models'])
 HOOKS = root.Registry('hook', parent=root.HOOKS, scope='mmcare', locations=['mmcare.engine'])
+OPTIM_WRAPPER_CONSTRUCTORS = root.Registry(
+    'optimizer wrapper constructor',
+    parent=root.OPTIM_WRAPPER_CONSTRUCTORS,
+    scope='mmcare',
+    locations=['mmcare.engine'],
+)
 TRANSFORMS = root.Registry(
     'transform', parent=root.TRANSFORMS, scope='mmcare', locations=['mmcare.export.preprocessing']
 )

@@ -167,7 +167,7 @@ def main() -> int:
         try:
             is_video = target.suffix == '.mp4'
             (predictor.show_video if is_video else predictor.show_picture)(source, target)
-        except (OSError, ValueError, cv2.error) as error:
+        except (ImportError, OSError, ValueError, cv2.error) as error:
             print(f'error: {escape(" ".join(str(error).split()))}', file=sys.stderr)
             failed = True
     if predictor.count:

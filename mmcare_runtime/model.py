@@ -9,13 +9,13 @@ from typing import Any, Callable, Iterator, List, Mapping, Sequence, Union
 
 import numpy as np
 
-from mmcare_runtime.description import check, fits, match, nchw
 from mmcare_runtime.engines import choose_engine
-from mmcare_runtime.files import check_file, check_hash
 from mmcare_runtime.prepare import check_pixels, prepare, read_picture
 from mmcare_runtime.results import read_logits, read_results
+from mmcare_runtime.schema import check, fits, match, nchw
 from mmcare_runtime.text import escape
 from mmcare_runtime.tiles import TILES, slide_boxes, slide_labels
+from mmcare_runtime.verify import check_file, check_hash
 
 Run = Callable[[np.ndarray], List[np.ndarray]]
 Picture = Union[str, 'os.PathLike[str]', np.ndarray]

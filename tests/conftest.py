@@ -12,11 +12,21 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `from helpers import ...` 
 
 import mmengine.device.utils
 from helpers import IS_NEW, seeded  # noqa: F401 (every test uses this fixture)
+from mmengine.logging import MMLogger
 
 mmengine.device.utils.DEVICE = 'cpu'  # MMEngine would choose Apple's GPUs
 
 if not IS_NEW:  # exports, and what is measured with them
     collect_ignore_glob = ['test_export/*', 'test_benchmarks.py', 'test_third_party.py']
+
+
+@pytest.fixture
+def logged(monkeypatch):
+    """What MMEngine's loggers write: levels and texts."""
+    records = []
+    write = lambda _, record: records.append((record.levelname, record.getMessage()))  # noqa: E731
+    monkeypatch.setattr(MMLogger, 'callHandlers', write)
+    return records
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from mmengine.config import Config, DictAction
 from mmengine.device import utils as device
 from mmengine.runner import Runner
 
-from mmcare.compatibility import fused_on_cpu
 from mmcare.files import check_writable, moved_into_place
 from mmcare.sample_data import make_ade20k, make_coco
 from mmcare.shipped import shipped_config
@@ -109,7 +108,6 @@ def main() -> None:
     config.merge_from_dict(arguments.cfg_options or {})
     work_dir = arguments.work_dir or Path(config.work_dir)
     config.work_dir = str(work_dir)
-    config.optim_wrapper.optimizer.fused = fused_on_cpu()
     data_root = Path(config.train_dataloader.dataset.data_root)
     try:
         check_writable(work_dir)

@@ -60,7 +60,7 @@ def parse_args() -> argparse.Namespace:
         type=Path,
         nargs='+',
         metavar='FILE',
-        help='.onnx, .pte, .ncnn, .tflite or .mlpackage, from tools/export_backbone.py',
+        help='.onnx, .pte, .ncnn, .tflite or .mlpackage, from tools/export.py',
     )
     parser.add_argument(
         '--checkpoint', metavar='CHECKPOINT', help='weights; also tested in PyTorch'

@@ -27,6 +27,7 @@ train_dataloader = dict(persistent_workers=False)
 
 # Half of mmdet's rate for CSPNeXt, as in its RTMDets on Swin and ConvNeXt (1e-3 at batch 128).
 optim_wrapper = dict(
+    constructor='mmcare.MergedGroupsConstructor',
     optimizer=dict(lr=2e-3),
     paramwise_cfg=dict(custom_keys=dict(gamma=dict(decay_mult=0.0))),
 )
@@ -49,6 +50,7 @@ default_hooks = dict(
     safe_loading=dict(type='mmcare.SafeLoadingHook'),
     exact_resume=dict(type='mmcare.ExactResumeHook'),
     data_check=dict(type='mmcare.DataCheckHook'),
+    optimizer_check=dict(type='mmcare.OptimizerCheckHook'),
     bfloat16_ops=dict(type='mmcare.BFloat16OpsHook'),
 )
 randomness = dict(seed=0)

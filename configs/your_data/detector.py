@@ -131,6 +131,7 @@ val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 optim_wrapper = dict(
     type='OptimWrapper',
+    constructor='mmcare.MergedGroupsConstructor',
     optimizer=dict(type='AdamW', lr=lr, betas=betas, weight_decay=0.05),
     paramwise_cfg=dict(
         norm_decay_mult=0.0,
@@ -153,6 +154,7 @@ default_hooks = dict(
     safe_loading=dict(type='mmcare.SafeLoadingHook'),
     exact_resume=dict(type='mmcare.ExactResumeHook'),
     data_check=dict(type='mmcare.DataCheckHook'),
+    optimizer_check=dict(type='mmcare.OptimizerCheckHook'),
     bfloat16_ops=dict(type='mmcare.BFloat16OpsHook'),
     channels_last=dict(type='mmcare.ChannelsLastHook'),
 )

@@ -102,6 +102,7 @@ val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 optim_wrapper = dict(
     type='OptimWrapper',
+    constructor='mmcare.MergedGroupsConstructor',
     optimizer=dict(type='AdamW', lr=lr, betas=betas, weight_decay=0.05),
     paramwise_cfg=dict(
         norm_decay_mult=0.0, custom_keys=dict(gamma=dict(lr_mult=gamma_rate, decay_mult=0.0))
@@ -122,6 +123,7 @@ default_hooks = dict(
     safe_loading=dict(type='mmcare.SafeLoadingHook'),
     exact_resume=dict(type='mmcare.ExactResumeHook'),
     data_check=dict(type='mmcare.DataCheckHook'),
+    optimizer_check=dict(type='mmcare.OptimizerCheckHook'),
     channels_last=dict(type='mmcare.ChannelsLastHook'),
 )
 visualizer = dict(

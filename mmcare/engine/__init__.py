@@ -1,4 +1,7 @@
-"""Hooks for any project on mmengine, and an opt-in safe loader (``mmcare.engine.safe_loading``)."""
+"""Hooks and an optimizer constructor for any project on mmengine.
+
+``mmcare.engine.safe_loading`` is an opt-in safe loader.
+"""
 
 from mmcare.engine.hooks.atomic_checkpoint_hook import AtomicCheckpointHook
 from mmcare.engine.hooks.bfloat16_ops_hook import BFloat16OpsHook
@@ -6,7 +9,9 @@ from mmcare.engine.hooks.channels_last_hook import ChannelsLastHook
 from mmcare.engine.hooks.compile_hook import CompileHook
 from mmcare.engine.hooks.data_check_hook import DataCheckHook
 from mmcare.engine.hooks.exact_resume_hook import ExactResumeHook
+from mmcare.engine.hooks.optimizer_check_hook import OptimizerCheckHook
 from mmcare.engine.hooks.safe_loading_hook import SafeLoadingHook
+from mmcare.engine.optim import MergedGroupsConstructor
 
 __all__ = [
     'AtomicCheckpointHook',
@@ -15,5 +20,7 @@ __all__ = [
     'CompileHook',
     'DataCheckHook',
     'ExactResumeHook',
+    'MergedGroupsConstructor',
+    'OptimizerCheckHook',
     'SafeLoadingHook',
 ]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from mmcare.models.fusing import fuse
+from mmcare.deployment import fuse
 
 aten = torch.ops.aten
 

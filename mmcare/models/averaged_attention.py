@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mmcare.models.backbones.care import LinearAttention
 
 
-class AveragedAttention(LinearAttention):
+class AveragedAttention(nn.Module):
     """Compute :class:`LinearAttention` as an average of averages, in the dtype of the input.
 
     Channel c of a head averages the values over all positions, with weights phi(k_c). A position
@@ -24,7 +24,16 @@ class AveragedAttention(LinearAttention):
     In float16, results are off by at most 5e-3 of the largest output and 1e-3 of the largest value,
     for the same queries and keys. Where eps outweighs all heads, results may be 0. Queries
     and keys are also rounded to float16: its steps at 500 are 0.25, which is 28 % of exp(x).
+
+    Args:
+        attention: Its convolution is taken over.
     """
+
+    def __init__(self, attention: LinearAttention) -> None:
+        super().__init__()
+        self.head_channels, self.eps = attention.head_channels, attention.eps
+        self.query_key = attention.query_key
+        self.train(attention.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, heads * C, H, W) to the same shape."""
@@ -62,18 +71,20 @@ class AveragedAttention(LinearAttention):
 
 
 def average_attention(network: nn.Module) -> None:
-    """Let each :class:`LinearAttention` of a network compute as the averaged one, in place.
+    """Replace each :class:`LinearAttention` in a network by the averaged one.
 
     Raises:
         ValueError: If a subclass computes something else; the error names it.
     """
-    for name, module in network.named_modules():
-        if not isinstance(module, LinearAttention) or isinstance(module, AveragedAttention):
-            continue
-        for method in ('forward', 'attend', 'split_heads'):
-            if getattr(type(module), method) is not getattr(LinearAttention, method):
-                raise ValueError(
-                    f'{name} ({type(module).__name__}) cannot be exported: its {method} is not '
-                    "LinearAttention's, and exports compute that one"
-                )
-        module.__class__ = AveragedAttention
+    for path, parent in [*network.named_modules()]:
+        for name, module in parent.named_children():
+            if not isinstance(module, LinearAttention):
+                continue
+            for method in ('forward', 'attend', 'split_heads'):
+                if getattr(type(module), method) is not getattr(LinearAttention, method):
+                    full = f'{path}.{name}'.lstrip('.')
+                    raise ValueError(
+                        f'{full} ({type(module).__name__}) cannot be exported: its {method} is not '
+                        "LinearAttention's, and exports compute that one"
+                    )
+            setattr(parent, name, AveragedAttention(module))

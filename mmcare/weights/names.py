@@ -74,13 +74,18 @@ def without_wrapper(state: Mapping[Any, Any]) -> dict[str, Any]:
 def of_backbone(state: Mapping[str, Any], prefix: str | None = None) -> dict[str, Any]:
     """Select the weights of a backbone, and remove its prefix from their names.
 
-    ``prefix`` is the backbone's name in the model. None: ``'backbone.'``, or empty if the weights
-    are those of a backbone alone.
+    ``prefix`` is the backbone's name in the model. None: ``'backbone.'``, or empty if no weight has
+    this prefix, as in a file of a backbone alone.
     """
-    if prefix is None and any(key.startswith(BACKBONE_PARTS) for key in state):
+    if prefix is None and not any(key.startswith(BACKBONE) for key in state):
         return dict(state)
     prefix = BACKBONE if prefix is None else prefix.rstrip('.') + '.'
     return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+
+
+def is_fused(state: Iterable[str]) -> bool:
+    """Whether weights are those of a fused CARE."""
+    return any(key.split('.')[-1] == 'folded' for key in state)
 
 
 def find_published(checkpoint: Mapping[Any, Any]) -> dict[str, Any] | None:

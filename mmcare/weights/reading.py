@@ -246,7 +246,9 @@ def _copy_archive(path: Path) -> tuple[BytesIO, dict[str, int], bool]:
     """Copy the records of a zip archive to a new archive, with Python's zipfile alone.
 
     PyTorch's reader ignores checksums, and misreads damaged archives: if a record is marked as a
-    directory, it reads nothing and leaves the memory uninitialized.
+    directory, it reads nothing and leaves the memory uninitialized. A crafted archive can have two
+    directories, of which Python's zipfile reads one, and PyTorch the other. So it is not enough to
+    check the archive here (``ZipFile.testzip``) and to let PyTorch read it.
 
     Returns:
         The copy, the size of each record in bytes, and whether checksums were verified.

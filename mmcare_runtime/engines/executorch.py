@@ -10,8 +10,8 @@ from weakref import WeakSet
 
 import numpy as np
 
-from mmcare_runtime.description import parse
 from mmcare_runtime.engines.base import OpenedFile
+from mmcare_runtime.schema import parse
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'ExecuTorch', 'executorch', 'executorch', ()
 INTERPRETER = (

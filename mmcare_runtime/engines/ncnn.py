@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mmcare_runtime.description import nchw, parse
 from mmcare_runtime.engines.base import OpenedFile
+from mmcare_runtime.schema import nchw, parse
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'ncnn', 'ncnn', 'ncnn', ()
 MAGIC = '7767517'

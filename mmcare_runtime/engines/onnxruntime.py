@@ -7,8 +7,8 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from mmcare_runtime.description import parse
 from mmcare_runtime.engines.base import OpenedFile, to_input
+from mmcare_runtime.schema import parse
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'ONNX Runtime', 'onnxruntime', 'onnxruntime', ('providers',)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mmcare_runtime.description import parse
 from mmcare_runtime.engines.base import OpenedFile, to_input
+from mmcare_runtime.schema import parse
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'OpenVINO', 'openvino', 'openvino', ('bfloat16',)
 KEY = ['framework', 'mmcare']  # where OpenVINO keeps what an ONNX file says of itself

@@ -18,10 +18,13 @@ from toy_configs import sure_model
 from mmcare.export import export_model, open_exported
 from mmcare.export.backends import BACKENDS
 from mmcare.export.backends.mil import open_package
+from mmcare.export.loading import IMAGENET, LoadedModel
 from mmcare.export.plain_operators import RoIAlign, nms_mask
+from mmcare.export.plan import plan_export
+from mmcare.export.request import ExportRequest
 from mmcare.export.tasks import OutputFormat, make_task
-from mmcare.export.tasks.instances import explain_refusal
-from mmcare.export.tasks.two_stage import RoIAlignOperator
+from mmcare.export.tasks.two_stage_detector import explain_refusal
+from mmcare.export.tasks.two_stage_results import RoIAlignOperator
 from mmcare_runtime.masks import paste_masks
 
 SHAPE = (128, 160)
@@ -293,7 +296,7 @@ def test_numbers_and_styles():
     model, image = build(), smooth(0, SHAPE)
     raw = make_task(model, 'model')(image)
     plain = post_process(model, raw, max_detections=20, proposals=30)
-    options = dict(relative=True, box_format='cxcywh', labels=torch.float32)
+    options = dict(relative=True, box_format='cxcywh', labels=torch.float32, with_count=True)
     output_format = OutputFormat(**options)
     other = post_process(model, raw, output_format, max_detections=20, proposals=30)
     boxes, scores, _, masks = plain(raw)
@@ -377,13 +380,19 @@ def test_what_is_refused():
 
 def test_requests_that_are_refused():
     task = make_task(build(), 'model')
-    raw = task(smooth(0, SHAPE))
+    for words, arguments in (
+        (r"raw outputs .* use outputs='decoded'", dict(outputs='raw')),
+        ("'center' is not for two-stage", dict(letterbox='center')),
+        ('nms= is for one-stage', dict(options=dict(nms='outside'))),
+        ('batch= is not for two-stage', dict(batch=2)),
+    ):
+        request = ExportRequest(SHAPE, ('onnx',), **dict(dict(outputs='decoded'), **arguments))
+        with pytest.raises(ValueError, match=words):
+            task.check_request(request)
+    pytest.importorskip('pnnx')
+    model, request = LoadedModel('care', 'random', task, IMAGENET), dict(outputs='decoded')
     with pytest.raises(ValueError, match=r"ncnn has neither topk nor gather, .* use part='neck'"):
-        task.post_process(raw, SHAPE, BACKENDS['ncnn'].output_format, {})
-    with pytest.raises(ValueError, match=r"raw outputs .* use outputs='decoded'"):
-        task.check_outputs('raw')
-    with pytest.raises(ValueError, match="'center' is not for two-stage"):
-        task.check_centered()
+        plan_export(model, ExportRequest(SHAPE, ('ncnn',), **request))
 
 
 @pytest.mark.slow

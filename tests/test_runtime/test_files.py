@@ -16,7 +16,7 @@ from runtime_helpers import SHAPE, TASKS, describe, outputs_of, write_ncnn, writ
 
 from mmcare_runtime import Model, open_exported
 from mmcare_runtime.engines.executorch import check_header
-from mmcare_runtime.files import NO_HASH, check_package, write_hash
+from mmcare_runtime.verify import NO_HASH, check_package, write_hash
 
 pytest.importorskip('onnxruntime')
 
@@ -26,6 +26,7 @@ ALONE = """
 import sys, numpy as np
 sys.modules.update(dict.fromkeys({foreign!r}))  # importing them is an error
 import mmcare_runtime, mmcare_runtime.__main__, mmcare_runtime.evaluate
+import mmcare_runtime.description, mmcare_runtime.files  # their names in 1.0
 engines = ('onnxruntime', 'openvino', 'ai_edge_litert', 'ncnn', 'executorch', 'coremltools')
 assert not {{*engines}} & {{*sys.modules}}
 for file in sys.argv[1:]:

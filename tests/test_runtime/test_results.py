@@ -1,17 +1,18 @@
-"""Pictures are prepared and outputs read as PyTorch, torchvision and Pillow do."""
+"""Pictures are prepared and outputs read as PyTorch, torchvision and mmcv do."""
+
+import sys
 
 import cv2
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from runtime_helpers import DECODE, SHAPE, describe, outputs_of
 from torchvision.ops import batched_nms
 
 from mmcare_runtime import Model, results
 from mmcare_runtime.masks import paste_masks
-from mmcare_runtime.prepare import check_pixels, prepare, read_picture, resize_as_pillow
+from mmcare_runtime.prepare import check_pixels, prepare, read_picture, resize
 
 
 def model_of(task, **changes):
@@ -88,17 +89,28 @@ def test_masks_stay_with_their_boxes():
 
 
 @pytest.mark.parametrize('name', ['nearest', 'box', 'bilinear', 'hamming', 'bicubic', 'lanczos'])
-def test_as_pillow(name):
-    """Bit for bit, but for the order of rows and columns, which Pillow 13 changed."""
-    draw = np.random.default_rng(0)
-    for size, target in [((90, 120), (37, 50)), ((50, 40), (77, 91)), ((120, 40), (30, 38))]:
-        pixels = draw.integers(0, 256, (*size, 3), np.uint8)
-        filter_ = getattr(Image.Resampling, name.upper())
-        wanted = np.array(Image.fromarray(pixels).resize(target[::-1], filter_))
-        actual = resize_as_pillow(pixels, target, name)
-        if size == (120, 40) and int(Image.__version__.split('.')[0]) < 13:
-            continue
-        np.testing.assert_array_equal(actual, wanted)
+@pytest.mark.parametrize('channels', [1, 3, 4])
+def test_as_pillow(name, channels):
+    """Levels are those of training, which resizes by mmcv and the same Pillow."""
+    mmcv = pytest.importorskip('mmcv')
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, channels), np.uint8)
+    options = dict(backend='pillow', interpolation=name)
+    wanted = mmcv.imresize(pixels.squeeze(), (49, 37), **options)
+    found = resize(pixels, dict(options, shorter=37, crop=None), (37, 49))
+    np.testing.assert_array_equal(found, np.atleast_3d(wanted))
+
+
+def test_pillow_is_asked_for_by_name(monkeypatch):
+    resizing = dict(backend='pillow', interpolation='bicubic', shorter=None, crop=None)
+    about = describe('classifier')
+    about['inputs'][0]['resize'] = resizing
+    model = Model(lambda _: outputs_of(about), (1, 3, *SHAPE), about)
+    assert len(model.predict(PIXELS)['scores']) == 3
+    with pytest.raises(ValueError, match='no pictures of 5 channels'):
+        resize(np.zeros((40, 60, 5), np.uint8), resizing, SHAPE)
+    monkeypatch.setitem(sys.modules, 'PIL', None)
+    with pytest.raises(ImportError, match='resized by Pillow: pip install pillow'):
+        model.predict(PIXELS)
 
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)

@@ -25,7 +25,8 @@ def describe(model, outputs, letterbox, folder):
     """Describe a file of this model, and return what computes its outputs."""
     from mmcare.export.backends.base import WriteResult
     from mmcare.export.backends.onnx import Onnx
-    from mmcare.export.export import prepare_export, write_file
+    from mmcare.export.export import write_file
+    from mmcare.export.plan import plan_export
     from mmcare.export.request import ExportRequest
 
     class Unwritten(Onnx):
@@ -34,7 +35,7 @@ def describe(model, outputs, letterbox, folder):
             return WriteResult({})
 
     request = ExportRequest(SHAPE, ('onnx',), outputs=outputs, letterbox=letterbox)
-    export, backend = prepare_export(model, request), Unwritten()
+    export, backend = plan_export(model, request), Unwritten()
     file = write_file(export, backend, export.choose_output_format(backend), folder)
     return json.loads(json.dumps(file.description)), file.graph.network
 

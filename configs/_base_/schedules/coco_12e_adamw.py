@@ -8,6 +8,7 @@ test_cfg = dict(type='TestLoop')
 
 optim_wrapper = dict(
     type='OptimWrapper',
+    constructor='mmcare.MergedGroupsConstructor',
     optimizer=dict(type='AdamW', lr=2e-4, weight_decay=0.05),
     paramwise_cfg=dict(norm_decay_mult=0.0, custom_keys=dict(gamma=dict(decay_mult=0.0))),
 )

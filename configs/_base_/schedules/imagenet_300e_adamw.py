@@ -7,6 +7,7 @@ test_cfg = dict(type='TestLoop')
 
 optim_wrapper = dict(
     type='OptimWrapper',
+    constructor='mmcare.MergedGroupsConstructor',
     optimizer=dict(type='AdamW', lr=2e-3, weight_decay=0.05),
     # No decay for one-dimensional parameters: norms, biases and layer scales.
     paramwise_cfg=dict(norm_decay_mult=0.0, flat_decay_mult=0.0),

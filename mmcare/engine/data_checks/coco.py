@@ -209,16 +209,8 @@ def check_segmentations(run: Run) -> Iterator[Stop | Warn]:
         if not (loads if split.mode == 'train' else _evaluates_coco(split, 'segm')):
             continue
         images = {image['id']: image for image in coco.images or ()}
+        items = _used_objects(split, coco, images)
         faults: dict[str, list[Any]] = {}
-        selected = {*split.dataset.cat_ids}
-        sizes = {key: (image['width'], image['height']) for key, image in images.items()}
-        items = [
-            item
-            for item in coco.annotations or ()
-            if item['image_id'] in images
-            and item['category_id'] in selected
-            and not (split.mode == 'train' and _find_reason(item, sizes, selected))
-        ]
         for item in items:
             fault = _find_fault(item.get('segmentation'), images[item['image_id']])
             if fault:
@@ -231,21 +223,40 @@ def check_segmentations(run: Run) -> Iterator[Stop | Warn]:
             )
             continue
         if split.mode == 'train' and not getattr(step, 'poly2mask', True):
-            objects = [item for item in items if not item.get('iscrowd')]
-            encoded = [item for item in objects if isinstance(item.get('segmentation'), dict)]
-            if encoded:
-                finding = Stop if len(encoded) == len(objects) else Warn
-                yield finding(
-                    f'{len(encoded)} of {len(objects)}{_sampled(coco)} objects in {split.name} '
-                    f'have run lengths, such as {_name(encoded[0], _names(coco))}: with '
-                    'poly2mask=False, mmdet ignores them. Set poly2mask=True in LoadAnnotations'
-                )
+            yield from _check_run_lengths(split, coco, items)
         for fault, broken in faults.items():
             finding = Warn if fault == FEW_POINTS and split.mode == 'train' else Stop
             yield finding(
                 f'{len(broken)} of {len(items)}{_sampled(coco)} objects in {split.name} have '
                 f'{fault}, such as {_name(broken[0], _names(coco))}'
             )
+
+
+def _used_objects(split: Split, coco: CocoFile, images: dict[Any, Any]) -> list[Any]:
+    """Return the objects of the split's classes; for training, those that the dataset keeps."""
+    selected = {*split.dataset.cat_ids}
+    items = [
+        item
+        for item in coco.annotations or ()
+        if item['image_id'] in images and item['category_id'] in selected
+    ]
+    if split.mode != 'train':
+        return items
+    sizes = {key: (image['width'], image['height']) for key, image in images.items()}
+    return [item for item in items if not _find_reason(item, sizes, selected)]
+
+
+def _check_run_lengths(split: Split, coco: CocoFile, items: list[Any]) -> Iterator[Stop | Warn]:
+    """Find objects with run lengths, which mmdet ignores with ``poly2mask=False``."""
+    objects = [item for item in items if not item.get('iscrowd')]
+    encoded = [item for item in objects if isinstance(item.get('segmentation'), dict)]
+    if encoded:
+        finding = Stop if len(encoded) == len(objects) else Warn
+        yield finding(
+            f'{len(encoded)} of {len(objects)}{_sampled(coco)} objects in {split.name} '
+            f'have run lengths, such as {_name(encoded[0], _names(coco))}: with '
+            'poly2mask=False, mmdet ignores them. Set poly2mask=True in LoadAnnotations'
+        )
 
 
 def _value(entry: Any, *keys: str) -> Any:

@@ -19,6 +19,8 @@ class ChannelsLastHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Change the layout in place, after initialization, which depends on the layout."""
+        if not self.enabled:
+            return
         self.before_val(runner)
         if isinstance(runner.model, DistributedDataParallel):
             # DDP's buckets still have the old strides; unpickling builds them again.
@@ -26,6 +28,8 @@ class ChannelsLastHook(SwitchableHook):
 
     def before_val(self, runner: Any) -> None:
         """Change the layout in place."""
+        if not self.enabled:
+            return
         runner.model.to(memory_format=torch.channels_last)
         for module in runner.model.modules():
             attached = module._forward_pre_hooks.values()
@@ -36,10 +40,14 @@ class ChannelsLastHook(SwitchableHook):
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Make the state of the optimizer contiguous."""
+        if not self.enabled:
+            return
         _lay_out(checkpoint, torch.contiguous_format)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Give the state of the optimizer the layout of the weights."""
+        if not self.enabled:
+            return
         _lay_out(checkpoint, torch.channels_last)
 
 

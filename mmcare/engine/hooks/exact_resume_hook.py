@@ -18,6 +18,7 @@ from mmcare.compatibility import skips_batches
 from mmcare.engine import training_state
 from mmcare.engine.hooks import SwitchableHook
 from mmcare.engine.hooks.atomic_checkpoint_hook import AtomicCheckpointHook, repeats_validation
+from mmcare.engine.optim import fit_groups
 from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
 from mmcare.weights.reading import CheckpointError
@@ -56,7 +57,7 @@ class ExactResumeHook(SwitchableHook):
 
     def before_run(self, runner: Any) -> None:
         """Warn if a resume cannot be exact."""
-        if not isinstance(runner._train_loop, BaseLoop):  # a validation or test
+        if not self.enabled or not isinstance(runner._train_loop, BaseLoop):  # a test
             return
         by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
         loader = runner.train_dataloader
@@ -72,7 +73,7 @@ class ExactResumeHook(SwitchableHook):
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Check the checkpoint that training resumes from."""
-        if not runner._resume or not isinstance(runner._train_loop, BaseLoop):
+        if not self.enabled or not runner._resume or not isinstance(runner._train_loop, BaseLoop):
             return
         state = checkpoint.get('state_dict', checkpoint)
         saved = {k: getattr(v, 'shape', ()) for k, v in without_wrapper(state).items()}
@@ -87,6 +88,8 @@ class ExactResumeHook(SwitchableHook):
             fault = 'the state of the optimizer is missing'
         elif needed is not None and len(held) != len(needed):
             fault = f'it has {len(held)} schedulers, the run has {len(needed)}'
+        elif fault := fit_groups(checkpoint, runner):
+            pass
         else:
             lists = (held, map(vars, needed)) if isinstance(needed, list) else ((), ())
             kept, ignored = ([s.get('T_max', s.get('end')) for s in part] for part in lists)
@@ -106,6 +109,8 @@ class ExactResumeHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Replay the consumed batches, so that the workers' generators advance."""
+        if not self.enabled:
+            return
         iterator: Any = getattr(runner.train_loop, 'dataloader_iterator', None)
         if hasattr(iterator, 'skip_iter'):  # onedl-mmengine would skip the batches
             iterator.skip_iter = lambda number: deque(islice(iterator, number), maxlen=0)
@@ -115,11 +120,11 @@ class ExactResumeHook(SwitchableHook):
 
     def before_train_epoch(self, runner: Any) -> None:
         """Seed the workers for the epoch."""
+        if not self.enabled:
+            return
         if not self._objects:  # the run starts: before_train of all hooks has run
             self._objects = training_state.not_restorable(runner)
             self._contents = training_state.read_contents(self._objects)
-            changing = {i: training_state.find_changing(o) for i, o in self._objects.items()}
-            self._warn_of_lost_state(runner, [k for k in self._contents if k[1] in changing[k[0]]])
         self.before_train_iter(runner, 0)  # the loader may draw random numbers
         loader = runner.train_dataloader
         function, seeding = loader.worker_init_fn, training_state.seed_worker
@@ -132,6 +137,8 @@ class ExactResumeHook(SwitchableHook):
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Seed the generators for the iteration."""
+        if not self.enabled:
+            return
         # Without mixing, iterations of runs with neighboring seeds would draw the same numbers.
         mixed = np.random.SeedSequence([runner.seed, runner.iter, get_rank()])
         seed = int(mixed.generate_state(1)[0])
@@ -144,7 +151,7 @@ class ExactResumeHook(SwitchableHook):
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Add the numbers that have changed."""
-        if self._numbers is None:  # not in training
+        if not self.enabled or self._numbers is None:  # not in training
             return
         numbers = training_state.read_numbers(training_state.restorable(runner))
         checkpoint[STATE] = {
@@ -155,17 +162,14 @@ class ExactResumeHook(SwitchableHook):
         self._warn_of_changes(runner)
 
     def _warn_of_changes(self, runner: Any) -> None:
+        """Warn once of each attribute that has changed since the run started."""
         contents = training_state.read_contents(self._objects)
-        changed = [k for k, value in self._contents.items() if contents.get(k) != value]
-        self._warn_of_lost_state(runner, changed)
-
-    def _warn_of_lost_state(self, runner: Any, keys: list[tuple[int, str]]) -> None:
-        """Warn once of each attribute that training changes."""
-        if not keys:
+        changed = [key for key, value in self._contents.items() if contents.get(key) != value]
+        if not changed:
             return
-        for key in keys:
+        for key in changed:
             del self._contents[key]
-        names = {f'{type(self._objects[index]).__name__}.{name}' for index, name in keys}
+        names = {f'{type(self._objects[index]).__name__}.{name}' for index, name in changed}
         _warn(
             runner,
             f'Training changes {", ".join(sorted(names))}, which no checkpoint holds. For '

@@ -35,7 +35,7 @@ class LiteRT(Backend):
     layout = 'NHWC'
     uint8_input = True
     # As MediaPipe expects boxes.
-    output_format = OutputFormat(relative=True, labels=torch.float32)
+    output_format = OutputFormat(relative=True, labels=torch.float32, with_count=True)
     options: ClassVar = AUTHORS
 
     def write(

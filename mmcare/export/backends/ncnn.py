@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from mmcare.export.backends.base import Backend, Inputs, WriteResult
-from mmcare.export.check import ExportError
+from mmcare.export.errors import ExportError
 from mmcare.export.graph import Graph
 from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
@@ -24,9 +24,8 @@ class Ncnn(Backend):
     precisions: ClassVar = {**Backend.precisions, 'float16': 5e-3}
     runtime = 'ncnn'
     separate_convolutions = True
-    output_format = OutputFormat(
-        nms='outside', label_map=torch.float32, lacks='ncnn has neither topk nor gather'
-    )
+    output_format = OutputFormat(nms='outside', label_map=torch.float32)
+    lacks = 'topk', 'gather'
 
     def write(
         self, graph: Graph, path: Path, description: Description, options: Options, images: Inputs

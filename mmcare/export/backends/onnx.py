@@ -152,16 +152,19 @@ def translate_gelu(x: Any, approximate: str = 'none') -> Any:
     return op.Mul(op.Mul(x, op.Add(share, 1.0)), 0.5)
 
 
-def translate_nms(boxes: Any, scores: Any, iou_threshold: float, labels: Any, classes: int) -> Any:
+def translate_nms(boxes: Any, iou_threshold: float, labels: Any, classes: int, valid: Any) -> Any:
     """Write :func:`mmcare.export.plain_operators.nms_mask_operator` as ``NonMaxSuppression``.
 
-    The scores (1, K, N) keep classes apart: a box has score 0 for classes other than its own, and
-    ``NonMaxSuppression`` skips boxes with score 0. So no label is computed in floats.
+    Scores (1, K, N) are ranks, from N to 1, and keep classes apart: a box has score 0 for classes
+    other than its own, and ``NonMaxSuppression`` skips boxes with score 0. So no label is computed
+    in floats. Float16 gives some ranks above 2048 to two boxes, of which the first is better.
     """
     from onnxscript import opset18
 
     op: Any = opset18  # its types do not know constants
-    number, scores = boxes.shape[0], op.Unsqueeze(scores, [0])
+    number = boxes.shape[0]
+    ranks = op.Constant(value_floats=[float(rank) for rank in range(number, 0, -1)])
+    scores = op.Unsqueeze(ranks if valid is None else op.Mul(ranks, valid), [0])
     if classes > 1:
         numbers = op.Unsqueeze(op.Constant(value_ints=[*range(classes)]), [1])
         is_label = op.Equal(numbers, op.Unsqueeze(labels, [0]))

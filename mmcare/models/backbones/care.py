@@ -25,11 +25,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from mmcare.compatibility import autocast_off
-from mmcare.models.arguments import NUM_STAGES, check, resolve_arch
-from mmcare.models.fusing import build_norm, check_fusible, fuse, is_fixed
-from mmcare.models.loading import pretrained_cfgs, read_state_dict
+from mmcare.deployment import check_fusible, fuse, is_fusible
+from mmcare.models.arguments import NUM_STAGES, resolve_arch
+from mmcare.models.fusing import build_norm
+from mmcare.models.loading import check_care, pretrained_cfgs, read_state_dict
 from mmcare.models.recompute import recompute
 from mmcare.registry import MODELS
+from mmcare.weights.strict import check_weights
 
 STEM_STRIDE = 4
 TOTAL_STRIDE = STEM_STRIDE * 2 ** (NUM_STAGES - 1)
@@ -396,18 +398,20 @@ class CARE(BaseModule):
             convs = dict(type='Kaiming', layer=['Conv2d'], mode='fan_in', distribution='normal')
         norms = dict(type='Constant', layer=['_BatchNorm', 'LayerNorm', 'GroupNorm'], val=1.0)
         super().__init__(init_cfg or [convs, norms])
-        good = not (from_scratch and pretrained_cfgs(self))
-        check('from_scratch', from_scratch, 'False where init_cfg names a file', good)
+        if from_scratch and pretrained_cfgs(self):
+            raise ValueError('from_scratch must be False where init_cfg names a file, got True')
         self.arch = resolve_arch(arch, self.arch_zoo)
         indices = [out_indices] if isinstance(out_indices, int) else list(out_indices)
         self.out_indices = tuple(index + NUM_STAGES if index < 0 else index for index in indices)
-        ascending = [index for index in range(NUM_STAGES) if index in self.out_indices]
-        good = len(ascending) > 0 and list(self.out_indices) == ascending
-        check('out_indices', out_indices, 'some of -4 to 3, ascending', good)
-        check('drop_path_rate', drop_path_rate, 'in [0, 1)', 0 <= drop_path_rate < 1)
-        check('frozen_stages', frozen_stages, '-1 to 4', frozen_stages in range(-1, NUM_STAGES + 1))
-        known = type(with_cp) in (bool, str) and with_cp in RECOMPUTATIONS  # 1 == True
-        check('with_cp', with_cp, f'one of {RECOMPUTATIONS}', known)
+        ascending = sorted({*self.out_indices} & {*range(NUM_STAGES)})
+        if not ascending or list(self.out_indices) != ascending:
+            raise ValueError(f'out_indices must be some of -4 to 3, ascending, got {out_indices!r}')
+        if not 0 <= drop_path_rate < 1:
+            raise ValueError(f'drop_path_rate must be in [0, 1), got {drop_path_rate!r}')
+        if frozen_stages not in range(-1, NUM_STAGES + 1):
+            raise ValueError(f'frozen_stages must be -1 to 4, got {frozen_stages!r}')
+        if type(with_cp) not in (bool, str) or with_cp not in RECOMPUTATIONS:  # 1 == True
+            raise ValueError(f'with_cp must be one of {RECOMPUTATIONS}, got {with_cp!r}')
         if layer_scale_init_value is None:
             layer_scale_init_value = 0.1 if from_scratch else 1e-6
         self.layer_scale_init_value = layer_scale_init_value
@@ -551,7 +555,7 @@ class CARE(BaseModule):
         convs = {
             name: 'expand' if isinstance(module, Interaction) else 'conv'
             for name, module in self.named_modules()
-            if isinstance(module, (Stem, Downsampling, Interaction)) and is_fixed(module.norm)
+            if isinstance(module, (Stem, Downsampling, Interaction)) and is_fusible(module.norm)
         }
         for name, conv in convs.items():
             for part in (f'{name}.norm', f'{name}.{conv}'):
@@ -591,7 +595,8 @@ class CARE(BaseModule):
         init_cfg: Any = self.init_cfg
         files = pretrained_cfgs(self)
         for cfg in files:
-            check('init_cfg', cfg, 'a Pretrained with checkpoint=FILE', bool(cfg.get('checkpoint')))
+            if not cfg.get('checkpoint'):
+                raise ValueError(f'init_cfg must be a Pretrained with checkpoint=FILE, got {cfg!r}')
         states = [] if self.is_init else [read_state_dict(self, **cfg) for cfg in files]
         cfgs = init_cfg if isinstance(init_cfg, list) else [init_cfg]
         self.init_cfg = [cfg for cfg in cfgs if cfg not in files]
@@ -603,3 +608,6 @@ class CARE(BaseModule):
             self.load_state_dict(state, strict=False)
             if hasattr(self, '_params_init_info'):  # set by the model around it, for the log
                 update_init_info(self, f'Loaded from {cfg["checkpoint"]}')
+
+
+check_weights.register(CARE, check_care)

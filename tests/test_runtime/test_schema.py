@@ -4,12 +4,15 @@ import copy
 
 import numpy as np
 import pytest
+from helpers import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from runtime_helpers import SHAPE, TASKS, describe, output, outputs_of
 
 from mmcare_runtime import Model
-from mmcare_runtime.description import check, match, parse
+from mmcare_runtime.prepare import CV2_CODES, CV2_FLAGS, DECODERS
+from mmcare_runtime.schema import SCHEMA, check, match, parse
 
 
 def change(description, path, value):
@@ -33,7 +36,7 @@ def test_valid_descriptions(task):
 @pytest.mark.parametrize(
     ('task', 'path', 'value', 'words'),
     [
-        ('classifier', ('inputs',), ..., 'inputs = None'),
+        ('classifier', ('inputs',), ..., 'lacks inputs'),
         ('classifier', ('inputs',), [], 'inputs = '),
         ('classifier', ('inputs',), [3], r'inputs\[0\] = 3'),
         ('classifier', ('outputs',), [], 'outputs = '),
@@ -93,6 +96,24 @@ def test_each_field(task, path, value, words):
 def test_other_json(text):
     with pytest.raises(ValueError, match=r'mine.onnx: its description is'):
         parse(text, 'mine.onnx')
+
+
+def test_schema_and_tables():
+    """What the schema allows is what is read, and docs/deploy.md explains each key."""
+    definitions = SCHEMA['definitions']
+    loader = definitions['input']['properties']['loader']['properties']
+    assert {*loader['color_type']['enum']} == {*CV2_FLAGS, None}
+    assert {*loader['imdecode_backend']['enum']} == {*DECODERS, None}
+    interpolation = definitions['interpolation']
+    names = {
+        k: {*interpolation[k]['properties']['interpolation']['enum']} for k in ('then', 'else')
+    }
+    assert names['else'] == {*CV2_CODES}
+    assert all(hasattr(Image, name.upper()) for name in names['then'])
+    text = (ROOT / 'docs/deploy.md').read_text(encoding='utf-8')
+    tables = [SCHEMA, *(definitions[k] for k in ('tensor', 'input', 'slide', 'output', 'decode'))]
+    keys = {key for table in tables for key in table['properties']}
+    assert not [key for key in keys if f'`{key}`' not in text]
 
 
 def test_control_characters_are_escaped():

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from math import isclose, nan
+from typing import Any
+
+from mmengine.logging import print_log
+from mmengine.model import is_model_wrapper
+from mmengine.optim import OptimWrapperDict
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from mmcare.engine.hooks import SwitchableHook
+from mmcare.registry import HOOKS
+
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
+LAYER_SCALE = 'gamma'  # the last part of the name of a CARE's layer scales, and of ConvNeXt's
+SHOWN = 3  # names in a warning
+
+
+@HOOKS.register_module()
+class OptimizerCheckHook(SwitchableHook):
+    """Warn, before the first iteration, of parameters that do not train as the config says.
+
+    - Parameters that require gradients, but are in no group of an optimizer, never change. Some
+      constructors, such as mmyolo's, leave out parameters that have other names than ``weight``
+      and ``bias``, such as layer scales.
+    - Layer scales and norms may have another learning rate or weight decay than ``paramwise_cfg``
+      says. In ``custom_keys``, MMEngine takes the longest key that is a part of the parameter's
+      name, and ignores all other settings: with ``backbone=dict(lr_mult=0.1)``, neither a key
+      ``gamma`` nor ``norm_decay_mult`` has an effect in the backbone. Some constructors ignore
+      ``custom_keys``.
+
+    Parameters with ``requires_grad=False`` are not mentioned.
+    """
+
+    priority = 'VERY_LOW'  # other hooks may freeze parameters
+
+    def before_train(self, runner: Any) -> None:
+        """Compare the groups of the optimizer with the model and with the config."""
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        wrapper = runner.optim_wrapper
+        groups = {
+            id(parameter): group
+            for part in (wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper])
+            for group in part.optimizer.param_groups
+            for parameter in group['params']
+        }
+        trained = {k: v for k, v in model.named_parameters() if v.requires_grad}
+        if groups.keys().isdisjoint(map(id, trained.values())):
+            return  # DeepSpeed's optimizer has copies of the parameters
+        left_out = [name for name, parameter in trained.items() if id(parameter) not in groups]
+        if left_out:
+            _warn(
+                f'{len(left_out)} parameters require gradients, but are in no group of the '
+                f'optimizer, and never change: {_join(left_out)}. To train them, use '
+                'optim_wrapper.constructor=mmcare.MergedGroupsConstructor. If they are to stay as '
+                'they are, set their requires_grad to False.'
+            )
+        config = runner.cfg.get('optim_wrapper')
+        if isinstance(config, Mapping) and config.get('paramwise_cfg'):
+            norms = {
+                id(parameter)
+                for module in model.modules()
+                if isinstance(module, NORMS)
+                for parameter in module.parameters(recurse=False)
+            }
+            kinds = {
+                k: 'norm' if id(v) in norms else k.rpartition('.')[2] for k, v in trained.items()
+            }
+            options = {k: groups[id(v)] for k, v in trained.items() if id(v) in groups}
+            self._compare(runner, config, kinds, options)
+
+    def _compare(
+        self, runner: Any, config: Mapping[str, Any], kinds: dict[str, str], groups: dict[str, dict]
+    ) -> None:
+        """Compare the options of layer scales and norms with ``paramwise_cfg``."""
+        unlike: dict[tuple[str, str | None], list[str]] = {}
+        for name, group in groups.items():
+            setting, options, key = _find_setting(name, kinds[name], config['paramwise_cfg'])
+            for option, factor in (('lr', 'lr_mult'), ('weight_decay', 'decay_mult')):
+                base = config['optimizer'].get(option)
+                if factor not in options or base is None:
+                    continue
+                if option == 'lr' and (runner.auto_scale_lr or {}).get('enable'):
+                    continue  # the runner has multiplied it
+                if not isclose(base * options[factor], _read(group, option)):
+                    unlike.setdefault((setting, key), []).append(name)
+                    break
+        for (setting, key), names in unlike.items():
+            found = ', '.join(
+                f'{option}='
+                + ' to '.join(f'{value:g}' for value in sorted({min(values), max(values)}))
+                for option in ('lr', 'weight_decay')
+                for values in [[_read(groups[name], option) for name in names]]
+            )
+            if key is not None:
+                reason = (
+                    f'the key {key!r} takes precedence; docs/use_in_your_project.md has a way out'
+                )
+            elif runner._resume:
+                reason = 'a resumed run keeps the options of its checkpoint'
+            else:
+                reason = f'{config.get("constructor", "the constructor")} does not follow it'
+            _warn(
+                f'{len(names)} parameters train with {found}, not as paramwise_cfg.{setting} says: '
+                f'{_join(names)}. Reason: {reason}.'
+            )
+
+
+def _find_setting(
+    name: str, kind: str, paramwise: Mapping[str, Any]
+) -> tuple[str, Mapping[str, Any], str | None]:
+    """Find the setting for a layer scale or a norm, and the key that MMEngine takes instead."""
+    keys = paramwise.get('custom_keys') or {}
+    matching = sorted((key for key in keys if key in name), key=lambda key: (-len(key), key))
+    for key in matching:
+        if kind == key.rpartition('.')[2] == LAYER_SCALE:
+            return f'custom_keys.{key}', keys[key], matching[0] if matching[0] != key else None
+    general = {'norm': 'norm_decay_mult', LAYER_SCALE: 'flat_decay_mult'}.get(kind, '')
+    taken = keys[matching[0]] if matching else {}
+    if general not in paramwise or 'decay_mult' in taken:
+        return '', {}, None
+    return general, dict(decay_mult=paramwise[general]), matching[0] if matching else None
+
+
+def _read(group: Mapping[str, Any], option: str) -> float:
+    """Read an option of a group, before schedulers have changed it."""
+    return group.get(f'initial_{option}', group.get(option, nan))
+
+
+def _join(names: list[str]) -> str:
+    return ', '.join(names[:SHOWN]) + (', ...' if len(names) > SHOWN else '')
+
+
+def _warn(text: str) -> None:
+    print_log(text, logger='current', level=logging.WARNING)
