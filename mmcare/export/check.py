@@ -85,6 +85,7 @@ class Checker:
         cross_check: RunFile | None = None,
         cross_check_name: str = '',
         may_be_better: bool = False,
+        run_name: str = 'the file',
     ) -> dict[str, float]:
         """Compare a quantized file on pictures, since its error on noise is large.
 
@@ -93,6 +94,7 @@ class Checker:
             cross_check: Computes the same as the file.
             cross_check_name: Name of the cross-check, for messages.
             may_be_better: Whether only a lower ratio than the cross-check's is an error.
+            run_name: What computes the file, for messages.
 
         Returns:
             The signal-to-quantization-noise ratio of each output, in dB.
@@ -108,7 +110,7 @@ class Checker:
             gain = min(ratio, FINE_SQNR_DB) - min(other, FINE_SQNR_DB)
             if not (gain >= -AGREEMENT_DB and (may_be_better or gain <= AGREEMENT_DB)):
                 raise ExportError(
-                    f'{output} has {ratio:.1f} dB in the file and {other:.1f} dB in '
+                    f'{output} has {ratio:.1f} dB in {run_name} and {other:.1f} dB in '
                     f'{cross_check_name}, on pictures: they compute different things; {self.file} '
                     'is not written'
                 )

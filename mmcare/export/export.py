@@ -161,7 +161,7 @@ def write_file(
         model,
         graph,
         outputs,
-        dict(format=backend.format or backend.name, **settings),
+        dict(format=backend.format or backend.name, **settings, **backend.described),
         input_settings,
         backend.layout,
     )

@@ -52,6 +52,9 @@ def check_file(plan: ExportPlan, backend: Backend, file: ExportedFile) -> dict[s
         entries[name] = checker.sqnr_db(run, cross_check, file.result.cross_check_name)
         if half:
             entries[f'{name}_float16'] = checker.sqnr_db(half, run, 'float32', may_be_better=True)
+        for engine, compute in file.result.engines.items():
+            ratios = checker.sqnr_db(compute, run, runtime, may_be_better=True, run_name=engine)
+            entries[f'{name}_{engine.lower()}'] = ratios
     else:
         name = 'max_rel_error'
         tolerance = request.tolerance

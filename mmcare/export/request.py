@@ -107,6 +107,8 @@ class ExportRequest:
                 raise TypeError(f'export_model() got an unexpected keyword argument {name!r}')
             elif name == 'nms' and self.outputs != 'decoded':
                 raise RequestError(Argument(name), ' is for ', decoded, ' of detectors')
+            elif name == 'int8_for' and self.precision != 'int8':
+                raise RequestError(Argument(name), ' is for ', Argument('precision', 'int8'))
             elif not {backend.name for backend in able} & {*self.formats}:
                 raise RequestError(Argument(name, value), ' is for ', name_formats(able))
             for backend in able:

@@ -108,23 +108,18 @@ def _split(x: Tensor, size: int | list[int], dim: int = 0) -> list[Tensor]:
 
 
 def _mean(x: Tensor, dim: list[int], keepdim: bool = False, dtype: Any = None) -> Tensor:
-    if x.dim() != 4 or dim != [1] or keepdim:
+    if x.dim() != 4 or dim != [2] or not keepdim:
         return NotImplemented  # leaves it as it is
-    batch, number, rows, columns = x.shape
-    moved = x.reshape(batch, number, 1, rows * columns).permute(0, 3, 2, 1)
-    return moved.mean((2, 3), True, dtype=dtype).reshape(batch, rows, columns)
+    batch, heads, rows, values = x.shape
+    moved = x.reshape(batch * heads, rows, 1, values).transpose(1, 3)
+    return moved.mean((2, 3), True, dtype=dtype).reshape(batch, heads, 1, values)
 
 
 def _amax(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    if not keepdim:
+    if x.dim() != 4 or dim not in ([2], [2, 3]) or not keepdim:
         return NotImplemented  # leaves it as it is
-    if x.dim() == 4 and dim == [2, 3]:
-        return aten.max_pool2d.default(x, x.shape[2:], x.shape[2:])
-    if x.dim() == 3 and dim == [1]:
-        heads, channels, positions = x.shape
-        pooled = aten.max_pool2d.default(x.reshape(1, *x.shape), [channels, 1], [channels, 1])
-        return pooled.reshape(heads, 1, positions)
-    return NotImplemented
+    kernel = [x.shape[2], x.shape[3] if 3 in dim else 1]
+    return aten.max_pool2d.default(x, kernel, kernel)
 
 
 def _matmul(x: Tensor, y: Tensor) -> Tensor:

@@ -40,22 +40,34 @@ class AveragedAttention(nn.Module):
         return self.attend(self.query_key(x), x).reshape(x.shape)
 
     def attend(self, query_key: Tensor, values: Tensor) -> Tensor:
-        """Map (B, 2 * heads * C, H, W) and (B, heads * C, H, W) to (B * heads, C, H * W)."""
+        """Map (B, 2 * heads * C, H, W) and (B, heads * C, H, W) to (B, heads, C, H * W)."""
         # log(1 + x) <= x, so that this is x below 0, and log(1 + x) above.
         log_phi = torch.minimum(query_key, torch.log(query_key.relu() + 1.0))
         queries, keys = log_phi.chunk(2, dim=1)
         peaks = keys.amax((2, 3), keepdim=True)
         keys = torch.exp(keys - peaks)
-        means = keys.mean((2, 3), keepdim=True).reshape(-1, 1, self.head_channels)
-        size = values.shape[2] * values.shape[3]
-        queries = (queries + peaks).reshape(-1, self.head_channels, size)
-        largest = queries.amax(1, keepdim=True).clamp(min=math.log(self.eps))  # (B * heads, 1, N)
+        means = self.split_heads(keys.mean((2, 3), keepdim=True)).transpose(2, 3)
+        queries = self.split_heads(queries + peaks)
+        largest = queries.amax(2, keepdim=True).clamp(min=math.log(self.eps))  # (B, heads, 1, N)
         queries = torch.exp(queries - largest)
         rest = torch.exp(math.log(self.eps) - largest)
-        shape, root = (-1, self.head_channels, *values.shape[2:]), values.shape[3] ** -0.5
-        values, keys = (part.reshape(shape).transpose(1, 2) for part in (values, keys))
-        rows = torch.matmul(values * root, keys.transpose(2, 3)) * root  # (B * heads, H, C, C)
-        return torch.bmm(rows.mean(1), queries) / (torch.bmm(means, queries) + rest)
+        values, keys = self.split_rows(values), self.split_rows(keys)
+        batch, heads, height, channels, width = values.shape
+        root = width**-0.5
+        values, keys = (x.reshape(batch, heads * height, channels, width) for x in (values, keys))
+        rows = torch.matmul(values * root, keys.transpose(2, 3)) * root
+        rows = rows.reshape(batch, heads, height, channels**2).mean(2, keepdim=True)
+        sums = rows.reshape(batch, heads, channels, channels)
+        return torch.matmul(sums, queries) / (torch.matmul(means, queries) + rest)
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """Map (B, heads * C, H, W) to (B, heads, C, H * W)."""
+        return x.reshape(x.shape[0], -1, self.head_channels, x.shape[2] * x.shape[3])
+
+    def split_rows(self, x: Tensor) -> Tensor:
+        """Map (B, heads * C, H, W) to (B, heads, H, C, W)."""
+        shape = x.shape[0], -1, self.head_channels, *x.shape[2:]
+        return x.reshape(shape).transpose(2, 3)
 
 
 def average_attention(network: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +31,7 @@ class WriteResult:
     facts: Mapping[str, Any]  # for the report
     cross_check: Callable[[Tensor], Sequence[Any]] | None = None  # computes the same as the file
     cross_check_name: str = ''  # for messages
+    engines: Mapping[str, Callable[[Tensor], Sequence[Any]]] = field(default_factory=dict)  # others
 
 
 class Backend:
@@ -55,6 +56,7 @@ class Backend:
     output_format = OutputFormat()  # of results
     fixes_precision = False  # files fix the dtype of computation; otherwise the runtime chooses it
     lacks: tuple[str, ...] = ()  # operators that a task may need
+    described: ClassVar[Mapping[str, Any]] = {}  # what the descriptions of all its files say
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # of this backend, for add_argument
 
     def require(self) -> None:
