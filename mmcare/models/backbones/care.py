@@ -592,7 +592,8 @@ class CARE(BaseModule):
         """Initialize as ``init_cfg`` says.
 
         Raises:
-            ValueError: If ``type='Pretrained'`` names no file.
+            TypeError: If ``type='Pretrained'`` has an unknown argument.
+            ValueError: If it names no file.
             FileNotFoundError: If there is no such file; the message says where weights are.
             CheckpointError: If it cannot be read without running code, or does not fill the CARE.
         """
@@ -601,8 +602,11 @@ class CARE(BaseModule):
         for cfg in files:
             if not cfg.get('checkpoint'):
                 raise ValueError(f'init_cfg must be a Pretrained with checkpoint=FILE, got {cfg!r}')
-        states = [] if self.is_init else [read_state_dict(self, **cfg) for cfg in files]
-        cfgs = init_cfg if isinstance(init_cfg, list) else [init_cfg]
+        states = []
+        for cfg in [] if self.is_init else files:
+            arguments = {k: v for k, v in cfg.items() if k not in ('type', '_scope_')}
+            states.append(read_state_dict(self, **arguments))
+        cfgs = init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg]
         self.init_cfg = [cfg for cfg in cfgs if cfg not in files]
         try:
             super().init_weights()
