@@ -15,11 +15,11 @@ class AveragedAttention(nn.Module):
 
     Channel c of a head averages the values over all positions, with weights phi(k_c). A position
     averages the results over the channels, with weights w_c = phi(q_c) max phi(k_c) mean(phi(k_c) /
-    max phi(k_c)), and a zero with weight eps. phi(x) = exp(min(x, 0)) (1 + max(x, 0)), so that its
-    logarithm is exact where ELU + 1 cancels. All weights are divided by the largest, as in a
-    softmax: the denominator is at least 1 / N, also where small numbers are flushed to zero, and
-    nothing is larger than C or sqrt(W) times the largest value. Sums over positions are averages of
-    rows: ARM's processors sum products in float16, where a sum of 4200 equal numbers stops halfway.
+    max phi(k_c)), and a zero with weight eps. The logarithm of phi(x) = exp(min(x, 0)) (1 + max(x,
+    0)) is exact. All weights are divided by the largest, as in a softmax: the denominator is at
+    least 1 / N, also where small numbers are flushed to zero, and nothing is larger than C or
+    sqrt(W) times the largest value. Sums over positions are averages of rows: ARM's processors sum
+    products in float16, where a sum of 4200 equal numbers stops halfway.
 
     In float16, results are off by at most 5e-3 of the largest output and 1e-3 of the largest value,
     for the same queries and keys. Where eps outweighs all heads, results may be 0. Queries

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mmcare.models.heads import TwoHeads
 from mmcare.registry import built_type
 from mmcare.weights import strict
-from mmcare.weights.names import BACKBONE_PARTS, of_backbone
+from mmcare.weights.names import BACKBONE_PARTS, find_prefix
 from mmcare.weights.reading import CheckpointError, load_weights
 from mmcare.weights.strict import (
     SHAPE,
@@ -44,6 +44,11 @@ the downloaded file itself as the checkpoint, or train from scratch:
         model.backbone.from_scratch=True optim_wrapper.paramwise_cfg.custom_keys.gamma.lr_mult=3"""
 BLOCK = r'stages\.([0-3])\.blocks\.([0-9]+)\.'
 FIRST = 'stem.conv.weight'
+NO_CARE = (
+    'It has no weights of a CARE. Load weights of a backbone alone by init_cfg=dict('
+    'type="Pretrained", checkpoint=FILE) of the backbone, and a published file into a classifier '
+    'with mmcare.SafeLoadingHook or mmcare.engine.safe_loading.'
+)
 # Names of no other backbone; Swin and ConvNeXt have stages, too, and RTMDet's CSPNeXt has a stem.
 OWN = rf'stem\.conv\.|folded$|{BLOCK}(mixer|inter[12])\.'
 
@@ -51,23 +56,27 @@ OWN = rf'stem\.conv\.|folded$|{BLOCK}(mixer|inter[12])\.'
 def pretrained_cfgs(module: Any) -> list[dict[str, Any]]:
     """Return the entries of a module's ``init_cfg`` for which MMEngine would load a file."""
     cfgs = getattr(module, 'init_cfg', None) or []
-    cfgs = cfgs if isinstance(cfgs, list) else [cfgs]
+    cfgs = cfgs if isinstance(cfgs, (list, tuple)) else [cfgs]
     return [cfg for cfg in cfgs if built_type(WEIGHT_INITIALIZERS, cfg) is PretrainedInit]
 
 
 def read_state_dict(
-    backbone: nn.Module, checkpoint: str | os.PathLike, prefix: str | None = None, **_: Any
+    backbone: nn.Module,
+    checkpoint: str | os.PathLike,
+    prefix: str | None = None,
+    map_location: Any = None,
 ) -> dict[str, Any]:
     """Read the weights of a CARE from a file, and check them by :func:`check_state_dict`.
 
-    The weights are not loaded into the CARE. ``prefix`` is the backbone's name in the file's model;
-    by default it is ``'backbone.'`` or empty.
+    The weights are not loaded into the CARE. The arguments are those of MMEngine's
+    ``PretrainedInit``. ``prefix`` is the backbone's name in the file's model, by default
+    ``'backbone.'`` or empty. Weights are read onto the CPU, whatever ``map_location`` is.
     """
     try:
-        state = of_backbone(load_weights(checkpoint), prefix)
+        state = load_weights(checkpoint)
     except FileNotFoundError as error:
         raise FileNotFoundError(f'{error}\n{WHERE_TO_GET_WEIGHTS}') from error
-    return check_state_dict(backbone, state, '', checkpoint)
+    return check_state_dict(backbone, state, find_prefix(state, prefix), checkpoint)
 
 
 @contextmanager
@@ -173,7 +182,11 @@ def check_care(care: Any, state: Mapping[str, Any], prefix: str, file: Any) -> d
     faults = find_faults(weights, wanted, optional=('out_norms.',))
     if faults:
         text = describe_faults(faults, care, prefix, file)
-        raise CheckpointError('\n  '.join([text, *_advise(care, weights, prefix)]))
+        if not weights:
+            prefixes = [key[: -len(FIRST)] for key in state if f'.{key}'.endswith(f'.{FIRST}')]
+            lines = [f'It has weights of a CARE with the prefix {name!r}.' for name in prefixes]
+            raise CheckpointError('\n  '.join([text, *(lines or [NO_CARE])]))
+        raise CheckpointError('\n  '.join([text, *_advise(care, weights)]))
     return weights
 
 
@@ -208,17 +221,11 @@ def _adapt_channels(state: dict[str, Any], wanted: Tensor, file: Any) -> None:
     print_log(text, logger='current')
 
 
-def _advise(backbone: Any, weights: Mapping[str, Any], prefix: str) -> list[str]:
+def _advise(backbone: Any, weights: Mapping[str, Any]) -> list[str]:
     """Return lines that say what unfit weights look like, and what to do."""
     lines: list[str] = []
     wanted = backbone.state_dict()
-    if not weights:
-        lines.append(
-            f'It has no weights of a CARE under {prefix!r}. Load weights of a backbone alone by '
-            'init_cfg=dict(type="Pretrained", checkpoint=FILE) of the backbone, and a published '
-            'file into a classifier with mmcare.SafeLoadingHook or mmcare.engine.safe_loading.'
-        )
-    elif backbone.deploy != ('folded' in weights):
+    if backbone.deploy != ('folded' in weights):
         lines.append(
             'The model is fused (deploy=True), the weights are not: fuse them first '
             '(tools/reparameterize_model.py), or leave deploy out.'

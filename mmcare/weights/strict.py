@@ -140,6 +140,16 @@ def find_fault(value: Any, wanted: Tensor | None) -> str:
     return '' if value.to(wanted.dtype).isfinite().all() else VALUES[2]
 
 
+def find_not_finite(state: Mapping[str, Any], model: nn.Module) -> list[str]:
+    """Return the names of a model's parameters and running statistics that are not finite.
+
+    Other buffers may hold infinity on purpose.
+    """
+    names = [*dict(model.named_parameters())]
+    names += [name for name in state if name.endswith(('running_mean', 'running_var'))]
+    return [name for name in names if name in state and not state[name].isfinite().all()]
+
+
 def describe_faults(
     faults: Mapping[str, Iterable[str]], module: nn.Module, prefix: str, file: Any
 ) -> str:

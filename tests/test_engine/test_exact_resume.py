@@ -15,6 +15,7 @@ from toy_training import EPOCHS, ITERATIONS, Model, Numbers, StopAt, build, save
 from mmcare.weights.reading import CheckpointError
 
 PLAIN_SGD = dict(state={}, param_groups=[dict(momentum=0)])
+ADAM = dict(optimizer=dict(type='AdamW', lr=0.05))
 EMPTY_ADAM = dict(state={}, param_groups=[dict(betas=1)])
 
 
@@ -57,6 +58,13 @@ def test_iterations_and_seeds_draw_other_numbers(tmp_path):
         (dict(randomness=dict(seed=None)), 'Set randomness.seed'),
         (dict(loader=dict(num_workers=1, persistent_workers=True)), 'persistent_workers=False'),
         (dict(by_epoch=False, loader=dict(num_workers=1, persistent_workers=True)), None),
+        (dict(checkpoint=dict(by_epoch=False)), 'Set default_hooks.checkpoint.by_epoch=True'),
+        (dict(by_epoch=False, checkpoint=dict(by_epoch=True)), 'checkpoint.by_epoch=False'),
+        (
+            dict(optim_wrapper=dict(ADAM, accumulative_counts=3)),
+            'a multiple of accumulative_counts',
+        ),
+        (dict(optim_wrapper=dict(ADAM, accumulative_counts=4)), None),
         (dict(), None),
     ],
 )
@@ -64,6 +72,10 @@ def test_warns_where_it_cannot_be_exact(tmp_path, logged, options, words):
     train(tmp_path, hooks=[StopAt(0)], **options)
     texts = warned(logged, 'not reproduce')
     assert len(texts) == bool(words) and all(words in text for text in texts)
+
+
+ADAM_GROUP = dict(lr=1, betas=(0, 0), eps=1, weight_decay=0)
+NAN = torch.full((8,), float('nan'))
 
 
 def rename(checkpoint):
@@ -88,6 +100,15 @@ def unwrap(checkpoint):
         (lambda checkpoint: checkpoint.pop('optimizer'), 'the state of the optimizer is missing'),
         (dict(optimizer=EMPTY_ADAM), 'the state of the optimizer is missing'),
         (dict(optimizer=dict(a=PLAIN_SGD, b=EMPTY_ADAM)), 'the state of the optimizer is missing'),
+        (
+            dict(optimizer=dict(state={0: {}}, param_groups=[dict(lr=1, momentum=0)])),
+            'its optimizer has no betas, eps, weight_decay, which the AdamW of the run needs',
+        ),
+        (
+            dict(optimizer=dict(state={0: {}}, param_groups=[dict(ADAM_GROUP, params=[0, 1])])),
+            'its optimizer has 2 parameters in 1 groups, the AdamW of the run has 6 parameters',
+        ),
+        (lambda c: c['state_dict'].update({'layer.1.running_var': NAN}), 'not finite, such as'),
         (dict(param_schedulers=[]), 'it has 0 schedulers, the run has 1'),
         (dict(param_schedulers=[{}, {}]), 'it has 2 schedulers, the run has 1'),
     ],
@@ -107,8 +128,30 @@ def test_another_schedule_is_a_warning(tmp_path, logged):
     for t_max in (EPOCHS, 9):
         schedule = dict(type='CosineAnnealingLR', T_max=t_max)
         train(tmp_path, resume=t_max == 9, hooks=[StopAt(5)], param_scheduler=schedule)
-    (text,) = warned(logged, 'schedules')
-    assert f'end at [{EPOCHS}], are kept' in text and '[9]' in text
+    (text,) = warned(logged, 'are kept')
+    assert f'ignored: CosineAnnealingLR.T_max={EPOCHS} (config: 9). To use' in text
+
+
+@pytest.mark.parametrize(
+    ('first', 'second', 'words'),
+    [
+        (dict(lr=0.05), dict(lr=0.1), 'lr=0.05 (config: 0.1)'),
+        (dict(weight_decay=0.1), dict(betas=(0.8, 0.9)),
+         'betas=[0.9, 0.999] (config: [0.8, 0.9]), weight_decay=0.1 (config: 0.01)'),
+        (dict(type='SGD', momentum=0.5), dict(type='SGD', momentum=0.6),
+         'momentum=0.5 (config: 0.6)'),
+        (dict(eps=1e-8), {}, None),
+        (dict(foreach=True), dict(foreach=False), None),
+    ],
+)  # fmt: skip
+def test_another_setting_of_the_optimizer_is_a_warning(tmp_path, logged, first, second, words):
+    """PyTorch keeps the checkpoint's. Schedulers change rates; they start from the same ones."""
+    for resume, options in (False, first), (True, second):
+        optimizer = dict(dict(type='AdamW', lr=0.05), **options)
+        wrapper = dict(optimizer=optimizer)
+        train(tmp_path, resume=resume, hooks=[StopAt(5 + resume)], optim_wrapper=wrapper)
+    texts = warned(logged, 'are kept')
+    assert len(texts) == bool(words) and all(f'ignored: {words}. To use' in text for text in texts)
 
 
 def test_optimizers_without_state_resume(tmp_path):

@@ -40,7 +40,7 @@ def compare(attention, x, engine):
     """Compare the averaged form with the released one in float64, both of rounded queries and keys.
 
     In float16 a query or key of -500 has steps of 0.25, and its exponential steps of a quarter, in
-    any form. ELU + 1 itself is off by 1e-2 in float32 where it cancels.
+    any form.
     """
     averaged = AveragedAttention(deepcopy(attention).to(x.dtype))
     expected = attention.attend(averaged.query_key(x).double(), x.double()).reshape(x.shape)

@@ -2,17 +2,26 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 from mmengine.dataset import worker_init_fn
 from mmengine.dist import get_rank, get_world_size
+from mmengine.hooks import CheckpointHook
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapperDict
-from mmengine.runner import BaseLoop, EpochBasedTrainLoop, find_latest_checkpoint, set_random_seed
+from mmengine.runner import (
+    BaseLoop,
+    EpochBasedTrainLoop,
+    IterBasedTrainLoop,
+    find_latest_checkpoint,
+    set_random_seed,
+)
 
 from mmcare.compatibility import skips_batches
 from mmcare.engine import training_state
@@ -22,8 +31,14 @@ from mmcare.engine.optim import fit_groups
 from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
 from mmcare.weights.reading import CheckpointError
+from mmcare.weights.strict import find_not_finite
 
 STATE = 'training_state'  # in checkpoints
+# Entries of an optimizer's groups that do not change what a step computes.
+UNCOMPARED = {'params', 'param_names', 'capturable', 'differentiable', 'foreach', 'fused'}
+# Attributes of MMEngine's schedulers that configs set.
+SCHEDULE = {'T_max', 'begin', 'by_epoch', 'end', 'end_factor', 'eta_min', 'eta_min_ratio', 'factor'}
+SCHEDULE |= {'gamma', 'milestones', 'power', 'start_factor', 'step_size', 'total_iters'}
 
 
 @HOOKS.register_module()
@@ -40,10 +55,13 @@ class ExactResumeHook(SwitchableHook):
     ``BatchSyncRandomResize``, and those of ``EarlyStoppingHook`` are added to checkpoints. A
     warning names hooks and transforms whose state changes and is in no checkpoint.
 
+    MMEngine keeps the options of the checkpoint's optimizer and schedulers. A warning names those
+    that the config has changed.
+
     Raises:
         CheckpointError: If a run resumes from a file that lacks weights or the optimizer's state,
-            or has another number of schedulers. MMEngine would silently reinitialize
-            what is missing.
+            has weights that are not finite, or is of another optimizer, other parameters or another
+            number of schedulers. MMEngine would silently reinitialize what is missing.
     """
 
     priority = 'VERY_HIGH'
@@ -61,12 +79,26 @@ class ExactResumeHook(SwitchableHook):
             return
         by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
         loader = runner.train_dataloader
+        accumulated = getattr(runner.optim_wrapper, '_accumulative_counts', 1)
+        hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
+        saving = [hook for hook in hooks if hook.interval > 0]
         advice = {
             'randomness.seed': runner._randomness_cfg.get('seed') is None,
             'train_dataloader.num_workers': not (by_epoch or loader.num_workers),
             'train_dataloader.persistent_workers=False': by_epoch and loader.persistent_workers,
             'default_hooks.checkpoint.type=mmcare.AtomicCheckpointHook': repeats_validation(runner)
-            and not any(isinstance(hook, AtomicCheckpointHook) for hook in runner.hooks),
+            and not any(isinstance(hook, AtomicCheckpointHook) for hook in hooks),
+            # Otherwise checkpoints are written within an epoch, or at the end of the run alone.
+            f'default_hooks.checkpoint.by_epoch={by_epoch}': any(
+                hook.by_epoch != by_epoch
+                for hook in saving
+                if isinstance(runner.train_loop, (EpochBasedTrainLoop, IterBasedTrainLoop))
+            ),
+            # Gradients that have been accumulated are not saved.
+            'default_hooks.checkpoint.interval to a multiple of accumulative_counts': any(
+                hook.interval * (len(loader) if hook.by_epoch else 1) % accumulated
+                for hook in saving
+            ),
         }
         if missing := ', '.join(setting for setting, needed in advice.items() if needed):
             _warn(runner, f'Set {missing}.')
@@ -75,8 +107,8 @@ class ExactResumeHook(SwitchableHook):
         """Check the checkpoint that training resumes from."""
         if not self.enabled or not runner._resume or not isinstance(runner._train_loop, BaseLoop):
             return
-        state = checkpoint.get('state_dict', checkpoint)
-        saved = {k: getattr(v, 'shape', ()) for k, v in without_wrapper(state).items()}
+        state = without_wrapper(checkpoint.get('state_dict', checkpoint))
+        saved = {k: getattr(v, 'shape', ()) for k, v in state.items()}
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         wanted = {k: getattr(v, 'shape', ()) for k, v in model.state_dict().items()}
         unfit = [key for key in wanted if saved.get(key) != wanted[key]]
@@ -88,14 +120,23 @@ class ExactResumeHook(SwitchableHook):
             fault = 'the state of the optimizer is missing'
         elif needed is not None and len(held) != len(needed):
             fault = f'it has {len(held)} schedulers, the run has {len(needed)}'
-        elif fault := fit_groups(checkpoint, runner):
+        elif fault := (
+            fit_groups(checkpoint, runner)
+            or _find_misfit(checkpoint['optimizer'], runner.optim_wrapper)
+        ):
             pass
+        elif not_finite := find_not_finite(state, model):
+            fault = f'{len(not_finite)} weights are not finite, such as {not_finite[0]}'
         else:
-            lists = (held, map(vars, needed)) if isinstance(needed, list) else ((), ())
-            kept, ignored = ([s.get('T_max', s.get('end')) for s in part] for part in lists)
-            if kept != ignored:  # a longer run would keep the last rate, which is tiny
-                text = f"The checkpoint's schedules, which end at {kept}, are kept; the config's "
-                text += f'end at {ignored}. To train longer, start over, or use load_from.'
+            ignored = [*_compare_optimizers(checkpoint['optimizer'], runner.optim_wrapper)]
+            if isinstance(needed, list):
+                ignored += _compare_schedulers(held, needed)
+            if ignored:
+                names = [*dict.fromkeys(ignored)]  # the same for many groups
+                more = f' and {len(names) - 5} more' if len(names) > 5 else ''
+                text = "The checkpoint's settings are kept, and the config's ignored: "
+                text += f'{", ".join(names[:5])}{more}. To use those of the config, start over, or '
+                text += 'load only the weights: --cfg-options resume=False load_from=FILE.'
                 print_log(text, logger='current', level=logging.WARNING)
             objects = training_state.restorable(runner)
             self._numbers = training_state.read_numbers(objects)
@@ -184,17 +225,72 @@ def _warn(runner: Any, advice: str) -> None:
     print_log(text, logger='current', level=logging.WARNING)
 
 
-def _holds_state(optimizer: dict[str, Any], wrapper: Any) -> bool:
-    """Return whether a state dict has the state that an optimizer, or each of several, needs.
+def _optimizers(
+    saved: dict[str, Any], wrapper: Any
+) -> Iterator[tuple[dict[str, Any], torch.optim.Optimizer]]:
+    """Yield each optimizer of a run, after its state in a checkpoint."""
+    if isinstance(wrapper, OptimWrapperDict):
+        for name, part in wrapper.items():
+            yield saved.get(name, {}), part.optimizer
+    else:
+        yield saved, wrapper.optimizer
+
+
+def _holds_state(saved: dict[str, Any], wrapper: Any) -> bool:
+    """Return whether a checkpoint has the state that an optimizer, or each of several, needs.
 
     Optimizers without momentum need no state, nor do optimizers of frozen parameters.
     """
-    if isinstance(wrapper, OptimWrapperDict):
-        return all(_holds_state(optimizer.get(name, {}), part) for name, part in wrapper.items())
-    groups = [
-        group
-        for group in wrapper.optimizer.param_groups
-        if any(parameter.requires_grad for parameter in group['params'])
-    ]
-    needed = any('betas' in group or group.get('momentum') for group in groups)
-    return 'param_groups' in optimizer and (bool(optimizer.get('state')) or not needed)
+    for state, optimizer in _optimizers(saved, wrapper):
+        needed = any(
+            'betas' in group or group.get('momentum')
+            for group in optimizer.param_groups
+            if any(parameter.requires_grad for parameter in group['params'])
+        )
+        if 'param_groups' not in state or (needed and not state.get('state')):
+            return False
+    return True
+
+
+def _find_misfit(saved: dict[str, Any], wrapper: Any) -> str:
+    """Say why optimizers could not go on from a checkpoint: PyTorch would fail in the first step.
+
+    Options that a later PyTorch has added are no reason: these are True, False or None.
+    """
+    for state, optimizer in _optimizers(saved, wrapper):
+        groups, kind = state['param_groups'], type(optimizer).__name__
+        sizes = [
+            [len(group.get('params', ())) for group in part]
+            for part in (groups, optimizer.param_groups)
+        ]
+        numeric = {k for k, v in optimizer.defaults.items() if type(v) in (int, float, tuple)}
+        lacking = sorted(numeric - {*groups[0]}) if groups else []
+        if lacking:
+            return f'its optimizer has no {", ".join(lacking)}, which the {kind} of the run needs'
+        if sizes[0] != sizes[1]:
+            numbers = [f'{sum(part)} parameters in {len(part)} groups' for part in sizes]
+            return f'its optimizer has {numbers[0]}, the {kind} of the run has {numbers[1]}'
+    return ''
+
+
+def _compare_optimizers(saved: dict[str, Any], wrapper: Any) -> Iterator[str]:
+    """Yield the options of optimizers that differ: ``'lr=0.1 (config: 0.2)'``."""
+    for state, optimizer in _optimizers(saved, wrapper):
+        for kept, given in zip(state['param_groups'], optimizer.param_groups):
+            for name in sorted(given.keys() & kept.keys() - UNCOMPARED):
+                # Schedulers change lr, and momentum, which is the first of betas.
+                if name.startswith('initial_') or (name == 'betas' and 'initial_momentum' in kept):
+                    continue
+                values = [group.get(f'initial_{name}', group[name]) for group in (kept, given)]
+                values = [list(v) if isinstance(v, tuple) else v for v in values]
+                if values[0] != values[1]:
+                    yield f'{name}={values[0]} (config: {values[1]})'
+
+
+def _compare_schedulers(held: Sequence[dict[str, Any]], needed: Sequence[Any]) -> Iterator[str]:
+    """Yield the options of schedulers that differ: ``'CosineAnnealingLR.T_max=4 (config: 9)'``."""
+    for kept, scheduler in zip(held, needed):
+        for name in sorted(SCHEDULE & kept.keys() & vars(scheduler).keys()):
+            value = getattr(scheduler, name)
+            if kept[name] != value:
+                yield f'{type(scheduler).__name__}.{name}={kept[name]} (config: {value})'

@@ -50,8 +50,13 @@ def layout(*maps: Tensor) -> torch.memory_format:
     return torch.channels_last if last else torch.contiguous_format
 
 
+def phi(x: Tensor) -> Tensor:
+    """Compute ELU + 1 as exp(min(x, 0)) + max(x, 0), which does not cancel far below zero."""
+    return x.clamp(max=0.0).exp() + x.relu()  # at 0, only the first has a gradient: 1, as of ELU
+
+
 class LinearAttention(nn.Module):
-    """Multi-head linear attention over all positions, Eq. 2 and 6, with phi = ELU + 1.
+    """Multi-head linear attention over all positions, Eq. 2 and 6, with :func:`phi`.
 
     out = phi(q) (phi(k)^T v / N) / (phi(q) . mean_N phi(k) + eps)
 
@@ -82,7 +87,7 @@ class LinearAttention(nn.Module):
 
     def attend(self, query_key: Tensor, values: Tensor) -> Tensor:
         """Map (B, 2 * heads * C, H, W) and (B, heads * C, H, W) to (B * heads, C, H * W)."""
-        queries, keys = (F.elu(query_key) + 1.0).chunk(2, dim=1)
+        queries, keys = phi(query_key).chunk(2, dim=1)
         queries, keys, values = map(self.split_heads, (queries, keys, values))
         # A row of ones below the values gives the denominator. Neither sum is divided by N.
         values = F.pad(values, (0, 0, 0, 1), value=1.0)
@@ -588,7 +593,8 @@ class CARE(BaseModule):
         """Initialize as ``init_cfg`` says.
 
         Raises:
-            ValueError: If ``type='Pretrained'`` names no file.
+            TypeError: If ``type='Pretrained'`` has an unknown argument.
+            ValueError: If it names no file.
             FileNotFoundError: If there is no such file; the message says where weights are.
             CheckpointError: If it cannot be read without running code, or does not fill the CARE.
         """
@@ -597,8 +603,11 @@ class CARE(BaseModule):
         for cfg in files:
             if not cfg.get('checkpoint'):
                 raise ValueError(f'init_cfg must be a Pretrained with checkpoint=FILE, got {cfg!r}')
-        states = [] if self.is_init else [read_state_dict(self, **cfg) for cfg in files]
-        cfgs = init_cfg if isinstance(init_cfg, list) else [init_cfg]
+        states = []
+        for cfg in [] if self.is_init else files:
+            arguments = {k: v for k, v in cfg.items() if k not in ('type', '_scope_')}
+            states.append(read_state_dict(self, **arguments))
+        cfgs = init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg]
         self.init_cfg = [cfg for cfg in cfgs if cfg not in files]
         try:
             super().init_weights()
