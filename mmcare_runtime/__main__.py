@@ -20,10 +20,9 @@ import numpy as np
 from mmcare_runtime.command import make_parser, open_file
 from mmcare_runtime.drawing import describe, draw, list_objects
 from mmcare_runtime.model import Model
-from mmcare_runtime.prepare import PICTURES, list_files
+from mmcare_runtime.suffixes import PICTURES, VIDEOS, list_files
 from mmcare_runtime.text import escape
 
-VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
 FRAMES_PER_SECOND = 30.0  # of cameras and videos that do not say how many
 
 

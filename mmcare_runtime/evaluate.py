@@ -17,9 +17,10 @@ from typing import Any, Mapping
 import cv2
 import numpy as np
 
+from mmcare_runtime.coco import find_faults, read_coco
 from mmcare_runtime.command import make_parser, open_file
 from mmcare_runtime.model import Model
-from mmcare_runtime.prepare import PICTURES, list_files
+from mmcare_runtime.suffixes import PICTURES, list_files
 from mmcare_runtime.text import escape
 
 IGNORED = 255  # of masks: a pixel that has no class
@@ -31,7 +32,7 @@ def evaluate(
     model: Model,
     images: Path,
     annotations: Path | None = None,
-    reduce_zero_label: bool = False,
+    reduce_zero_label: bool | None = None,
     tile: str | None = None,
 ) -> dict[str, float]:
     """Measure a whole model.
@@ -42,6 +43,7 @@ def evaluate(
         annotations: For detectors, COCO's JSON file; for segmentors, a folder of masks, PNG with a
             class for each pixel, with the pictures' names; for classifiers, nothing.
         reduce_zero_label: Class 0 of masks means none, and others move down by one, as in ADE20K.
+            None: as the description says, or False.
         tile: See :meth:`mmcare_runtime.Model.predict`.
 
     Returns:
@@ -71,21 +73,32 @@ def evaluate_boxes(
     from pycocotools.cocoeval import COCOeval
     from pycocotools.mask import encode
 
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does
-        truth = COCO(str(annotations))
-    for annotation in truth.anns.values():
-        annotation.setdefault('iscrowd', 0)
-        annotation.setdefault('area', annotation['bbox'][2] * annotation['bbox'][3])
     names = model.description.get('classes') or []
-    ids = {str(category['name']): category['id'] for category in truth.dataset['categories']}
     if not names:
         raise ValueError(f'{model.file} does not name its classes')
-    missing = [name for name in names if name not in ids]
-    if missing:
-        raise ValueError(f'{annotations} has no {", ".join(missing)}')
+    outputs = model.description['outputs']
+    coco, has_masks = read_coco(annotations), any(x.get('kind') == 'masks' for x in outputs)
+    for fault in find_faults(str(annotations), coco, names, has_masks):
+        raise ValueError(fault)
+    for item in coco.annotations or ():
+        item.setdefault('iscrowd', 0)
+        item.setdefault('area', item['bbox'][2] * item['bbox'][3])
+    ids = {category['name']: category['id'] for category in coco.categories or ()}
+    truth = COCO()
+    truth.dataset = coco._asdict()
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does
+        truth.createIndex()
     annotated: list[dict[str, Any]] = []
     for number, image in truth.imgs.items():
-        results = model.predict(images / image['file_name'], tile=tile)
+        pixels = model.read_picture(images / image['file_name'])
+        shape = image['height'], image['width']
+        if np.abs(np.subtract(pixels.shape[:2], shape)).max() > 1:
+            raise ValueError(
+                f'{image["file_name"]} is read with height and width {pixels.shape[:2]}, and '
+                f'{annotations} says {shape}: correct the sizes, and the boxes with them, or, if '
+                'EXIF data turn the picture, see whether boxes fit the turned one'
+            )
+        results = model.predict(pixels, tile=tile)
         corners = results['boxes'].astype(float)
         boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
         for row, (box, label) in enumerate(zip(boxes.tolist(), results['labels'].tolist())):
@@ -93,7 +106,7 @@ def evaluate_boxes(
             about['score'] = float(results['scores'][row])
             if 'masks' in results:
                 mask = results['masks'][row]
-                if mask.shape != (image['height'], image['width']):
+                if mask.shape != shape:
                     raise ValueError(f'{image["file_name"]} is not of the size in {annotations}')
                 about['segmentation'] = encode(np.asfortranarray(mask, np.uint8))
             annotated.append(about)
@@ -123,10 +136,16 @@ def evaluate_labels(
     model: Model,
     images: Path,
     masks: Path,
-    reduce_zero_label: bool = False,
+    reduce_zero_label: bool | None = None,
     tile: str | None = None,
 ) -> dict[str, float]:
     """Compute the mean intersection over union of classes, and the share of right pixels."""
+    described = model.description.get('reduce_zero_label')
+    if reduce_zero_label is not None and described not in (None, reduce_zero_label):
+        raise ValueError(
+            f'{model.file} says reduce_zero_label={described}, not {reduce_zero_label}'
+        )
+    reduce_zero_label = described or reduce_zero_label
     matrix: np.ndarray | None = None
     names = model.description.get('classes')
     paths = list_files(images, PICTURES)
@@ -214,7 +233,10 @@ def parse_arguments() -> argparse.Namespace:
         '--annotations', type=Path, metavar='FILE_OR_FOLDER', help="COCO's JSON; or masks as PNG"
     )
     parser.add_argument(
-        '--reduce-zero-label', action='store_true', help='class 0 of masks means none, as in ADE20K'
+        '--reduce-zero-label',
+        action='store_true',
+        default=None,
+        help='class 0 of masks means none, as in ADE20K; default: as the file says',
     )
     parser.add_argument('--json', action='store_true', help='print the metrics as JSON')
     return parser.parse_args()

@@ -7,11 +7,15 @@ import sys
 import cv2
 import numpy as np
 import pytest
+from helpers import ROOT
+from mmengine.config import Config
 from PIL import Image
-from runtime_helpers import BOXES, SHAPE, TASKS, describe, scored, write_onnx
+from runtime_helpers import BOXES, SHAPE, TASKS, describe, outputs_of, scored, write_onnx
 
 from mmcare_runtime import Model
 from mmcare_runtime.evaluate import evaluate, read_mask
+from mmcare_runtime.prepare import read_picture
+from mmcare_runtime.suffixes import PICTURES, list_files
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (40, 60, 3), np.uint8)
 
@@ -171,6 +175,26 @@ def test_segmentors_are_measured(tmp_path, run):
     assert status == 2 and '0.png' in err
 
 
+def test_masks_are_read_as_the_file_says(tmp_path):
+    """The description has ``reduce_zero_label``, and a flag that contradicts it is refused."""
+    masks = write_masks(tmp_path, 1)
+    cv2.imwrite(str(tmp_path / 'masks/0.png'), masks[0] + 1)
+    folders = tmp_path / 'images', tmp_path / 'masks'
+    run, shape = (lambda image: [image[:, 0].astype(np.uint8)]), (1, 3, *SHAPE)
+    for described in (True, False, None):
+        changes = {} if described is None else dict(reduce_zero_label=described)
+        model = Model(run, shape, describe('labels', **changes))
+        for flag in (True, False, None):
+            if None not in (described, flag) and described != flag:
+                with pytest.raises(ValueError, match=f'says reduce_zero_label={described}'):
+                    evaluate(model, *folders, reduce_zero_label=flag)
+            elif described or flag:
+                assert evaluate(model, *folders, reduce_zero_label=flag)['mIoU'] == 100
+            else:
+                with pytest.raises(ValueError, match=r'0.png has class 3, and .* 3 classes'):
+                    evaluate(model, *folders, reduce_zero_label=flag)
+
+
 def test_masks_of_one_bit(tmp_path):
     """OpenCV would read 0 and 255, of which 255 is ignored."""
     wanted = np.random.default_rng(0).integers(0, 2, SHAPE).astype(bool)
@@ -178,12 +202,12 @@ def test_masks_of_one_bit(tmp_path):
     np.testing.assert_array_equal(read_mask(tmp_path / 'a.png'), wanted)
 
 
-def test_detectors_are_measured(tmp_path):
-    """Average precision is 1 where objects are right, and less where a class is not found."""
-    (tmp_path / 'images').mkdir()
+def write_boxes(folder):
+    """Write four pictures with an object each, and the file of annotations; return both."""
+    (folder / 'images').mkdir()
     annotations, boxes = [], []
     for index in range(4):
-        cv2.imwrite(str(tmp_path / f'images/{index}.png'), np.full((64, 96, 3), index, np.uint8))
+        cv2.imwrite(str(folder / f'images/{index}.png'), np.full((64, 96, 3), index, np.uint8))
         left, top, width, height = 4.0 + index, 6.0, 20.0, 30.0
         boxes.append([left, top, left + width, top + height])
         annotations.append(
@@ -194,9 +218,15 @@ def test_detectors_are_measured(tmp_path):
         annotations[-1]['segmentation'] = [corners]
     images = [dict(id=i, file_name=f'{i}.png', height=64, width=96) for i in range(4)]
     categories = [dict(id=7, name='cat'), dict(id=8, name='dog'), dict(id=9, name='owl')]
-    file = tmp_path / 'truth.json'
+    file = folder / 'truth.json'
     about = dict(images=images, annotations=annotations, categories=categories)
     file.write_text(json.dumps(about))
+    return file, about, boxes
+
+
+def test_detectors_are_measured(tmp_path):
+    """Average precision is 1 where objects are right, and less where a class is not found."""
+    file, about, boxes = write_boxes(tmp_path)
 
     def find(image, dog=1):
         index = int(image[0, 0, 0, 0])
@@ -221,6 +251,53 @@ def test_detectors_are_measured(tmp_path):
     with pytest.raises(ValueError, match='does not name its classes'):
         evaluate(nameless, tmp_path / 'images', file)
     with pytest.raises(ValueError, match=r'truth.json has no cat'):
+        evaluate(model, tmp_path / 'images', file)
+
+
+def each(entries, /, **values):
+    """Change each entry of a list, by values or functions of the entry's number."""
+
+    def change(about):
+        for index, entry in enumerate(about[entries]):
+            for key, value in values.items():
+                entry[key] = value(index) if callable(value) else value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ('change', 'words'),
+    [
+        (each('annotations', id=lambda i: i), 'has id 0, which pycocotools takes for no match'),
+        (each('annotations', id=str), 'has id 0, which pycocotools takes for no match'),
+        (each('annotations', id=3), '1 ids of objects .* more than once, such as 3'),
+        (each('images', id=0), '1 ids of pictures .* more than once, such as 0'),
+        (each('categories', id=7), '1 ids of categories .* more than once, such as 7'),
+        (each('categories', name='cat'), "'cat' is the name of several categories|has no dog"),
+        (lambda about: about['categories'].append(dict(id=17, name='dog')), "'dog' is the name"),
+        (lambda about: about.pop('annotations'), 'has no object of these classes'),
+        (lambda about: about.pop('images'), "no list 'images'"),
+        (each('annotations', iscrowd=1), 'has no object of these classes'),
+        (each('annotations', image_id=str), 'has no object of these classes in its pictures'),
+        (each('annotations', bbox=None), 'have bbox=None, such as object 1'),
+        (each('annotations', bbox=[1, 2, 3]), r'have bbox=\[1, 2, 3\], such as object 1'),
+        (each('annotations', bbox=[4, 6, 0, 30]), '4 of 4 boxes .* are none'),
+        (each('annotations', bbox=[4, 6, float('nan'), 30]), '4 of 4 boxes .* are none'),
+        (each('annotations', bbox=[0.1, 0.1, 0.3, 0.3]), 'are shares of width and height'),
+        (each('annotations', bbox=[60, 40, 90, 60]), 'reach far beyond their pictures'),
+        (each('images', width=64, height=96), r'0.png is read with height and width \(64, 96\)'),
+        (each('annotations', segmentation=[[1, 2]]), 'has a polygon of fewer than three points'),
+    ],
+)
+def test_annotations_that_would_be_measured_wrong(change, words, tmp_path):
+    """pycocotools takes these silently, or fails by a bare name."""
+    file, about, _ = write_boxes(tmp_path)
+    change(about)
+    file.write_text(json.dumps(about))
+    model = Model(
+        lambda _: outputs_of(describe('instances')), (1, 3, *SHAPE), describe('instances')
+    )
+    with pytest.raises(ValueError, match=words):
         evaluate(model, tmp_path / 'images', file)
 
 
@@ -269,3 +346,17 @@ def test_classifiers_are_measured(tmp_path):
         evaluate(model, tmp_path)
     with pytest.raises(FileNotFoundError, match='no folders of pictures'):
         evaluate(model, tmp_path / 'Owl')
+
+
+def test_suffixes(tmp_path):
+    """Training and the runtime read the same pictures, and what is not read is counted."""
+    extensions = Config.fromfile(ROOT / 'configs/your_data/classifier.py').extensions
+    assert {*extensions} == {*PICTURES} - {'.npy'}
+    data = cv2.imencode('.png', PIXELS)[1].tobytes()
+    for suffix in (*PICTURES, '.HEIC', '.gif', '.txt'):
+        (tmp_path / f'a{suffix}').write_bytes(data)
+    with pytest.warns(UserWarning, match=r'2 pictures in .* are not read: 1 .heic, 1 .gif'):
+        paths = list_files(tmp_path, PICTURES)
+    assert {path.suffix for path in paths} == {*PICTURES}
+    for path in paths:
+        assert path.suffix == '.npy' or read_picture(path).shape == PIXELS.shape

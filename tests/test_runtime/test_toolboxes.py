@@ -122,6 +122,20 @@ def test_as_the_toolbox(case):
         assert (found['labels'] == sample.pred_sem_seg.data[0].numpy()).mean() >= least
 
 
+def test_how_masks_are_read(tmp_path):
+    """mmseg's data sets have defaults of their own, which the description keeps."""
+    source = sure_model('segmentation', tmp_path)
+    for dataset, expected in (
+        (dict(type='ADE20KDataset'), True),
+        (dict(type='mmseg.ADE20KDataset', reduce_zero_label=False), False),
+        (dict(type='BaseSegDataset'), False),
+        (dict(type='BaseSegDataset', reduce_zero_label=True), True),
+    ):
+        source.config.test_dataloader.dataset = dataset
+        described = source.task.describe(source.config, [torch.zeros(1, 3, 8, 8)])
+        assert described['reduce_zero_label'] is expected
+
+
 SLIDE = {'model.test_cfg': dict(mode='slide', crop_size=SHAPE, stride=(40, 60))}
 SCALE = 'test_dataloader.dataset.pipeline.1.scale'
 PADDED = {'model.data_preprocessor.test_cfg': dict(size_divisor=32)}
