@@ -48,7 +48,8 @@ def read_coco(path: str | Path) -> CocoFile:
     if not isinstance(content, dict):
         raise ValueError(f'{str(path)!r} is no COCO file: it holds a {type(content).__name__}')
     lists = [content.get(key) for key in ('images', 'annotations', 'categories')]
-    return CocoFile(*(part if isinstance(part, list) else None for part in lists))
+    images, annotations, categories = (part if isinstance(part, list) else None for part in lists)
+    return CocoFile(images, annotations, categories)
 
 
 def find_faults(file: str, coco: CocoFile, classes: Sequence[str], masks: bool) -> Iterator[str]:
