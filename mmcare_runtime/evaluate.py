@@ -19,9 +19,11 @@ import numpy as np
 
 from mmcare_runtime.coco import find_faults, read_coco
 from mmcare_runtime.command import make_parser, open_file
+from mmcare_runtime.drawing import list_coco_results
 from mmcare_runtime.model import Model
+from mmcare_runtime.saving import move, temporary_beside
 from mmcare_runtime.suffixes import PICTURES, list_files
-from mmcare_runtime.text import escape
+from mmcare_runtime.text import print_error, set_up_streams
 
 IGNORED = 255  # of masks: a pixel that has no class
 _COMMON = ('image_id', 'category_id', 'score')
@@ -34,6 +36,7 @@ def evaluate(
     annotations: Path | None = None,
     reduce_zero_label: bool | None = None,
     tile: str | None = None,
+    results: Path | None = None,
 ) -> dict[str, float]:
     """Measure a whole model.
 
@@ -45,6 +48,8 @@ def evaluate(
         reduce_zero_label: Class 0 of masks means none, and others move down by one, as in ADE20K.
             None: as the description says, or False.
         tile: See :meth:`mmcare_runtime.Model.predict`.
+        results: Where to write the boxes and masks that a detector finds, in the format of COCO's
+            results; None: nowhere.
 
     Returns:
         Metrics by name: shares for COCO's, and per cent for others, as the toolboxes give them.
@@ -54,10 +59,12 @@ def evaluate(
         ValueError: If the annotations do not fit this model.
     """
     output = model.description['outputs'][0]
-    if output.get('kind') == 'boxes' or model.description.get('decode') is not None:
+    if model.has_boxes:
         if annotations is None or not annotations.is_file():
             raise FileNotFoundError(f'{annotations} is not a file of annotations')
-        return evaluate_boxes(model, images, annotations, tile)
+        return evaluate_boxes(model, images, annotations, tile, results)
+    if results is not None:
+        raise ValueError("COCO's results are those of detectors")
     if len(output['shape']) == 2:
         return evaluate_classes(model, images)
     if annotations is None or not annotations.is_dir():
@@ -66,12 +73,15 @@ def evaluate(
 
 
 def evaluate_boxes(
-    model: Model, images: Path, annotations: Path, tile: str | None = None
+    model: Model,
+    images: Path,
+    annotations: Path,
+    tile: str | None = None,
+    results: Path | None = None,
 ) -> dict[str, float]:
     """Compute COCO's average precision, of boxes, and of masks if the file finds them."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
-    from pycocotools.mask import encode
 
     names = model.description.get('classes') or []
     if not names:
@@ -98,18 +108,14 @@ def evaluate_boxes(
                 f'{annotations} says {shape}: correct the sizes, and the boxes with them, or, if '
                 'EXIF data turn the picture, see whether boxes fit the turned one'
             )
-        results = model.predict(pixels, tile=tile)
-        corners = results['boxes'].astype(float)
-        boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
-        for row, (box, label) in enumerate(zip(boxes.tolist(), results['labels'].tolist())):
-            about = dict(image_id=number, category_id=ids[names[label]], bbox=box)
-            about['score'] = float(results['scores'][row])
-            if 'masks' in results:
-                mask = results['masks'][row]
-                if mask.shape != shape:
-                    raise ValueError(f'{image["file_name"]} is not of the size in {annotations}')
-                about['segmentation'] = encode(np.asfortranarray(mask, np.uint8))
-            annotated.append(about)
+        found = model.predict(pixels, tile=tile)
+        if 'masks' in found and found['masks'].shape[1:] != shape:
+            raise ValueError(f'{image["file_name"]} is not of the size in {annotations}')
+        annotated += list_coco_results(found, number, [ids[name] for name in names])
+    if results is not None:
+        with temporary_beside(results) as temporary:
+            temporary.write_text(json.dumps(annotated))
+            move(temporary, results, overwrite=True)
     if not annotated:
         raise ValueError('the file finds nothing in these pictures')
     metrics = {}
@@ -239,6 +245,13 @@ def parse_arguments() -> argparse.Namespace:
         help='class 0 of masks means none, as in ADE20K; default: as the file says',
     )
     parser.add_argument('--json', action='store_true', help='print the metrics as JSON')
+    parser.add_argument(
+        '--results',
+        type=Path,
+        metavar='FILE',
+        help="write boxes and masks in the format of COCO's results, with the annotations' ids; "
+        'an existing file is replaced',
+    )
     return parser.parse_args()
 
 
@@ -254,6 +267,7 @@ def print_metrics(metrics: Mapping[str, float], as_json: bool) -> None:
 def main() -> int:
     """Measure a file, print the metrics, and return the status."""
     arguments = parse_arguments()
+    set_up_streams()
     try:
         metrics = evaluate(
             open_file(arguments),
@@ -261,9 +275,10 @@ def main() -> int:
             arguments.annotations,
             arguments.reduce_zero_label,
             arguments.tile,
+            arguments.results,
         )
     except (ImportError, OSError, ValueError, LookupError) as error:
-        print(f'error: {escape(" ".join(str(error).split()))}', file=sys.stderr)
+        print_error(error)
         return 2
     print_metrics(metrics, arguments.json)
     return 0

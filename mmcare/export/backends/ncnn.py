@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar
 
@@ -60,5 +61,6 @@ class Ncnn(Backend):
         lacking = sorted({layer for layer in layers if ncnn.create_layer(layer) is None})
         if lacking:
             raise ExportError(f'ncnn has no {", ".join(lacking)}; {path.name} is not written')
-        path.joinpath('mmcare.json').write_text(json.dumps(description))
-        return WriteResult({})
+        about = dict(description, converter=f'pnnx {version("pnnx")}')
+        path.joinpath('mmcare.json').write_text(json.dumps(about))
+        return WriteResult(dict(converter=about['converter']))
