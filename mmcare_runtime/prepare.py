@@ -10,10 +10,11 @@ from typing import Any, Callable, Mapping, Sequence, Tuple
 import cv2
 import numpy as np
 
+from mmcare_runtime.suffixes import PICTURES as PICTURES
+from mmcare_runtime.suffixes import list_files as list_files  # as in mmcare 1.0
 from mmcare_runtime.text import escape
 
 Place = Tuple[int, int, int, int]  # of a picture in an image: top, left, height, width
-PICTURES = ('.bmp', '.jpeg', '.jpg', '.npy', '.png', '.ppm', '.tif', '.tiff', '.webp')  # suffixes
 LARGEST_AREA = 2**28  # of resized pictures, in pixels
 CV2_FLAGS = {  # by mmcv's color_type
     'color': cv2.IMREAD_COLOR,
@@ -29,12 +30,6 @@ CV2_CODES = {
     'area': cv2.INTER_AREA,
     'lanczos': cv2.INTER_LANCZOS4,
 }
-
-
-def list_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """List the files below a folder, without hidden ones such as macOS's ``._1.jpg``."""
-    paths = (path for path in sorted(folder.rglob('*')) if path.suffix.lower() in suffixes)
-    return [path for path in paths if '/.' not in f'/{path.relative_to(folder).as_posix()}']
 
 
 def read_picture(

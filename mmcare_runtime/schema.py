@@ -13,7 +13,7 @@ from decimal import Decimal
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from mmcare_runtime.text import escape
 
@@ -136,6 +136,37 @@ def match(
             fault = fault or f'names {tensor["name"]}, the file {name}'
     if fault:
         raise ValueError(escape(f'{file}: its description {fault}'))
+
+
+def find_differences(description: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
+    """Compare what a file says of itself with what a config says, and yield the differences.
+
+    Fields are compared that both have, with values: what a config does not fix, and what a file of
+    an older mmcare does not say, is no difference. Fields of ``inputs`` are compared as well.
+
+    Args:
+        description: A checked description.
+        expected: Of the same form, such as ``dict(classes=[...], inputs=[dict(mean=[...])])``.
+    """
+    pairs = [('', description, expected)]
+    for index, images in enumerate(zip(description.get('inputs', ()), expected.get('inputs', ()))):
+        pairs.append((f'inputs[{index}].', *images))
+    for prefix, said, wanted in pairs:
+        for key in wanted:
+            values = [_plain(table.get(key)) for table in (said, wanted)]
+            if key != 'inputs' and None not in values and values[0] != values[1]:
+                text = f'{prefix}{key} is {reprlib.repr(values[0])} in the file, '
+                yield escape(f'{text}{reprlib.repr(values[1])} in the config')
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers as floats and sequences as lists, so that equal values compare as equal."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return round(float(value), 4) if number else value
 
 
 def fits(shape: Sequence[int | None], actual: Sequence[Any]) -> bool:

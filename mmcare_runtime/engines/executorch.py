@@ -31,6 +31,8 @@ def open_file(path: Path, threads: int) -> OpenedFile:
         if _opened:  # they would lose their threads
             raise ValueError('ExecuTorch has one number of threads for all files of a process')
         portable_lib._unsafe_reset_threadpool(threads)
+        if portable_lib._threadpool_get_thread_count() != threads:
+            raise ValueError(f'ExecuTorch does not compute on {threads} threads')
     program = Runtime.get().load_program(str(path))
     description = read_description(program, path)
     if description.get('delegate') == 'coreml':

@@ -28,6 +28,9 @@ def open_file(path: Path, threads: int, providers: Sequence[Any] | None = None) 
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    lost = {*names} - {*session.get_providers()}
+    if lost:  # their libraries were not found, or the device: ONNX Runtime uses the CPU
+        raise ValueError(f'ONNX Runtime cannot start {", ".join(sorted(lost))}')
     (image,), outputs = session.get_inputs(), session.get_outputs()
     uint8_input = image.type == 'tensor(uint8)'
 

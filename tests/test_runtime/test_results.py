@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import ImageFont
 from runtime_helpers import DECODE, SHAPE, describe, outputs_of
 from torchvision.ops import batched_nms
 
-from mmcare_runtime import Model, results
+from mmcare_runtime import Model, drawing, results
 from mmcare_runtime.masks import paste_masks
 from mmcare_runtime.prepare import check_pixels, prepare, read_picture, resize
 
@@ -214,3 +215,35 @@ def test_results_are_in_pixels_of_the_picture(size, letterbox):
     about['inputs'][0].update(letterbox=letterbox)
     model = Model(lambda image: [(image[:, 0] > 127).astype(np.uint8)], (1, 3, *SHAPE), about)
     assert (model.predict(picture)['labels'] == picture[..., 0] // 255).mean() > 0.95
+
+
+def test_labels_stay_inside_and_grow(monkeypatch):
+    """Text has a background, and a size that suits the picture, at each border."""
+    results = dict(names=['cat'], labels=np.zeros(1, int), scores=np.ones(1, np.float32))
+    heights = []
+    for side in (300, 3000):
+        for corner in ((0, 0), (side - 9, 0), (0, side - 9), (side - 9, side - 9)):
+            box = np.array([[*corner, corner[0] + 8, corner[1] + 8]], np.float32)
+            gray = np.full((side, side, 3), 99, np.uint8)
+            drawn = drawing.draw(gray, dict(results, boxes=box), [[250, 0, 0]])
+            rows, columns = (drawn != 99).any(2).nonzero()
+            heights.append(np.ptp(rows) + 1)
+            assert np.ptp(columns) > np.ptp(rows)  # a line of text, not a part of it
+    assert min(heights[4:]) > 5 * max(heights[:4])
+    drawn = drawing.draw(gray[:40, :40], dict(results, boxes=box), [[250, 0, 0]])
+    assert drawn.shape == (40, 40, 3)  # where no text fits
+
+
+def test_letters_that_opencv_does_not_draw(monkeypatch):
+    """Pillow draws them if it has a font; otherwise they are escapes."""
+    monkeypatch.setattr(drawing, 'FONTS', ('no.ttf', 'DejaVuSans.ttf'))
+    try:
+        ImageFont.truetype('DejaVuSans.ttf')
+    except OSError:
+        pytest.skip('the system has no DejaVuSans.ttf')
+    escaped = drawing._draw_text(r'\u043a\u043e\u0442', 2)
+    drawn = drawing._draw_text('кот', 2)
+    assert drawn.shape[1] < escaped.shape[1] / 3 and drawn.max() == 1
+    np.testing.assert_array_equal(drawing._draw_text('\U0010fffd', 2).shape[0], escaped.shape[0])
+    monkeypatch.setitem(sys.modules, 'PIL', None)
+    np.testing.assert_array_equal(drawing._draw_text('кот', 2), escaped)

@@ -12,7 +12,7 @@ from runtime_helpers import SHAPE, TASKS, describe, output, outputs_of
 
 from mmcare_runtime import Model
 from mmcare_runtime.prepare import CV2_CODES, CV2_FLAGS, DECODERS
-from mmcare_runtime.schema import SCHEMA, check, match, parse
+from mmcare_runtime.schema import SCHEMA, check, find_differences, match, parse
 
 
 def change(description, path, value):
@@ -132,6 +132,17 @@ def test_match():
         match(about, 'f', (1, 3, *SHAPE), [(1, 3), (1, 3)])
     with pytest.raises(ValueError, match='names logits, the file scores'):
         match(about, 'f', (1, 3, *SHAPE), [(1, 3)], ['image', 'scores'])
+
+
+def test_differences():
+    """What a tool finds between a file and a config; what one of them does not say is none."""
+    about = describe('binary', inputs=[dict(describe('binary')['inputs'][0], mean=[1.0, 2, 3])])
+    same = dict(classes=('a',), threshold=0.4, slide=None, reduce_zero_label=True)
+    assert not [*find_differences(about, dict(same, inputs=[dict(mean=(1, 2, 3), std=[1] * 3)]))]
+    (text,) = find_differences(about, dict(same, classes=['b']))
+    assert text == "classes is ['a'] in the file, ['b'] in the config"
+    texts = find_differences(about, dict(inputs=[dict(channels='BGR', mean=[1, 2, 4])]))
+    assert [text.partition(' ')[0] for text in texts] == ['inputs[0].channels', 'inputs[0].mean']
 
 
 def test_layouts():

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn, examples
 from mmcare.registry import type_name
+from mmcare_runtime.suffixes import OTHER_PICTURES, PICTURES
 
 FOREIGN = ('__MACOSX', 'System Volume Information', '$RECYCLE.BIN')
 
@@ -121,7 +120,7 @@ def check_skipped_files(run: Run) -> Iterator[Warn]:
         extensions = getattr(split.dataset, 'extensions', None)
         if not extensions or getattr(split.dataset, 'ann_file', None) or '://' in split.folder:
             continue
-        known = {*Image.registered_extensions(), '.heic', '.heif', '.avif'} - {'.pdf', '.h5'}
+        known = {*PICTURES, *OTHER_PICTURES} - {'.npy'}
         files = Path(split.folder).rglob('*')
         skipped = Counter(
             file.suffix.lower()

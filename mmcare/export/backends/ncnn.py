@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar
 
@@ -69,8 +70,9 @@ class Ncnn(Backend):
                 f'pnnx takes an axis of {", ".join(folded)} for the batch, which ncnn before 2026 '
                 f'crashes on; {path.name} is not written'
             )
-        path.joinpath('mmcare.json').write_text(json.dumps(description))
-        return WriteResult({})
+        about = dict(description, converter=f'pnnx {version("pnnx")}')
+        path.joinpath('mmcare.json').write_text(json.dumps(about))
+        return WriteResult(dict(converter=about['converter']))
 
 
 def keys(line: Sequence[str]) -> set[str]:

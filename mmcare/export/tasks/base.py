@@ -197,11 +197,7 @@ def describe_classes(config: Config | None, number: int) -> dict[str, Any]:
     """Return ``classes`` and ``palette`` of the test data, if the head has as many classes."""
     if config is None or not config.get('test_dataloader'):
         return {}
-    dataset = innermost_dataset(config.test_dataloader.dataset)
-    dataset_type: Any = dataset.type
-    if isinstance(dataset_type, str):
-        with DATASETS.switch_scope_and_registry(config.get('default_scope')) as registry:
-            dataset_type = registry.get(dataset_type)
+    dataset, dataset_type = test_dataset(config)
     load = getattr(dataset_type, '_load_metainfo', None)  # concatenated data sets have none
     metainfo = load(deepcopy(dataset.get('metainfo'))) if load else {}
     if load and dataset.get('classes'):  # mmpretrain's argument: names, or a file of names
@@ -212,6 +208,16 @@ def describe_classes(config: Config | None, number: int) -> dict[str, Any]:
         if len(values) == number and not isinstance(values, str):
             described[key] = [convert(value) for value in values]
     return described
+
+
+def test_dataset(config: Config) -> tuple[Any, Any]:
+    """Return the config of the test data set, and its class, or the function that makes it."""
+    dataset = innermost_dataset(config.test_dataloader.dataset)
+    dataset_type: Any = dataset.type
+    if isinstance(dataset_type, str):
+        with DATASETS.switch_scope_and_registry(config.get('default_scope')) as registry:
+            dataset_type = registry.get(dataset_type)
+    return dataset, dataset_type
 
 
 def innermost_dataset(dataset: Any) -> Any:

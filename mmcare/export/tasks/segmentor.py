@@ -1,6 +1,7 @@
 """Segmentors of mmseg: logits, probabilities, or a map of labels."""
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from mmcare.export.tasks.base import (
     Task,
     describe_classes,
     is_of_class,
+    test_dataset,
 )
 from mmcare.export.tasks.classifier import Probabilities
 from mmcare_runtime.results import to_logits
@@ -80,6 +82,7 @@ class Segmentor(Task):
         """Describe how logits are enlarged and read, and the windows that the test uses, if any.
 
         With one channel, ``threshold`` is the probability above which a pixel is class 1.
+        ``reduce_zero_label`` says how the test data's masks are read.
         """
         channels = outputs[0].shape[1]
         described: dict[str, Any] = dict(
@@ -89,6 +92,12 @@ class Segmentor(Task):
             described['threshold'] = self.head.threshold
         if config is not None and is_slid(config):
             described['slide'] = describe_sliding(config)
+        if config is not None and config.get('test_dataloader'):
+            dataset, dataset_type = test_dataset(config)
+            parameters = signature(dataset_type).parameters
+            default = getattr(parameters.get('reduce_zero_label'), 'default', False)
+            reduced = bool(dataset.get('reduce_zero_label', default))
+            described['reduce_zero_label'] = reduced
         return described | describe_classes(config, self.head.num_classes)
 
     def choose_activation(self, channels: int) -> str:
