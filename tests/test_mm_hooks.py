@@ -24,13 +24,6 @@ FLIPS = dict(
 
 
 @pytest.fixture
-def warned(monkeypatch):
-    found = []
-    monkeypatch.setattr('mmcare.models.loading.print_log', lambda text, **_: found.append(text))
-    return found
-
-
-@pytest.fixture
 def toy(tmp_path):
     """Make data and the config of a task, and write the weights of its model."""
     toy_configs = pytest.importorskip('toy_configs')

@@ -175,10 +175,8 @@ LOST = dict(rtmdet={'CachedMosaic.results_cache', 'CachedMixUp.results_cache'})
 
 
 @pytest.mark.parametrize('folder', FOLDERS)
-def test_recipes(folder, tmp_path, monkeypatch):
+def test_recipes(folder, tmp_path, warned):
     """Weights, data checks and exports are the same; nothing but caches is called lost state."""
-    warned = []
-    monkeypatch.setattr('mmcare.models.loading.print_log', lambda text, **_: warned.append(text))
     for number, config in enumerate(recipes(folder)):
         (tmp_path / str(number)).mkdir()
         state = prepare(config, tmp_path / str(number))
