@@ -1,5 +1,6 @@
 """Everything runs on the CPU, seeded, and leaves no trace in the working directory."""
 
+import logging
 import sys
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +28,20 @@ def logged(monkeypatch):
     write = lambda _, record: records.append((record.levelname, record.getMessage()))  # noqa: E731
     monkeypatch.setattr(MMLogger, 'callHandlers', write)
     return records
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    """The warnings in MMEngine's log, as texts."""
+    texts, handle = [], MMLogger.callHandlers
+
+    def collect(logger, record):
+        if record.levelno >= logging.WARNING:
+            texts.append(record.getMessage())
+        handle(logger, record)
+
+    monkeypatch.setattr(MMLogger, 'callHandlers', collect)
+    return texts
 
 
 @pytest.fixture
