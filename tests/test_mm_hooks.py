@@ -156,7 +156,7 @@ def test_resumed_averages_are_checked(tmp_path):
 
 
 def test_each_hook_can_be_switched_off(toy):
-    off = {'safe_loading', 'exact_resume', 'data_check', 'bfloat16_ops'}
+    off = {'safe_loading', 'exact_resume', 'data_check', 'optimizer_check', 'bfloat16_ops'}
     config, _ = toy('detection', **{f'default_hooks.{name}.enabled': False for name in off},
                     **{'default_hooks.checkpoint.type': 'CheckpointHook'})  # fmt: skip
     runner = Runner.from_cfg(config)
@@ -169,7 +169,7 @@ def test_flexible_runner(tmp_path):
     FlexibleRunner = pytest.importorskip('mmengine.runner').FlexibleRunner
 
     def flexible(model, folder='run', **options):
-        ours = ('SafeLoadingHook', 'DataCheckHook', 'ChannelsLastHook')
+        ours = ('SafeLoadingHook', 'DataCheckHook', 'ChannelsLastHook', 'OptimizerCheckHook')
         options['hooks'] = [dict(type=f'mmcare.{name}') for name in ours]
         options['checkpoint'] = dict(max_keep_ckpts=1, save_best=None)
         return train(tmp_path / folder, kind=FlexibleRunner, model=model, **options)
