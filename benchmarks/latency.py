@@ -65,9 +65,7 @@ ON_REQUEST = {
     'ncnn': ('ncnn', 'float32'),
 }
 FILES = ENGINES | ON_REQUEST
-RUNTIMES = dict(
-    onnx='onnxruntime', executorch='executorch', litert='ai-edge-litert', ncnn='ncnn'
-)
+RUNTIMES = dict(onnx='onnxruntime', executorch='executorch', litert='ai-edge-litert', ncnn='ncnn')
 BUSY = 0.9  # share of a core; a lower share means that something else was running
 Run = Callable[[], object]
 Prepared = tuple[Run, dict[str, Any]]  # a run of a file, and the file's report

@@ -5,6 +5,10 @@ forward pass in evaluation mode; norms are not fused. Options are measured in in
 Memory on a CPU is the bytes of all tensors that the forward pass saves for the backward pass,
 without parameters. On a GPU it is the peak of the allocator during a step, minus what was allocated
 before.
+
+With --device cuda, the column "GPU" is the share of a step's time in which the GPU computes: the
+sum of its kernels' times, by PyTorch's profiler, divided by the time of a step without profiler. If
+it is far below 1, the GPU waits for the host's CPU.
 """
 
 import argparse
@@ -17,6 +21,8 @@ import pandas as pd
 import torch
 from recording import describe_machine, save
 from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from mmcare.analysis.timing import measure_in_turn
 from mmcare.compatibility import require
@@ -101,6 +107,20 @@ def bytes_allocated(step: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
+def busy(step: Callable[[], object], device: str) -> float:
+    """Sum the times of a step's kernels, or on a CPU of its operators, in milliseconds."""
+    on_gpu = device == 'cuda'
+    activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]
+    with profile(activities=activities) as profiler:
+        step()
+        if on_gpu:
+            torch.cuda.synchronize()
+    kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
+    events = [event for event in profiler.key_averages() if event.device_type == kind]
+    times = (e.self_device_time_total if on_gpu else e.self_cpu_time_total for e in events)
+    return sum(times) / 1e3
+
+
 def forward(network: nn.Module, images: Tensor, precision: str) -> Tensor:
     """Run a backbone; the mean of its maps is the loss."""
     dtype = PRECISIONS[precision]
@@ -140,6 +160,9 @@ def measure(arch: str, shape: tuple[int, int], arguments: argparse.Namespace) ->
             memory[option] = bytes_kept(network, images, arguments.precision)
     times = measure_in_turn(steps, arguments.rounds, arguments.threads) / arguments.batch
     table = times.quantile([0.5, 0.25, 0.75]).T.set_axis(['ms', 'from', 'to'], axis='columns')
+    if arguments.device == 'cuda':
+        kernels = pd.Series({option: busy(run, 'cuda') for option, run in steps.items()})
+        table['GPU'] = kernels / arguments.batch / table['ms']
     table['time'] = times.div(times.iloc[:, 0], axis='index').median()
     table['MiB'] = pd.Series(memory) / arguments.batch / 2**20
     table['memory'] = table['MiB'] / table['MiB'].iloc[0]

@@ -99,8 +99,13 @@ def autocast_off(x: Tensor) -> ContextManager[Any]:
 
 
 def fuses_adam(device: str) -> bool:
-    """Whether Adam and AdamW take ``fused=True``: on GPUs, and on CPUs from PyTorch 2.4 on."""
-    return device == 'cuda' or (device == 'cpu' and _suits(torch.__version__, '>=2.4'))
+    """Whether to fuse Adam and AdamW on a type of device: GPUs from PyTorch 2.1, CPUs from 2.4 on.
+
+    In 2.0, fused steps with ``GradScaler`` reached a higher loss (pytorch#96755), and resumed runs
+    could fail (pytorch#104767).
+    """
+    since = dict(cuda='>=2.1', cpu='>=2.4').get(device)
+    return since is not None and _suits(torch.__version__, since)
 
 
 def skips_batches() -> bool:

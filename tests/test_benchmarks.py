@@ -143,6 +143,13 @@ def test_bytes_that_are_kept_are_counted_once():
     assert training.bytes_kept(Network(), torch.rand(2, 3, 8, 8), 'float32') == kept * 2 * 64 * 4
 
 
+def test_time_of_operators():
+    """By the profiler; tests/test_cuda.py measures on a GPU."""
+    network = nn.Conv2d(8, 32, 3)
+    assert training.busy(lambda: network(torch.rand(4, 8, 64, 64)), 'cpu') > 0
+    assert training.busy(lambda: None, 'cpu') == 0
+
+
 def test_kernels_of_a_step(tmp_path, monkeypatch):
     """By hand: convolution and ReLU, mean, stack and sum; 4 kernels of gradients."""
 

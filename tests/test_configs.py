@@ -2,6 +2,7 @@
 
 import re
 from argparse import Namespace
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from helpers import (
     ROOT,
     THIN,
     assert_equal,
+    newer,
     published_weights,
 )
 from mmengine.config import Config
@@ -31,8 +33,10 @@ from mmengine.registry import (
 from modelindex.load_model_index import load as load_index
 from PIL import Image
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmcare.analysis.counting import count_macs
+from mmcare.engine import OptimizerCheckHook
 from mmcare.sample_data import make_coco
 from mmcare.weights.names import to_published
 
@@ -100,6 +104,41 @@ def test_builds(name):
             assert [kind.type for kind in types if toolbox.get(kind.type) is None] == []
 
 
+class Counter(TorchDispatchMode):
+    """Count operators."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.count += 1
+        return function(*arguments, **(options or {}))
+
+
+@newer
+@pytest.mark.parametrize('name', NAMES)
+def test_a_step_of_the_optimizer_is_few_operators(name, monkeypatch):
+    """MMEngine's own constructor would make it thousands; the log has a line for each group."""
+    warned = []
+    monkeypatch.setattr(f'{OptimizerCheckHook.__module__}._warn', warned.append)
+    config, model = load(name), deepcopy(build(name))
+    for module in model.modules():  # one element each: dimensions matter, values do not
+        for key, value in module._parameters.items():
+            if value is not None:
+                small = torch.zeros([1] * value.dim())
+                module._parameters[key] = torch.nn.Parameter(small, value.requires_grad)
+    wrapper = build_optim_wrapper(model, config.optim_wrapper)
+    assert len(wrapper.optimizer.param_groups) <= 4
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    wrapper.step()
+    with Counter() as counter:
+        wrapper.optimizer.step()
+    assert counter.count <= 30
+    runner = dict(model=model, optim_wrapper=wrapper, cfg=config, auto_scale_lr=None, _resume=False)
+    OptimizerCheckHook().before_train(Namespace(**runner))
+    assert warned == []
+
+
 @pytest.mark.parametrize('name', WITH_RECIPE)
 def test_recipe(name):
     """What the paper says, or for what it leaves open the protocol of its peers or mmdet's."""
@@ -120,7 +159,7 @@ def test_recipe(name):
     assert config.randomness == dict(seed=0) and config.train_dataloader.num_workers > 0
     assert not config.train_dataloader.get('persistent_workers', False)
     hooks = {hook.type for hook in config.default_hooks.values()}
-    ours = 'SafeLoading', 'AtomicCheckpoint', 'ExactResume', 'DataCheck'
+    ours = 'SafeLoading', 'AtomicCheckpoint', 'ExactResume', 'DataCheck', 'OptimizerCheck'
     assert hooks >= {f'mmcare.{name}Hook' for name in ours}
     preprocessor = config.model.get('data_preprocessor')
     assert preprocessor.mean == [123.675, 116.28, 103.53]  # RGB, as the published weights have it

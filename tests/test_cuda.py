@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from helpers import Images, deviation, load_published, reference_image, thin_backbone
+from helpers import ROOT, Images, deviation, load_published, reference_image, thin_backbone
+from mmengine.optim import build_optim_wrapper
 from mmengine.runner import Runner
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -188,3 +189,36 @@ def test_operators_of_torchvision():
         results = kept, pooled, grad_maps, losses, grad_logits
         found.append([result.cpu() for result in results])
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('scaled', [False, True], ids=['float32', 'float16'])
+def test_few_parameter_groups(scaled):
+    """Fused steps, with and without GradScaler, are those of MMEngine's constructor."""
+    states = []
+    for constructor in ('DefaultOptimWrapperConstructor', 'mmcare.MergedGroupsConstructor'):
+        torch.manual_seed(0)
+        model = Images().cuda()
+        config = dict(
+            type='AmpOptimWrapper' if scaled else 'OptimWrapper',
+            constructor=constructor,
+            optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),
+            paramwise_cfg=dict(norm_decay_mult=0.0),
+        )
+        wrapper = build_optim_wrapper(model, config)
+        for _ in range(10):
+            gradients = [torch.randn_like(parameter) for parameter in model.parameters()]
+            loss = sum((x * g).sum() for x, g in zip(model.parameters(), gradients))
+            wrapper.update_params(loss)
+        states.append(model.state_dict())
+    assert wrapper.optimizer.param_groups[0]['fused'] and len(wrapper.optimizer.param_groups) == 2
+    torch.testing.assert_close(*states)
+
+
+def test_share_of_the_gpu(monkeypatch):
+    """Of kernels alone."""
+    monkeypatch.syspath_prepend(ROOT / 'benchmarks')
+    import training
+
+    matrix = torch.rand(2048, 2048, device='cuda')
+    assert training.busy(lambda: matrix @ matrix, 'cuda') > 0
+    assert training.busy(lambda: None, 'cuda') == 0

@@ -1,11 +1,24 @@
 from typing import Any
 
 import torch
+from mmengine.logging import print_log
 from mmengine.utils import apply_to
 from torch.nn.parallel import DistributedDataParallel
 
 from mmcare.engine.hooks import SwitchableHook
 from mmcare.registry import HOOKS
+
+# Modules around operators of MMCV that read memory as if it were contiguous: deformable
+# convolutions (mmdet's TOODHead calls the operator itself), CARAFE and PSANet's masks.
+MISREADING = {
+    'CARAFE',
+    'CARAFENaive',
+    'CARAFEPack',
+    'DeformConv2d',
+    'ModulatedDeformConv2d',
+    'PSAMask',
+    'TOODHead',
+}
 
 
 @HOOKS.register_module()
@@ -13,9 +26,13 @@ class ChannelsLastHook(SwitchableHook):
     """Convert the weights of a model to channels-last before training, validation and test.
 
     Results agree up to rounding. RoI extractors get contiguous maps, since mmcv's RoIAlign silently
-    misreads others. Checkpoints contain contiguous optimizer states, so that runs with and without
-    the hook can resume from each other; fused optimizers need the layout of the weights.
+    misreads others. A model with other modules that misread them, such as mmcv's deformable
+    convolutions, stays as it is, and the log says so. Checkpoints contain contiguous optimizer
+    states, so that runs with and without the hook can resume from each other; fused optimizers need
+    the layout of the weights.
     """
+
+    _has_logged = False
 
     def before_train(self, runner: Any) -> None:
         """Change the layout in place, after initialization, which depends on the layout."""
@@ -29,6 +46,12 @@ class ChannelsLastHook(SwitchableHook):
     def before_val(self, runner: Any) -> None:
         """Change the layout in place."""
         if not self.enabled:
+            return
+        if name := _find_misreading(runner.model):
+            if not self._has_logged:
+                text = f'ChannelsLastHook leaves the model as it is: {name} misreads the layout'
+                print_log(text, logger='current')
+            self._has_logged = True
             return
         runner.model.to(memory_format=torch.channels_last)
         for module in runner.model.modules():
@@ -46,9 +69,16 @@ class ChannelsLastHook(SwitchableHook):
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Give the state of the optimizer the layout of the weights."""
-        if not self.enabled:
-            return
-        _lay_out(checkpoint, torch.channels_last)
+        if self.enabled and not _find_misreading(runner.model):
+            _lay_out(checkpoint, torch.channels_last)
+
+
+def _find_misreading(model: torch.nn.Module) -> str:
+    """Return the name of a module that misreads channels-last, or an empty string."""
+    for name, module in model.named_modules():
+        if any(kind.__name__ in MISREADING for kind in type(module).__mro__):
+            return f'{name} ({type(module).__name__})'
+    return ''
 
 
 def _make_contiguous(_: torch.nn.Module, inputs: Any) -> Any:

@@ -16,7 +16,9 @@ from mmcare.registry import HOOKS
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 LAYER_SCALE = 'gamma'  # the last part of the name of a CARE's layer scales, and of ConvNeXt's
+FACTORS = {'lr': 'lr_mult', 'weight_decay': 'decay_mult'}  # of MMEngine, for each option
 SHOWN = 3  # names in a warning
+PAGE = 'docs/use_in_your_project.md#rates-of-parts'
 
 
 @HOOKS.register_module()
@@ -39,6 +41,8 @@ class OptimizerCheckHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Compare the groups of the optimizer with the model and with the config."""
+        if not self.enabled:
+            return
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         wrapper = runner.optim_wrapper
         groups = {
@@ -79,30 +83,23 @@ class OptimizerCheckHook(SwitchableHook):
         unlike: dict[tuple[str, str | None], list[str]] = {}
         for name, group in groups.items():
             setting, options, key = _find_setting(name, kinds[name], config['paramwise_cfg'])
-            for option, factor in (('lr', 'lr_mult'), ('weight_decay', 'decay_mult')):
+            for option, factor in FACTORS.items():
                 base = config['optimizer'].get(option)
-                if factor not in options or base is None:
-                    continue
                 if option == 'lr' and (runner.auto_scale_lr or {}).get('enable'):
-                    continue  # the runner has multiplied it
+                    base = None  # the runner has changed it
+                if base is None or factor not in options:
+                    continue
                 if not isclose(base * options[factor], _read(group, option)):
                     unlike.setdefault((setting, key), []).append(name)
                     break
         for (setting, key), names in unlike.items():
-            found = ', '.join(
-                f'{option}='
-                + ' to '.join(f'{value:g}' for value in sorted({min(values), max(values)}))
-                for option in ('lr', 'weight_decay')
-                for values in [[_read(groups[name], option) for name in names]]
-            )
+            held = [groups[name] for name in names]
+            found = ', '.join(f'{option}={_range(held, option)}' for option in FACTORS)
+            reason = f'{config.get("constructor", "the constructor")} does not follow it'
             if key is not None:
-                reason = (
-                    f'the key {key!r} takes precedence; docs/use_in_your_project.md has a way out'
-                )
+                reason = f'the key {key!r} takes precedence; for a way out, see {PAGE}'
             elif runner._resume:
                 reason = 'a resumed run keeps the options of its checkpoint'
-            else:
-                reason = f'{config.get("constructor", "the constructor")} does not follow it'
             _warn(
                 f'{len(names)} parameters train with {found}, not as paramwise_cfg.{setting} says: '
                 f'{_join(names)}. Reason: {reason}.'
@@ -128,6 +125,11 @@ def _find_setting(
 def _read(group: Mapping[str, Any], option: str) -> float:
     """Read an option of a group, before schedulers have changed it."""
     return group.get(f'initial_{option}', group.get(option, nan))
+
+
+def _range(groups: list[dict], option: str) -> str:
+    values = [_read(group, option) for group in groups]
+    return ' to '.join(f'{value:g}' for value in sorted({min(values), max(values)}))
 
 
 def _join(names: list[str]) -> str:
