@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
-from mmengine.hub import get_config
 from mmengine.registry import MODELS
 from mmengine.utils import import_modules_from_strings
 from torch import Tensor
@@ -90,7 +89,7 @@ def read_config(path: str | os.PathLike, with_imports: bool = True) -> Config:
     """
     try:
         if '::' in os.fspath(path):
-            return get_config(path)
+            return Config.fromstring(f'_base_ = {os.fspath(path)!r}', '.py')
         return Config.fromfile(path, import_custom_modules=with_imports)
     except (LookupError, RuntimeError, SyntaxError) as error:
         raise ValueError(f'{path} is not a config: {error}') from error

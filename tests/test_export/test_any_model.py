@@ -1,0 +1,98 @@
+"""Models of the toolboxes with backbones of their own, and a backbone that only this test knows."""
+
+import pytest
+import torch
+from export_helpers import run_file
+from helpers import deviation, newer
+from mmengine.registry import MODELS
+from torch import nn
+
+from mmcare.deployment import BackboneInfo, describe_backbone, prepare_backbone
+from mmcare.export import export_model, load_model
+from mmcare.weights.reading import CheckpointError
+
+pytestmark = newer
+SHAPE = (128, 128)
+BOTH = 'onnx', 'executorch'
+MODELS_OF_TOOLBOXES = {
+    'mmdet::atss/atss_r50_fpn_1x_coco.py': ('decoded', BOTH),
+    'mmdet::fcos/fcos_r50-caffe_fpn_gn-head_1x_coco.py': ('decoded', BOTH),
+    'mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py': ('decoded', BOTH),
+    'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py': ('decoded', BOTH),
+    'mmseg::pspnet/pspnet_r18-d8_4xb2-80k_cityscapes-512x1024.py': ('raw', BOTH),
+    'mmpretrain::resnet/resnet18_8xb32_in1k.py': ('probabilities', BOTH),
+    'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py': ('decoded', ('onnx',)),
+    'mmpretrain::deit/deit-tiny_4xb256_in1k.py': ('raw', ('onnx',)),
+}
+
+
+@pytest.mark.conversion
+@pytest.mark.parametrize('name', MODELS_OF_TOOLBOXES)
+def test_models_of_the_toolboxes(name, tmp_path):
+    """Each file is compared with PyTorch, in float32 and, where that is possible, in float16."""
+    outputs, formats = MODELS_OF_TOOLBOXES[name]
+    for package in formats:
+        pytest.importorskip(package)
+    shape = (224, 224) if 'deit' in name else SHAPE
+    options = dict(outputs=outputs, compare_float16=False)
+    reports = export_model(load_model(name, part='model'), tmp_path, shape, formats, **options)
+    for report in reports.values():
+        print(name, report['format'], report['max_rel_error'])
+        assert report['max_rel_error']['random'] < 2e-5
+        assert (tmp_path / report['file']).is_file()
+
+
+@MODELS.register_module()
+class Stub(nn.Module):
+    """A backbone with a layer of a name of its own, which only its answers know."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.scale = nn.Conv2d(4, 8, 4, 4), nn.Parameter(torch.full((8, 1, 1), 3.0))
+
+    def forward(self, images):
+        return (self.patches(images) * self.scale,)
+
+
+@describe_backbone.register
+def describe_stub(backbone: Stub) -> BackboneInfo:
+    return BackboneInfo('stub', 4, ('patches',), stride=4, stages='patches')
+
+
+@prepare_backbone.register
+def prepare_stub(backbone: Stub, image: torch.Tensor) -> None:
+    backbone.patches.weight *= backbone.scale[..., None]
+    backbone.patches.bias *= backbone.scale[:, 0, 0]
+    backbone.scale.fill_(1.0)
+
+
+def test_a_backbone_that_only_the_test_knows(tmp_path):
+    """Its answers are used, its weights are loaded whole or raise, from a file of a model too."""
+    config, weights = tmp_path / 'stub.py', tmp_path / 'stub.pth'
+    config.write_text("model = dict(type='Any', backbone=dict(type='Stub'))")
+    stub = Stub()
+    state = {f'backbone.{name}': value for name, value in stub.state_dict().items()}
+    torch.save(dict(state_dict=dict(state, **{'head.fc.weight': torch.ones(1)})), weights)
+    source = load_model(config, weights)
+    report = export_model(source, tmp_path, (16, 32), ('onnx',))['onnx']
+    assert report['arch'] == 'stub' and report['convolutions'] == [['patches', 1]]
+    image = torch.randn(1, 4, 16, 32)
+    names, outputs = run_file(tmp_path / report['file'], image)
+    assert names == ['patches'] and deviation(stub(image), outputs) < 1e-5
+    assert torch.equal(source.task.model.scale, stub.scale)  # the source was not changed
+    torch.save({'backbone.patches.bias': torch.ones(8)}, weights)
+    with pytest.raises(CheckpointError, match=r'patches\.weight'):
+        load_model(config, weights)
+
+
+def test_names_of_the_toolboxes(tmp_path):
+    source = load_model('mmpretrain::resnet/resnet18_8xb32_in1k.py', part='model')
+    assert source.name == 'resnet18_8xb32_in1k' and source.task.info.stride == 32
+    state = source.task.model.state_dict()
+    removed = state.pop('backbone.layer1.0.conv1.weight')
+    torch.save(state, tmp_path / 'resnet.pth')
+    with pytest.raises(CheckpointError, match=r'backbone\.layer1\.0\.conv1\.weight'):
+        load_model('mmpretrain::resnet/resnet18_8xb32_in1k.py', tmp_path / 'resnet.pth', 'model')
+    with pytest.raises(FileNotFoundError, match='gone.py'):
+        load_model('mmpretrain::resnet/gone.py')
+    assert removed.shape == (64, 64, 3, 3)
