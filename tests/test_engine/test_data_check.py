@@ -31,7 +31,7 @@ from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.findings import Run, Split, Stop
 from mmcare.engine.data_checks.headers import read_headers
 from mmcare.engine.data_checks.masks import check_class_weights, unwrap
-from mmcare.engine.data_checks.weights import check_layer_scale
+from mmcare.engine.data_checks.weights import check_frozen, check_layer_scale
 from mmcare.engine.hooks.data_check_hook import DataCheckHook
 from mmcare.models import CARE
 
@@ -1343,6 +1343,27 @@ def test_published_start_on_few_pictures(arguments, pictures, warnings):
     assert len([*check_layer_scale(model, [None] * pictures)]) == warnings
 
 
+FILE = dict(type='Pretrained', checkpoint='file.pth')
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'around', 'warnings'),
+    [
+        (dict(frozen_stages=0), None, 1),
+        (dict(frozen_stages=2, from_scratch=True), None, 1),
+        (dict(frozen_stages=2, init_cfg=FILE), None, 0),
+        (dict(frozen_stages=2), FILE, 0),  # the whole model's
+        (dict(from_scratch=True), None, 0),
+    ],
+)
+def test_frozen_random_weights(arguments, around, warnings):
+    model = nn.Sequential(nn.Sequential(CARE(THIN, **arguments)))
+    model.init_cfg = around
+    findings = [*check_frozen(model)]
+    assert len(findings) == warnings
+    assert all('0.0 has frozen_stages=' in finding for finding in findings)
+
+
 @pytest.mark.parametrize(
     ('case', 'name', 'error'),
     [('no_area', 'required_keys', KeyError), ('crowds_of_val', 'crowds', None)],
@@ -1410,13 +1431,14 @@ def test_what_may_be_meant_is_a_warning(data, capfd):
     runner.model.head.num_classes = 2
     runner.model.other = nn.Identity()
     runner.model.other.num_classes = 80
-    runner.model.backbone = CARE(THIN)
+    runner.model.backbone = CARE(THIN, frozen_stages=1)
     gone = dict(runner._test_dataloader['dataset'], ann_file='gone.json')
     runner._test_dataloader = dict(runner._test_dataloader, dataset=gone)
     runner.train()
     warned = ''.join(capfd.readouterr())
     assert runner.iter == 1 and "is one of the classes ['bee']" in warned
     assert 'backbone has random weights and layer scales of 1e-06' in warned
+    assert 'backbone has frozen_stages=1, and no file has been loaded' in warned
     assert 'model.head.num_classes=2' in warned and 'model.other.num_classes=80' in warned
     assert f"the test split needs '{data}/gone.json'" in warned
 

@@ -40,6 +40,7 @@ OTHERS = (
     'folder_names',
     'test_split',
     'layer_scale',
+    'frozen',
     'label_values',
     'class_weights',
 )
