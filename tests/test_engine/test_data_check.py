@@ -22,6 +22,8 @@ from torch import nn
 
 from mmcare.engine.data_checks import CHECKS, coco_file
 from mmcare.engine.data_checks.classes import (
+    check_categories,
+    check_class_key,
     check_evaluator,
     check_folder_names,
     check_num_classes,
@@ -295,6 +297,17 @@ def find(
 
 def remove(path):
     return lambda data: (data / path).unlink()
+
+
+def link_val(data):
+    for file in (data / 'val').iterdir():
+        file.unlink()
+        file.symlink_to(data / 'train' / file.name)
+
+
+def count_from_1(data):
+    lines = [f'{name}/0.jpg {label + 1}\n' for label, name in enumerate(CLASSES)]
+    (data / 'val.txt').write_text(''.join(lines))
 
 
 def write(path, content=b''):
@@ -815,6 +828,13 @@ COCO_CASES = dict(
         dict(data_prefix=dict(img='train')),
         'warn: 3 of 3 pictures of val',
     ),
+    links_to_the_same_pictures=('coco', link_val, {}, 'warn: 3 of 3 pictures of val'),
+    labels_from_1=(
+        'listed',
+        count_from_1,
+        {},
+        r"stop: labels in '.*val\.txt' are 1 to 3, .* 3 classes 0 to 2\. Labels count from 0",
+    ),
     no_iscrowd=(
         'coco',
         edit(every(iscrowd=None), path='val.json'),
@@ -1232,6 +1252,43 @@ def test_objects_of_a_panoptic_dataset(data):
     dataset = DATASETS.build(dict(panoptic(data, 'val'), serialize_data=False))
     config = dict(type='mmdet.CocoMetric', ann_file=str(data / 'other.json'))
     assert not [*check_evaluator(Run(Tiny(3), [Split('val', dataset, [], [config])]))]
+
+
+def test_pictures_that_do_not_exist_are_not_shared(data):
+    make_coco(data)
+    names = [name for name, _ in find('coco', data, data_prefix=dict(img='nowhere'))]
+    assert 'files' in names and 'pictures' not in names
+
+
+def test_classes_under_their_former_key(data):
+    """mmdet then has the classes of COCO."""
+    make_coco(data)
+    former = dict(coco(data, 'train'), metainfo=dict(CLASSES=CLASSES), serialize_data=False)
+    (finding,) = check_class_key(Run(Tiny(3), [Split('train', DATASETS.build(former))]))
+    assert re.search(
+        "CLASSES is ignored, and the classes are 'person', .*metainfo.classes", finding
+    )
+
+
+@pytest.mark.parametrize('config', [dict(classes=['dog']), {}])
+def test_the_line_of_classes_is_named(data, config):
+    """Configs for own data have one."""
+    make_coco(data)
+    dataset = dict(coco(data, 'train'), metainfo=dict(classes=['dog']), serialize_data=False)
+    run = Run(Tiny(1), [Split('train', DATASETS.build(dataset))], config=config)
+    (finding,) = check_categories(run)
+    line = 'the line `classes` of the config'
+    assert f'set {line if config else "train_dataloader.dataset.metainfo.classes"} to' in finding
+
+
+def test_the_head_of_a_segmentor_is_named(data):
+    """mmseg's segmentors repeat its number of classes."""
+    make_ade20k(data)
+    dataset = DATASETS.build(dict(ade20k(data, 'train'), serialize_data=False))
+    model = Tiny(160)
+    model.num_classes = 160
+    (finding,) = check_num_classes(Run(model, [Split('train', dataset)]))
+    assert 'model.head.num_classes=160' in finding
 
 
 def test_video_datasets(data):

@@ -95,7 +95,8 @@ class DataCheckHook(SwitchableHook):
         splits = self._find_splits(runner) if is_main_process() else []
         fresh = [split for split in splits if split.mode not in self._checked]
         self._checked.update(split.mode for split in splits)
-        run = Run(_unwrap(runner.model), fresh, splits[0] if splits else None)
+        first = splits[0] if splits else None
+        run = Run(_unwrap(runner.model), fresh, first, runner.cfg)
         findings: list[tuple[str, Stop | Warn]] = []
         for name, check in CHECKS.items() if fresh else ():
             findings += self._run(name, check, run)
