@@ -72,6 +72,15 @@ def load(name):
     return Config.fromfile(ROOT / f'configs/{name}.py')
 
 
+@pytest.mark.parametrize('name', NAMES)
+def test_options_of_the_toolboxes_tools(name):
+    """``--auto-scale-lr`` finds both keys; each fold of kfold-cross-valid has curves of its own."""
+    config = load(name)
+    assert config.auto_scale_lr.keys() == {'enable', 'base_batch_size'}
+    assert not config.auto_scale_lr.enable
+    assert config.default_scope != 'mmpretrain' or 'name' not in config.visualizer
+
+
 @cache
 def build(name):
     """Build the model of a config, without values."""

@@ -10,7 +10,6 @@ default_hooks = dict(
 # averaged before validation.
 sync_bn = None
 env_cfg = dict(cudnn_benchmark=True)  # images have one size
-visualizer = dict(
-    type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer'
-)
+# Without a name, which several runs of a process, such as those of kfold-cross-valid, would share.
+visualizer = dict(type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
 log_processor = dict(type='LogProcessor', window_size=50, by_epoch=True)

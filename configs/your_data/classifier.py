@@ -95,6 +95,7 @@ optim_wrapper = dict(
     ),
     clip_grad=dict(max_norm=10, norm_type=2),
 )
+auto_scale_lr = dict(enable=False, base_batch_size=batch_size)
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),
@@ -112,9 +113,7 @@ default_hooks = dict(
     optimizer_check=dict(type='mmcare.OptimizerCheckHook'),
     channels_last=dict(type='mmcare.ChannelsLastHook'),
 )
-visualizer = dict(
-    type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer'
-)
+visualizer = dict(type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
 env_cfg = dict(cudnn_benchmark=False)  # tools of the toolboxes read this line and the next
 log_level = 'INFO'
 randomness = dict(seed=0)

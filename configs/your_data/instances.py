@@ -118,6 +118,7 @@ optim_wrapper = dict(
     ),
     clip_grad=dict(max_norm=10, norm_type=2),
 )
+auto_scale_lr = dict(enable=False, base_batch_size=batch_size)
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),

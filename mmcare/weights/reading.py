@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from inspect import signature
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, ContextManager
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -110,13 +110,18 @@ def load_weights(filename: str | os.PathLike) -> dict[str, Any]:
     return without_wrapper(state)
 
 
-@contextmanager
-def safe_loader() -> Iterator[None]:
+def safe_loader() -> ContextManager[None]:
     """Make MMEngine read local files and downloads by :func:`load_from_mmcare`."""
+    return loader(PREFIXES, load_from_mmcare)
+
+
+@contextmanager
+def loader(prefixes: str | tuple[str, ...], load: Callable[..., Any]) -> Iterator[None]:
+    """Make MMEngine read files whose names begin with one of some patterns by a function."""
     schemes = CheckpointLoader._schemes
     try:
         CheckpointLoader._schemes = dict(schemes)
-        CheckpointLoader.register_scheme(PREFIXES, load_from_mmcare, force=True)
+        CheckpointLoader.register_scheme(prefixes, load, force=True)
         yield
     finally:
         CheckpointLoader._schemes = schemes

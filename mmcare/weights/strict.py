@@ -147,7 +147,8 @@ def find_not_finite(state: Mapping[str, Any], model: nn.Module) -> list[str]:
     """
     names = [*dict(model.named_parameters())]
     names += [name for name in state if name.endswith(('running_mean', 'running_var'))]
-    return [name for name in names if name in state and not state[name].isfinite().all()]
+    values = {name: state[name] for name in names if isinstance(state.get(name), Tensor)}
+    return [name for name, value in values.items() if not value.isfinite().all()]
 
 
 def describe_faults(

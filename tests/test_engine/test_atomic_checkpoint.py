@@ -18,7 +18,7 @@ import toy_training
 from helpers import run, warned
 from mmengine.hooks import Hook
 from mmengine.optim import OneCycleLR
-from toy_training import EPOCHS, names, saved, train
+from toy_training import EPOCHS, StopAt, names, saved, train
 
 from mmcare.engine.hooks.atomic_checkpoint_hook import _plain
 from mmcare.files import lock_directory
@@ -116,6 +116,58 @@ def test_no_whole_checkpoint_is_an_error(work_dir):
         train(work_dir, resume=True)
     with pytest.raises(CheckpointError, match=str(work_dir / NEWEST)):
         train(work_dir, resume=True, load_from=str(work_dir / NEWEST))
+
+
+class Breaks(Hook):
+    """Make a weight infinite in the third epoch."""
+
+    def after_train_epoch(self, runner):
+        if runner.epoch == 2:
+            runner.model.layer[0].weight.data[0, 0] = float('inf')
+
+
+def test_weights_that_are_not_finite(tmp_path, logged):
+    """They push out no other checkpoint, and are not resumed from."""
+    train(tmp_path / 'whole')
+    longer = dict(train_cfg=dict(by_epoch=True, max_epochs=6))
+    train(tmp_path / 'run', hooks=[Breaks()], **longer)
+    texts = warned(logged, 'weights are not finite after iteration')
+    assert 'such as layer.0.weight. Their checkpoint replaces no other' in texts[0]
+    files = {name for name in names(tmp_path / 'run') if name.startswith('epoch')}
+    assert files == {f'epoch_{epoch}.pth' for epoch in (1, 2, 5, 6)}
+    runner = train(tmp_path / 'run', resume=True)
+    assert runner._load_from == str(tmp_path / 'run/epoch_2.pth')
+    assert len(warned(logged, 'Not resuming from')) == 2
+    found, expected = (saved(tmp_path / name) for name in ('run', 'whole'))
+    assert found['values'] == expected['values'] and found['last'] == expected['last']
+    for name in files - {'epoch_5.pth', 'epoch_6.pth'}:
+        (tmp_path / 'run' / name).unlink(missing_ok=True)
+    for path in (tmp_path / 'run').glob('epoch_[34].pth'):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r'all of .* are damaged, missing or have weights'):
+        train(tmp_path / 'run', resume=True)
+
+
+def test_another_run_in_the_same_folder_is_a_warning(work_dir, logged):
+    train(work_dir, hooks=[StopAt(0)])
+    (text,) = warned(logged, 'checkpoints of another run')
+    assert all(words in text for words in (str(work_dir), NEWEST, '--resume', '--work-dir'))
+    train(work_dir, resume=True)
+    assert len(warned(logged, 'checkpoints of another run')) == 1
+
+
+@pytest.mark.parametrize('hooks', [[], [dict(type='mmcare.SafeLoadingHook')]], ids=['', 'safe'])
+def test_a_resume_reads_its_checkpoint_once(work_dir, trained, monkeypatch, hooks):
+    load, read = torch.load, []
+
+    def count(*arguments, **options):
+        read.append(1)
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(torch, 'load', count)
+    train(work_dir, resume=True, hooks=hooks)
+    assert len(read) == 1
+    assert saved(work_dir) == saved(trained)
 
 
 @pytest.fixture
@@ -224,7 +276,9 @@ def test_a_scheduler_with_a_function(tmp_path):
 
 
 class Keeper(Hook):
-    """A hook that saves what it holds."""
+    """A hook that saves what it holds, after all other hooks."""
+
+    priority = 'LOWEST'
 
     def before_save_checkpoint(self, runner, checkpoint):
         checkpoint['keeper'] = dict(

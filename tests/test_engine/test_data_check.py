@@ -22,6 +22,8 @@ from torch import nn
 
 from mmcare.engine.data_checks import CHECKS, coco_file
 from mmcare.engine.data_checks.classes import (
+    check_categories,
+    check_class_key,
     check_evaluator,
     check_folder_names,
     check_num_classes,
@@ -31,7 +33,7 @@ from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.findings import Run, Split, Stop
 from mmcare.engine.data_checks.headers import read_headers
 from mmcare.engine.data_checks.masks import check_class_weights, unwrap
-from mmcare.engine.data_checks.weights import check_layer_scale
+from mmcare.engine.data_checks.weights import check_frozen, check_layer_scale
 from mmcare.engine.hooks.data_check_hook import DataCheckHook
 from mmcare.models import CARE
 
@@ -295,6 +297,17 @@ def find(
 
 def remove(path):
     return lambda data: (data / path).unlink()
+
+
+def link_val(data):
+    for file in (data / 'val').iterdir():
+        file.unlink()
+        file.symlink_to(data / 'train' / file.name)
+
+
+def count_from_1(data):
+    lines = [f'{name}/0.jpg {label + 1}\n' for label, name in enumerate(CLASSES)]
+    (data / 'val.txt').write_text(''.join(lines))
 
 
 def write(path, content=b''):
@@ -816,6 +829,13 @@ COCO_CASES = dict(
         dict(data_prefix=dict(img='train')),
         'warn: 3 of 3 pictures of val',
     ),
+    links_to_the_same_pictures=('coco', link_val, {}, 'warn: 3 of 3 pictures of val'),
+    labels_from_1=(
+        'listed',
+        count_from_1,
+        {},
+        r"stop: labels in '.*val\.txt' are 1 to 3, .* 3 classes 0 to 2\. Labels count from 0",
+    ),
     no_iscrowd=(
         'coco',
         edit(every(iscrowd=None), path='val.json'),
@@ -1235,6 +1255,43 @@ def test_objects_of_a_panoptic_dataset(data):
     assert not [*check_evaluator(Run(Tiny(3), [Split('val', dataset, [], [config])]))]
 
 
+def test_pictures_that_do_not_exist_are_not_shared(data):
+    make_coco(data)
+    names = [name for name, _ in find('coco', data, data_prefix=dict(img='nowhere'))]
+    assert 'files' in names and 'pictures' not in names
+
+
+def test_classes_under_their_former_key(data):
+    """mmdet then has the classes of COCO."""
+    make_coco(data)
+    former = dict(coco(data, 'train'), metainfo=dict(CLASSES=CLASSES), serialize_data=False)
+    (finding,) = check_class_key(Run(Tiny(3), [Split('train', DATASETS.build(former))]))
+    assert re.search(
+        "CLASSES is ignored, and the classes are 'person', .*metainfo.classes", finding
+    )
+
+
+@pytest.mark.parametrize('config', [dict(classes=['dog']), {}])
+def test_the_line_of_classes_is_named(data, config):
+    """Configs for own data have one."""
+    make_coco(data)
+    dataset = dict(coco(data, 'train'), metainfo=dict(classes=['dog']), serialize_data=False)
+    run = Run(Tiny(1), [Split('train', DATASETS.build(dataset))], config=config)
+    (finding,) = check_categories(run)
+    line = 'the line `classes` of the config'
+    assert f'set {line if config else "train_dataloader.dataset.metainfo.classes"} to' in finding
+
+
+def test_the_head_of_a_segmentor_is_named(data):
+    """mmseg's segmentors repeat its number of classes."""
+    make_ade20k(data)
+    dataset = DATASETS.build(dict(ade20k(data, 'train'), serialize_data=False))
+    model = Tiny(160)
+    model.num_classes = 160
+    (finding,) = check_num_classes(Run(model, [Split('train', dataset)]))
+    assert 'model.head.num_classes=160' in finding
+
+
 def test_video_datasets(data):
     """Those of tracking hold videos, and more classes than their detector."""
     make_coco(data)
@@ -1344,6 +1401,27 @@ def test_published_start_on_few_pictures(arguments, pictures, warnings):
     assert len([*check_layer_scale(model, [None] * pictures)]) == warnings
 
 
+FILE = dict(type='Pretrained', checkpoint='file.pth')
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'around', 'warnings'),
+    [
+        (dict(frozen_stages=0), None, 1),
+        (dict(frozen_stages=2, from_scratch=True), None, 1),
+        (dict(frozen_stages=2, init_cfg=FILE), None, 0),
+        (dict(frozen_stages=2), FILE, 0),  # the whole model's
+        (dict(from_scratch=True), None, 0),
+    ],
+)
+def test_frozen_random_weights(arguments, around, warnings):
+    model = nn.Sequential(nn.Sequential(CARE(THIN, **arguments)))
+    model.init_cfg = around
+    findings = [*check_frozen(model)]
+    assert len(findings) == warnings
+    assert all('0.0 has frozen_stages=' in finding for finding in findings)
+
+
 @pytest.mark.parametrize(
     ('case', 'name', 'error'),
     [('no_area', 'required_keys', KeyError), ('crowds_of_val', 'crowds', None)],
@@ -1411,13 +1489,14 @@ def test_what_may_be_meant_is_a_warning(data, capfd):
     runner.model.head.num_classes = 2
     runner.model.other = nn.Identity()
     runner.model.other.num_classes = 80
-    runner.model.backbone = CARE(THIN)
+    runner.model.backbone = CARE(THIN, frozen_stages=1)
     gone = dict(runner._test_dataloader['dataset'], ann_file='gone.json')
     runner._test_dataloader = dict(runner._test_dataloader, dataset=gone)
     runner.train()
     warned = ''.join(capfd.readouterr())
     assert runner.iter == 1 and "is one of the classes ['bee']" in warned
     assert 'backbone has random weights and layer scales of 1e-06' in warned
+    assert 'backbone has frozen_stages=1, and no file has been loaded' in warned
     assert 'model.head.num_classes=2' in warned and 'model.other.num_classes=80' in warned
     assert f"the test split needs '{data}/gone.json'" in warned
 

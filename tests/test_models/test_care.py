@@ -6,6 +6,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from helpers import (
     DATA,
@@ -17,6 +18,7 @@ from helpers import (
     reference_image,
     thin_backbone,
 )
+from mmengine.model import convert_sync_batchnorm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcare.models import CARE
@@ -141,6 +143,21 @@ def test_norm_eval(norm_eval):
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     assert norms and all(norm.training is not norm_eval for norm in norms)
     assert model.stages[0].training and all(norm.weight.requires_grad for norm in norms)
+
+
+def test_norms_of_mmcv_are_frozen():
+    """``sync_bn='mmcv'`` replaces norms by a class of MMCV, which is no batch norm of PyTorch."""
+    pytest.importorskip('mmcv.ops')
+    dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = CARE(THIN, norm_eval=True, frozen_stages=1)
+        model = convert_sync_batchnorm(model, 'mmcv').train()
+    finally:
+        dist.destroy_process_group()
+    assert not any(isinstance(module, _BatchNorm) for module in model.modules())
+    norms = [module for module in model.modules() if hasattr(module, 'running_mean')]
+    assert norms and not any(norm.training for norm in norms)
+    assert not model.stem.norm.weight.requires_grad and model.stages[2].training
 
 
 def test_output_norms():

@@ -1,6 +1,7 @@
 """Checkpoints that are made to run code, to reach into NumPy and PyTorch, or to mislead."""
 
 import pickle
+import struct
 import tarfile
 import traceback
 import zipfile
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from exploits import Call, exploits
-from helpers import THIN, Images, thin_backbone, warned
+from helpers import IS_NEW, THIN, Images, thin_backbone, warned
 from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader, load_checkpoint
@@ -174,6 +175,35 @@ def test_overlapping_records(tmp_path):
         archive.start_dir, archive._didModify = len(nested), True
     with pytest.raises(CheckpointError, match=r'records as torch\.save does not write them'):
         read_checkpoint(tmp_path / 'file.pth')
+
+
+def test_two_directories(tmp_path):
+    """Python reads the one before the end, PyTorch the one at the place that the end names."""
+    parts = []
+    for size, method in (10_000_000, zipfile.ZIP_DEFLATED), (16, zipfile.ZIP_STORED):
+        source, target = zipfile.ZipFile(save(dict(a=torch.zeros(size)), tmp_path)), BytesIO()
+        with zipfile.ZipFile(target, 'w') as archive:
+            for name in source.namelist():
+                archive.writestr(zipfile.ZipInfo(name), source.read(name), method)
+        content, start = target.getvalue(), archive.start_dir
+        end = content.rindex(b'PK\5\6')
+        parts.append((content[:start], content[start:end], bytearray(content[end:])))
+    (hidden, directory, _), (shown, second, ending) = parts
+    # Python adds to all offsets how far the second directory is from where the end says it is.
+    shift = len(directory + shown)
+    entries, place = bytearray(second), 0
+    while place < len(entries):
+        lengths = struct.unpack_from('<3H', entries, place + 28)
+        (offset,) = struct.unpack_from('<I', entries, place + 42)
+        offset += len(hidden + directory) - shift
+        struct.pack_into('<I', entries, place + 42, offset)
+        place += 46 + sum(lengths)
+    struct.pack_into('<2I', ending, 12, len(directory), len(hidden))
+    file = tmp_path / 'two.pth'
+    file.write_bytes(hidden + directory + shown + entries + ending)
+    if IS_NEW:
+        assert len(torch._C.PyTorchFileReader(str(file)).get_record('data/0')) == 40_000_000
+    assert torch.equal(read_checkpoint(file)['a'], torch.zeros(16))
 
 
 @pytest.mark.parametrize('step', [7, pytest.param(1, marks=pytest.mark.slow)])  # bits

@@ -12,7 +12,9 @@ _CHECKS = (
     pictures.check_files,
     pictures.check_readable,
     classes.check_pictures,
+    classes.check_class_key,
     classes.check_num_classes,
+    classes.check_labels,
     classes.check_evaluator,
     classes.check_class_folders,
     classes.check_class_pictures,
@@ -40,6 +42,7 @@ OTHERS = (
     'folder_names',
     'test_split',
     'layer_scale',
+    'frozen',
     'label_values',
     'class_weights',
 )

@@ -6,6 +6,7 @@ import os
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,47 @@ def check_num_classes(run: Run) -> Iterator[Stop | Warn]:
         if hasattr(split.dataset, 'num_all_imgs') or 'LoadDepthAnnotation' in split.steps:
             continue  # videos for tracking have other classes; depth has none
         number = len(split.classes)
-        for name, module in model.named_modules():
-            outputs = getattr(module, 'num_classes', None)
+        heads = {n: m for n, m in model.named_modules() if hasattr(m, 'num_classes')}
+        if len(heads) > 1:
+            heads.pop('', None)  # a segmentor repeats what its head says
+        for name, module in heads.items():
+            outputs = module.num_classes
             # Proposals are class-agnostic, and STDC has a head for borders.
             place = f'{name} {type(module).__name__}'.lower()
             other = 'backbone' in name or 'rpn' in place or hasattr(module, 'boundary_threshold')
             if isinstance(outputs, int) and outputs != number and not other:
                 fault = f'the {split.mode} dataset has {number} classes, but '
-                fault += f'model.{name}.num_classes={outputs}'
+                fault += f'{".".join(filter(None, ("model", name)))}.num_classes={outputs}'
                 if outputs < number and not named:  # otherwise a prompt names the classes
                     yield Stop(fault)
                 elif number and split.mode == 'train':
                     yield Warn(fault)
+
+
+def check_class_key(run: Run) -> Iterator[Stop]:
+    """Find classes under the key of MMEngine's predecessors, which datasets ignore."""
+    for split in run.splits:
+        ignored = split.dataset.metainfo.get('CLASSES')
+        if ignored is not None and [*ignored] != split.classes:
+            yield Stop(
+                f'{split.mode}_dataloader.dataset.metainfo.CLASSES is ignored, and the classes are '
+                f'{examples(split.classes) or "none"}: the key is now metainfo.classes'
+            )
+
+
+def check_labels(run: Run) -> Iterator[Stop]:
+    """Find labels of pictures that no class has, such as labels that count from 1."""
+    outputs: list[Any] = [getattr(m, 'num_classes', None) for m in run.model.modules()]
+    outputs = [number for number in outputs if isinstance(number, int)]
+    for split in run.splits:
+        labels = [picture.label for picture in split.pictures if isinstance(picture.label, int)]
+        number = len(split.classes) or min(outputs, default=0)
+        if labels and number and not 0 <= min(labels) <= max(labels) < number:
+            advice = '. Labels count from 0: subtract 1 from each' if min(labels) == 1 else ''
+            yield Stop(
+                f'the labels in {split.name} are {min(labels)} to {max(labels)}, and those of the '
+                f'{number} classes 0 to {number - 1}{advice}'
+            )
 
 
 def check_evaluator(run: Run) -> Iterator[Stop]:
@@ -155,8 +185,7 @@ def check_categories(run: Run) -> Iterator[Stop]:
         unknown = [name for name in classes if name not in names]
         yield Stop(
             f'{unknown or "the classes"} are not {"among" if unknown else "in the order of"} the '
-            f'categories of {split.dataset.ann_file!r}: set '
-            f'{split.mode}_dataloader.dataset.metainfo.classes to '
+            f'categories of {split.dataset.ann_file!r}: set {run.line_of_classes(split.mode)} to '
             f'{"some of " if unknown else ""}{tuple(listed.values() if unknown else names)}'
         )
 
@@ -170,16 +199,32 @@ def check_pictures(run: Run) -> Iterator[Stop | Warn]:
         )
     if val and not any(split.pictures for split in val):
         yield Stop(f'the validation data in {val[0].name} are empty')
+    resolve = lru_cache(maxsize=None)(_resolve_files)
     paths = [
-        {os.path.abspath(p.path) for s in part for p in s.pictures if p.path}
+        {
+            resolve(os.path.dirname(p.path)).get(os.path.basename(p.path), '')
+            for s in part
+            for p in s.pictures
+            if p.path
+        }
         for part in (train, val)
     ]
-    same = sorted(paths[0] & paths[1])
+    same = sorted((paths[0] & paths[1]) - {''})
     if same:
         yield Warn(
             f'{len(same)} of {len(paths[1])} pictures of validation are also trained on, such as '
             f'{same[0]!r}: metrics say nothing about other pictures'
         )
+
+
+def _resolve_files(folder: str) -> dict[str, str]:
+    """Return the real paths of the files in a folder, by name: files may be links."""
+    real = os.path.realpath(folder)
+    return {
+        entry.name: os.path.realpath(entry) if entry.is_symlink() else entry.path
+        for entry in (os.scandir(real) if os.path.isdir(real) else ())
+        if entry.is_file()
+    }
 
 
 def check_objects(run: Run) -> Iterator[Stop | Warn]:

@@ -117,8 +117,8 @@ def check_category_order(run: Run) -> Iterator[Stop]:
             yield Stop(
                 f'the ids of the categories in {split.name} do not ascend: {examples(ids, 12)}. '
                 f'pycocotools sorts them, as {examples(ordered, 12)}, and prints the AP of classes '
-                "under other names. Sort the file's categories by id, and set metainfo.classes to "
-                f'{tuple(names[str(id)] for id in ordered)}'
+                "under other names. Sort the file's categories by id, and set "
+                f'{run.line_of_classes(split.mode)} to {tuple(names[str(id)] for id in ordered)}'
             )
 
 

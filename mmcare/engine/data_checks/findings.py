@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
 from mmengine.dataset import BaseDataset
@@ -122,15 +123,29 @@ class Split:
 
 
 class Run(NamedTuple):
-    """The model and datasets to check; ``first`` is the run's first dataset, checked or not."""
+    """The model and datasets to check.
+
+    Attributes:
+        model: The model, without wrappers.
+        splits: The datasets.
+        first: The run's first dataset, checked or not.
+        config: The config of the run.
+    """
 
     model: nn.Module
     splits: list[Split]
     first: Split | None = None
+    config: Mapping[str, Any] = MappingProxyType({})
 
     def of_mode(self, *modes: str) -> list[Split]:
         """Return the splits of these modes."""
         return [split for split in self.splits if split.mode in modes]
+
+    def line_of_classes(self, mode: str) -> str:
+        """Say where the config names the classes: in a line of its own, or in a dataset."""
+        if isinstance(self.config.get('classes'), (list, tuple)):
+            return 'the line `classes` of the config'
+        return f'{mode}_dataloader.dataset.metainfo.classes'
 
 
 def sample(items: list[Any], number: int) -> list[Any]:

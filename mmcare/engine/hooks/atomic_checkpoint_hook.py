@@ -12,12 +12,15 @@ from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook
 from mmengine.logging import print_log
+from mmengine.model import is_model_wrapper
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import Tensor
 
 from mmcare.files import lock_directory, moved_into_place
 from mmcare.registry import HOOKS
-from mmcare.weights.reading import CheckpointError, read_checkpoint, readable_types
+from mmcare.weights.names import without_wrapper
+from mmcare.weights.reading import CheckpointError, load_from_mmcare, loader, readable_types
+from mmcare.weights.strict import find_not_finite
 from mmcare_runtime.text import escape
 
 ATOMIC = 'mmcare.atomic'  # name of the backend below
@@ -35,10 +38,15 @@ class AtomicCheckpointHook(CheckpointHook):
     backends and ``FlexibleRunner`` write, find and delete checkpoints as MMEngine does.
 
     With ``resume=True`` and without ``load_from``, the run resumes from the checkpoint that
-    MMEngine's file ``last_checkpoint`` names. If that checkpoint is damaged or missing, a warning
-    is logged and the newest undamaged one is used. A run without checkpoints starts from its
-    beginning. A resumed run repeats the validation that follows its checkpoint if something depends
-    on the metrics: ``save_best``, early stopping, or a scheduler such as ``ReduceOnPlateauLR``.
+    MMEngine's file ``last_checkpoint`` names. If that checkpoint is damaged or missing, or has
+    weights that are not finite, a warning is logged and the newest good one is used. A run without
+    checkpoints starts from its beginning. A resumed run repeats the validation that follows its
+    checkpoint if something depends on the metrics: ``save_best``, early stopping, or a scheduler
+    such as ``ReduceOnPlateauLR``. If the folder of a run that does not resume has checkpoints, a
+    warning says so.
+
+    If weights are no longer finite, a warning says so, and checkpoints that are written then
+    replace no others.
 
     A run locks the file ``.lock`` in its folder, since two runs in one folder would replace and
     delete each other's checkpoints. A second run waits for half a minute, since a killed run may
@@ -49,27 +57,30 @@ class AtomicCheckpointHook(CheckpointHook):
     and a warning names them. The log's smoothed values start over after a resume.
 
     Raises:
-        CheckpointError: If a run resumes, and all of its checkpoints are damaged, or the one that
-            ``last_checkpoint`` names is missing, and there is no other.
+        CheckpointError: If a run resumes, and none of its checkpoints is good.
         IsADirectoryError: If there is a directory in place of a checkpoint, or of the file
             ``last_checkpoint``.
         RuntimeError: If another run writes to the folder.
     """
 
-    priority = 'LOWEST'  # after hooks that add values to a checkpoint, to make these plain as well
+    priority = 'LOWEST'  # see before_run
     backend_args: Any  # CheckpointHook's
     _folder: Path | None = None  # of the checkpoints, if it is on a local disk
     _lock: IO | None = None  # the folder's .lock, while this process trains
 
     def before_run(self, runner: Any) -> None:
         """Choose the backend and, before the runner looks for it, the checkpoint to resume from."""
+        # After all hooks that add values to a checkpoint, to make these plain as well. MMEngine is
+        # in a loop over the old list.
+        runner._hooks = [*(hook for hook in runner.hooks if hook is not self), self]
         backend = (self.backend_args or {}).get('backend', 'local')
         if backend not in ('local', ATOMIC) or self.file_client_args or '://' in str(self.out_dir):
             return
         if not isinstance(runner, Runner):  # strategies of FlexibleRunner write without a backend
             return
         register_backend(ATOMIC, _AtomicBackend, force=True)
-        self.backend_args = dict(backend=ATOMIC, outdated=[])
+        files = dict(outdated=[], are_finite=True, not_finite=[])
+        self.backend_args = dict(backend=ATOMIC, files=files)
         if self._folder is None:  # MMEngine changes out_dir in before_train
             self._folder = Path(runner.work_dir)
             if self.out_dir not in (None, runner.work_dir):
@@ -79,12 +90,16 @@ class AtomicCheckpointHook(CheckpointHook):
         # Private attributes: MMEngine's runner keeps --resume nowhere else.
         if not runner._resume or runner._load_from is not None or runner._has_loaded:
             return
-        pointer = Path(runner.work_dir, 'last_checkpoint')
-        checkpoint = [self._find_undamaged(self._folder, pointer) if is_main_process() else None]
-        broadcast_object_list(checkpoint)
-        runner._load_from = checkpoint[0]
-        if checkpoint[0] is None:
+        path, content = None, None
+        if is_main_process():
+            path, content = self._find_good(runner)
+        paths = [path]
+        broadcast_object_list(paths)
+        runner._load_from = paths[0]
+        if paths[0] is None:
             runner.logger.warning(f'Nothing to resume in {self._folder}: starting from scratch.')
+        if content is not None:
+            _hand_over(runner, content)
 
     def before_train(self, runner: Any) -> None:
         """Prepare as MMEngine does, and remove what a killed run has left."""
@@ -104,7 +119,7 @@ class AtomicCheckpointHook(CheckpointHook):
                 if re.fullmatch(rf'\.(best_.+_)?{self._pattern()}\.[^.]+\.tmp', left.name):
                     shutil.rmtree(left, ignore_errors=True)  # see moved_into_place
         # The backend's list itself, so that a checkpoint names the files to delete after it.
-        runner.message_hub.update_info(OUTDATED, self.backend_args['outdated'])
+        runner.message_hub.update_info(OUTDATED, self.backend_args['files']['outdated'])
         if runner.iter == 0:  # not resumed
             return
         self.last_ckpt = info.get('last_ckpt')  # MMEngine forgets it
@@ -115,7 +130,9 @@ class AtomicCheckpointHook(CheckpointHook):
             runner.val_loop.run()
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        """Convert everything to tensors and plain values."""
+        """Convert everything to tensors and plain values; look for weights that are not finite."""
+        if self._folder:
+            self._check_weights(runner, checkpoint)
         hub = checkpoint['message_hub']
         hub['log_scalars'] = {}  # buffers of MMEngine's own type
         hub['resumed_keys'] = dict.fromkeys(hub['runtime_info'], True)
@@ -136,8 +153,25 @@ class AtomicCheckpointHook(CheckpointHook):
         if self._lock:
             self._lock.close()
 
+    def _check_weights(self, runner: Any, checkpoint: dict) -> None:
+        """Warn if weights are not finite, and tell the backend."""
+        names = find_not_finite(checkpoint['state_dict'], unwrap(runner.model))
+        self.backend_args['files']['are_finite'] = not names
+        if names:
+            print_log(
+                f'{len(names)} weights are not finite after iteration {runner.iter}, such as '
+                f'{names[0]}. Their checkpoint replaces no other one. Stop the run: with --resume, '
+                'it goes on from the last checkpoint whose weights are finite. A lower learning '
+                'rate or optim_wrapper.clip_grad may prevent it.',
+                'current',
+                logging.WARNING,
+            )
+
     def _check_folder(self, runner: Any) -> None:
-        """Lock the folder, and raise an error if checkpoints could not be written there."""
+        """Lock the folder, and raise an error if checkpoints could not be written there.
+
+        Warn if a run that does not resume would mix its checkpoints with those of another run.
+        """
         assert self._folder is not None
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._lock is None or self._lock.closed:  # an interrupted training still has its lock
@@ -147,6 +181,13 @@ class AtomicCheckpointHook(CheckpointHook):
             is_ours = path == pointer or re.fullmatch(self._pattern(), path.name)
             if is_ours and path.is_dir():
                 raise IsADirectoryError(f'{path} is a directory, where the run writes a file')
+        saved = self._saved()
+        if saved and not runner._resume and runner.iter == 0:
+            runner.logger.warning(
+                f'{self._folder} has checkpoints of another run, such as {saved[0].name}. This run '
+                'starts from its beginning, and replaces those of the same names. To continue '
+                'that run, add --resume; to keep it apart, choose another --work-dir.'
+            )
 
     def _wait_for_lock(self, runner: Any, folder: Path) -> IO | None:
         try:
@@ -169,31 +210,47 @@ class AtomicCheckpointHook(CheckpointHook):
         is_checkpoint = re.fullmatch(f'(best_.+_)?{self._pattern()}', file.name)
         return str(file) if is_checkpoint and file.is_file() else None
 
-    def _find_undamaged(self, folder: Path, pointer: Path) -> str | None:
-        """Find the checkpoint that a pointer names, or else the newest undamaged one.
+    def _saved(self) -> list[Path]:
+        """Return the checkpoints in the folder, the newest first.
 
-        Return None if there are no checkpoints. Best checkpoints do not count, since they lack the
-        state of the optimizer.
+        Best checkpoints do not count, since they lack the state of the optimizer.
         """
-        saved = [path for path in folder.glob('*') if re.fullmatch(self._pattern(), path.name)]
+        assert self._folder is not None
+        pattern = self._pattern()
+        saved = [path for path in self._folder.glob('*') if re.fullmatch(pattern, path.name)]
         # Sort by time, not by number: an earlier, longer run may have left its files.
-        saved.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        return sorted(saved, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+    def _find_good(self, runner: Any) -> tuple[str | None, Any]:
+        """Find the checkpoint that ``last_checkpoint`` names, or else the newest good one.
+
+        Return its path and content; None if there are no checkpoints.
+        """
+        saved, folder = self._saved(), Path(self._folder or '')
+        pointer = Path(runner.work_dir, 'last_checkpoint')
         if pointer.is_file():
             named = folder / Path(pointer.read_text(errors='replace').strip()).name
             saved = [named, *(path for path in saved if path != named)]
         for path in saved:
             try:
-                read_checkpoint(path)
-                return str(path)
+                content = load_from_mmcare(path, 'cpu')
             except (CheckpointError, OSError) as error:
-                text = escape(f'Not resuming from {path}: {error}')
-                print_log(text, 'current', logging.WARNING)
+                fault = str(error)
+            else:
+                state = content.get('state_dict') if isinstance(content, dict) else None
+                weights = without_wrapper(state) if isinstance(state, dict) else {}
+                not_finite = find_not_finite(weights, unwrap(runner.model))
+                if not not_finite:
+                    return str(path), content
+                fault = f'{len(not_finite)} weights are not finite, such as {not_finite[0]}'
+            print_log(escape(f'Not resuming from {path}: {fault}'), 'current', logging.WARNING)
         if saved:
             names = ', '.join(path.name for path in saved)
             raise CheckpointError(
-                f'all of {names} in {folder} are damaged or missing: train without resume'
+                f'all of {names} in {folder} are damaged, missing or have weights that are not '
+                'finite: train without resume'
             )
-        return None
+        return None, None
 
     def _validates_now(self, loop: Any) -> bool:
         """Return whether a loop validates at the step that it has reached."""
@@ -214,22 +271,56 @@ def repeats_validation(runner: Any) -> bool:
     )
 
 
-class _AtomicBackend(LocalBackend):
-    """Write to local disks atomically; remove outdated files only after the next write."""
+def unwrap(model: Any) -> Any:
+    """Return the model within DDP and the like."""
+    return model.module if is_model_wrapper(model) else model
 
-    def __init__(self, outdated: list[str]) -> None:
-        self.outdated = outdated
+
+def _hand_over(runner: Any, content: Any) -> None:
+    """Let the runner resume from a checkpoint that has been read: reading takes time and memory."""
+    load_or_resume = runner.load_or_resume
+
+    def load() -> None:
+        nonlocal content
+        runner.load_or_resume = load_or_resume
+        given, content = content, None
+        with loader(re.escape(runner._load_from), lambda *_, **__: given):
+            load_or_resume()
+
+    runner.load_or_resume = load
+
+
+class _AtomicBackend(LocalBackend):
+    """Write to local disks atomically; remove outdated files only after the next write.
+
+    Args:
+        files: What all backends of a hook share: ``outdated``, files to delete then;
+            ``are_finite``, whether the weights that are written next are finite; and
+            ``not_finite``, files whose weights are not. Writing such a file deletes no others.
+    """
+
+    def __init__(self, files: dict[str, Any]) -> None:
+        self.files = files
 
     def put(self, obj: bytes, filepath: str | Path) -> None:
         with moved_into_place(Path(filepath)) as temporary:
             temporary.write_bytes(obj)
-        for path in self.outdated:
-            if path != str(filepath):
+        written, outdated, not_finite = (
+            str(filepath),
+            self.files['outdated'],
+            self.files['not_finite'],
+        )
+        kept = []
+        if not self.files['are_finite']:
+            kept = [path for path in outdated if path not in not_finite]
+            not_finite.append(written)
+        for path in outdated:
+            if path not in (*kept, written):
                 Path(path).unlink(missing_ok=True)
-        self.outdated.clear()
+        outdated[:] = kept  # in place, since the message hub has the list
 
     def remove(self, filepath: str | Path) -> None:
-        self.outdated.append(str(filepath))
+        self.files['outdated'].append(str(filepath))
 
 
 def _plain(value: Any, name: str, readable: set[type], dropped: list[str]) -> Any:

@@ -28,12 +28,13 @@ class DataCheckHook(SwitchableHook):
 
     The main process checks COCO files and class folders before datasets are built from them, and
     everything else once before the run. Faults stop all processes; suspicious findings only warn.
-    After weights are loaded, random layer scales are compared with the number of pictures. Before
-    each iteration, the labels of mmseg's maps are compared with the classes. The hook reads the
-    headers of at most 10,000 pictures and masks of a dataset, checksums of these masks and the
-    values of those in JPEG or of more than 8 bits, the palettes of 200 masks, and the labels of
-    masks until it has seen two classes. Of a COCO file above 32 MiB, it reads at most 20,000
-    objects, evenly spread. Remote data (``backend_args``, ``://``) are not checked.
+    After weights are loaded, random layer scales are compared with the number of pictures, and
+    random weights in frozen stages are named. Before each iteration, the labels of mmseg's maps are
+    compared with the classes. The hook reads the headers of at most 10,000 pictures and masks of a
+    dataset, checksums of these masks and the values of those in JPEG or of more than 8 bits, the
+    palettes of 200 masks, and the labels of masks until it has seen two classes. Of a COCO file
+    above 32 MiB, it reads at most 20,000 objects, evenly spread. Remote data (``backend_args``,
+    ``://``) are not checked.
 
     MMEngine builds datasets before it calls the first hook. So the first hook of this kind wraps
     the methods of ``Runner`` that build loops; they do the same as before for runners without the
@@ -94,7 +95,8 @@ class DataCheckHook(SwitchableHook):
         splits = self._find_splits(runner) if is_main_process() else []
         fresh = [split for split in splits if split.mode not in self._checked]
         self._checked.update(split.mode for split in splits)
-        run = Run(_unwrap(runner.model), fresh, splits[0] if splits else None)
+        first = splits[0] if splits else None
+        run = Run(_unwrap(runner.model), fresh, first, runner.cfg)
         findings: list[tuple[str, Stop | Warn]] = []
         for name, check in CHECKS.items() if fresh else ():
             findings += self._run(name, check, run)
@@ -110,9 +112,10 @@ class DataCheckHook(SwitchableHook):
         """Check the weights, which have been loaded by now, for the number of pictures."""
         if not self.enabled:
             return
-        dataset = runner.train_dataloader.dataset
+        dataset, model = runner.train_dataloader.dataset, _unwrap(runner.model)
+        if not getattr(runner, '_has_loaded', True):  # of FlexibleRunner, nobody knows
+            self._report(self._run('frozen', weights.check_frozen, model))
         if hasattr(dataset, '__len__'):
-            model = _unwrap(runner.model)
             self._report(self._run('layer_scale', weights.check_layer_scale, model, dataset))
 
     def _before_iter(

@@ -38,6 +38,14 @@ TOTAL_STRIDE = STEM_STRIDE * 2 ** (NUM_STAGES - 1)
 RECOMPUTATIONS = (False, True, 'activations')
 
 
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether a module is a batch norm of PyTorch, or MMCV's for ``sync_bn='mmcv'``.
+
+    MMCV's is not a subclass of PyTorch's, and mmcv-lite cannot import it.
+    """
+    return isinstance(module, _BatchNorm) or type(module).__name__ == 'SyncBatchNorm'
+
+
 def depthwise_conv(channels: int, height: int, width: int) -> nn.Conv2d:
     """Return a depth-wise convolution, zero-padded so that it keeps height and width."""
     padding = height // 2, width // 2
@@ -534,7 +542,7 @@ class CARE(BaseModule):
         self._freeze()
         if mode and self.norm_eval:
             for module in self.modules():
-                if isinstance(module, _BatchNorm):
+                if is_batch_norm(module):
                     module.eval()
         return self
 
