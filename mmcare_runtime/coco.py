@@ -32,7 +32,8 @@ class CocoFile(NamedTuple):
     @property
     def is_panoptic(self) -> bool:
         """Whether the objects of a picture are in one annotation."""
-        return bool(self.annotations) and 'segments_info' in (self.annotations or [{}])[0]
+        first = (self.annotations or [None])[0]
+        return isinstance(first, dict) and 'segments_info' in first
 
 
 def read_coco(path: str | Path) -> CocoFile:
@@ -61,8 +62,11 @@ def find_faults(file: str, coco: CocoFile, classes: Sequence[str], masks: bool) 
         classes: Names of the categories that are evaluated.
         masks: Whether masks are evaluated.
     """
+    if coco.is_panoptic:
+        yield f'{file!r} is a file of panoptic segments, which are not evaluated here'
     yield from find_unreadable(file, coco, optional=('area',))
     images, items = coco.images or [], coco.annotations or []
+    yield from find_missing(file, 'pictures', images, dict(file_name=_is_text), {})
     for kind, entries in (('pictures', images), ('categories', coco.categories or [])):
         twice = find_repeated(entry['id'] for entry in entries)
         if twice:
@@ -106,10 +110,10 @@ def find_unreadable(file: str, coco: CocoFile, optional: Sequence[str] = ()) -> 
     names = {value_of(image, 'id'): value_of(image, 'file_name') for image in images}
     rows: dict[str, Any] = {'id': _is_id, 'width': is_number, 'height': is_number}
     yield from find_missing(file, 'pictures', images, rows, names)
-    unnamed = [i for i in images if not isinstance(value_of(i, 'file_name', 'coco_url'), str)]
+    unnamed = [i for i in images if not _is_text(value_of(i, 'file_name', 'coco_url'))]
     if unnamed:
         yield f"{len(unnamed)} pictures of {file!r} lack 'file_name', such as {unnamed[0]}"
-    rows = {'id': _is_id, 'name': lambda name: isinstance(name, str)}
+    rows = {'id': _is_id, 'name': _is_text}
     yield from find_missing(file, 'categories', coco.categories or (), rows, {})
     rows = dict(id=_is_id, image_id=_is_id, category_id=_is_id, bbox=_is_box, area=is_number)
     rows = {key: suits for key, suits in rows.items() if key not in optional}
@@ -204,6 +208,10 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 def _is_id(value: Any) -> bool:
     return isinstance(value, (int, str))
 
@@ -231,6 +239,8 @@ def find_mask_fault(segmentation: Any, image: Mapping[str, Any]) -> str | None:
         counts, sides = segmentation.get('counts'), segmentation.get('size')
         if not (isinstance(counts, (list, str)) and isinstance(sides, list)):
             return f'a segmentation without counts and size (keys {[*segmentation]})'
+        if isinstance(counts, list) and not all(map(is_number, counts)):
+            return 'run lengths that are no numbers'
         total = sum(counts) if isinstance(counts, list) else _sum_runs(counts)
         if sides != size:
             return 'run lengths of another size than the picture'
