@@ -345,7 +345,10 @@ def each(entries, /, **values):
         (each('annotations', bbox=[0.1, 0.1, 0.3, 0.3]), 'are shares of width and height'),
         (each('annotations', bbox=[60, 40, 90, 60]), 'reach far beyond their pictures'),
         (each('images', width=64, height=96), r'0.png is read with height and width \(64, 96\)'),
-        (each('images', file_name=None, coco_url='a'), 'have file_name=None'),
+        (
+            lambda about: [i.update(coco_url=i.pop('file_name')) for i in about['images']],
+            "4 of 4 pictures .* lack 'file_name'",
+        ),
         (each('annotations', segments_info=[]), 'is a file of panoptic segments'),
         (each('annotations', segmentation=[[1, 2]]), 'has a polygon of fewer than three points'),
     ],
