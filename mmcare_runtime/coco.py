@@ -67,12 +67,12 @@ def find_faults(file: str, coco: CocoFile, classes: Sequence[str], masks: bool) 
     yield from find_unreadable(file, coco, optional=('area',))
     images, items = coco.images or [], coco.annotations or []
     yield from find_missing(file, 'pictures', images, dict(file_name=_is_text), {})
-    for kind, entries in (('pictures', images), ('categories', coco.categories or [])):
+    lists = dict(pictures=images, categories=coco.categories or [], objects=items)
+    for kind, entries in lists.items():
         twice = find_repeated(entry['id'] for entry in entries)
         if twice:
             words = f'are listed more than once, such as {twice[0]!r}'
             yield f'{len(twice)} ids of {kind} in {file!r} {words}'
-    yield from find_id_faults(file, items)
     ids = {entry['name']: entry['id'] for entry in coco.categories or ()}
     missing = [name for name in classes if name not in ids]
     if missing:
@@ -145,21 +145,14 @@ def find_missing(
             )
 
 
-def find_id_faults(
-    file: str, items: Sequence[Mapping[str, Any]], evaluated: bool = True
-) -> Iterator[str]:
-    """Find ids of objects that pycocotools takes for another object's, or for none."""
-    ids = find_repeated(item['id'] for item in items)
-    if ids:
-        yield (
-            f'{len(ids)} ids of objects in {file!r} are listed more than once, such as {ids[0]!r}: '
-            'pycocotools keeps the last object of each id. Number the objects'
-        )
-    if evaluated and any(not str(item['id']).strip('0. ') for item in items):
-        yield (
-            f'an object in {file!r} has id 0, which pycocotools takes for no match, so that its '
-            'detection counts as wrong. Number the objects from 1'
-        )
+def find_id_zero(file: str, items: Iterable[Mapping[str, Any]]) -> str | None:
+    """Say that an object has id 0, which pycocotools takes for no match; None if there is none."""
+    if all(str(item['id']).strip('0. ') for item in items):
+        return None
+    return (
+        f'an object in {file!r} has id 0, which pycocotools takes for no match: in its evaluation, '
+        'a detection of this object counts as wrong. Number the objects from 1'
+    )
 
 
 def find_other_boxes(name: str, rows: Sequence[Any], number: object = None) -> Iterator[str]:
