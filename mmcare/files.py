@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
 from typing import IO, Any
+
+from mmcare_runtime.saving import temporary_beside
 
 try:
     import fcntl
@@ -42,19 +43,14 @@ def moved_into_place(path: Path) -> Iterator[Path]:
     killed process can leave a directory ``.<name>.<random>.tmp`` next to ``path``; if a directory
     was being replaced, the old one may be in there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    directory = mkdtemp(prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent)
-    temporary = Path(directory, path.name)
-    try:
+    with temporary_beside(path) as temporary:
         yield temporary
         for written in (temporary, *temporary.rglob('*')):
             _sync(written)
         if path.is_dir() and temporary.is_dir():  # a directory cannot be replaced in one step
-            os.replace(path, Path(directory, f'{path.name}.old'))
+            os.replace(path, temporary.with_name(f'{path.name}.old'))
         os.replace(temporary, path)
         _sync(path.parent)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def lock_directory(directory: Path, seconds: float = 0) -> IO | None:

@@ -32,7 +32,8 @@ class CocoFile(NamedTuple):
     @property
     def is_panoptic(self) -> bool:
         """Whether the objects of a picture are in one annotation."""
-        return bool(self.annotations) and 'segments_info' in (self.annotations or [{}])[0]
+        first = (self.annotations or [None])[0]
+        return isinstance(first, dict) and 'segments_info' in first
 
 
 def read_coco(path: str | Path) -> CocoFile:
@@ -61,14 +62,17 @@ def find_faults(file: str, coco: CocoFile, classes: Sequence[str], masks: bool) 
         classes: Names of the categories that are evaluated.
         masks: Whether masks are evaluated.
     """
+    if coco.is_panoptic:
+        yield f'{file!r} is a file of panoptic segments, which are not evaluated here'
     yield from find_unreadable(file, coco, optional=('area',))
     images, items = coco.images or [], coco.annotations or []
-    for kind, entries in (('pictures', images), ('categories', coco.categories or [])):
+    yield from find_missing(file, 'pictures', images, dict(file_name=_is_text), {})
+    lists = dict(pictures=images, categories=coco.categories or [], objects=items)
+    for kind, entries in lists.items():
         twice = find_repeated(entry['id'] for entry in entries)
         if twice:
             words = f'are listed more than once, such as {twice[0]!r}'
             yield f'{len(twice)} ids of {kind} in {file!r} {words}'
-    yield from find_id_faults(file, items)
     ids = {entry['name']: entry['id'] for entry in coco.categories or ()}
     missing = [name for name in classes if name not in ids]
     if missing:
@@ -106,10 +110,10 @@ def find_unreadable(file: str, coco: CocoFile, optional: Sequence[str] = ()) -> 
     names = {value_of(image, 'id'): value_of(image, 'file_name') for image in images}
     rows: dict[str, Any] = {'id': _is_id, 'width': is_number, 'height': is_number}
     yield from find_missing(file, 'pictures', images, rows, names)
-    unnamed = [i for i in images if not isinstance(value_of(i, 'file_name', 'coco_url'), str)]
+    unnamed = [i for i in images if not _is_text(value_of(i, 'file_name', 'coco_url'))]
     if unnamed:
         yield f"{len(unnamed)} pictures of {file!r} lack 'file_name', such as {unnamed[0]}"
-    rows = {'id': _is_id, 'name': lambda name: isinstance(name, str)}
+    rows = {'id': _is_id, 'name': _is_text}
     yield from find_missing(file, 'categories', coco.categories or (), rows, {})
     rows = dict(id=_is_id, image_id=_is_id, category_id=_is_id, bbox=_is_box, area=is_number)
     rows = {key: suits for key, suits in rows.items() if key not in optional}
@@ -141,21 +145,14 @@ def find_missing(
             )
 
 
-def find_id_faults(
-    file: str, items: Sequence[Mapping[str, Any]], evaluated: bool = True
-) -> Iterator[str]:
-    """Find ids of objects that pycocotools takes for another object's, or for none."""
-    ids = find_repeated(item['id'] for item in items)
-    if ids:
-        yield (
-            f'{len(ids)} ids of objects in {file!r} are listed more than once, such as {ids[0]!r}: '
-            'pycocotools keeps the last object of each id. Number the objects'
-        )
-    if evaluated and any(not str(item['id']).strip('0. ') for item in items):
-        yield (
-            f'an object in {file!r} has id 0, which pycocotools takes for no match, so that its '
-            'detection counts as wrong. Number the objects from 1'
-        )
+def find_id_zero(file: str, items: Iterable[Mapping[str, Any]]) -> str | None:
+    """Say that an object has id 0, which pycocotools takes for no match; None if there is none."""
+    if all(str(item['id']).strip('0. ') for item in items):
+        return None
+    return (
+        f'an object in {file!r} has id 0, which pycocotools takes for no match: in its evaluation, '
+        'a detection of this object counts as wrong. Number the objects from 1'
+    )
 
 
 def find_other_boxes(name: str, rows: Sequence[Any], number: object = None) -> Iterator[str]:
@@ -204,6 +201,10 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 def _is_id(value: Any) -> bool:
     return isinstance(value, (int, str))
 
@@ -231,6 +232,8 @@ def find_mask_fault(segmentation: Any, image: Mapping[str, Any]) -> str | None:
         counts, sides = segmentation.get('counts'), segmentation.get('size')
         if not (isinstance(counts, (list, str)) and isinstance(sides, list)):
             return f'a segmentation without counts and size (keys {[*segmentation]})'
+        if isinstance(counts, list) and not all(map(is_number, counts)):
+            return 'run lengths that are no numbers'
         total = sum(counts) if isinstance(counts, list) else _sum_runs(counts)
         if sides != size:
             return 'run lengths of another size than the picture'

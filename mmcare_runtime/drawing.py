@@ -181,7 +181,7 @@ def _draw_text(text: str, size: int) -> np.ndarray:
 def _draw_with_pillow(text: str, height: int) -> np.ndarray | None:
     """Draw text with the first font that has all its letters; None if there is none."""
     try:
-        from PIL import ImageFont
+        from PIL import Image, ImageDraw, ImageFont
     except ImportError:
         return None
     for name in FONTS:
@@ -191,6 +191,8 @@ def _draw_with_pillow(text: str, height: int) -> np.ndarray | None:
             continue
         missing = bytes(font.getmask('\U0010fffe'))  # what the font draws for letters that it lacks
         if all(bytes(font.getmask(letter)) != missing for letter in {*text} - {' '}):
-            mask = font.getmask(text)
-            return np.array(mask, np.uint8).reshape(mask.size[::-1])
+            left, top, right, bottom = map(int, font.getbbox(text))
+            canvas = Image.new('L', (right - left, bottom - top))
+            ImageDraw.Draw(canvas).text((-left, -top), text, 255, font)
+            return np.asarray(canvas)
     return None

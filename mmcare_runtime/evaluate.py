@@ -11,13 +11,14 @@ import contextlib
 import io
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, Mapping
 
 import cv2
 import numpy as np
 
-from mmcare_runtime.coco import find_faults, read_coco
+from mmcare_runtime.coco import find_faults, find_id_zero, read_coco
 from mmcare_runtime.command import make_parser, open_file
 from mmcare_runtime.drawing import list_coco_results
 from mmcare_runtime.model import Model
@@ -90,7 +91,11 @@ def evaluate_boxes(
     coco, has_masks = read_coco(annotations), any(x.get('kind') == 'masks' for x in outputs)
     for fault in find_faults(str(annotations), coco, names, has_masks):
         raise ValueError(fault)
-    for item in coco.annotations or ():
+    id_zero = find_id_zero(str(annotations), coco.annotations or ())
+    if id_zero:
+        warnings.warn(f'{id_zero}. This evaluation numbers them itself', stacklevel=2)
+    for number, item in enumerate(coco.annotations or (), 1):
+        item['id'] = number
         item.setdefault('iscrowd', 0)
         item.setdefault('area', item['bbox'][2] * item['bbox'][3])
     ids = {category['name']: category['id'] for category in coco.categories or ()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import struct
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence, Tuple
@@ -23,6 +25,8 @@ CV2_FLAGS = {  # by mmcv's color_type
     'color_ignore_orientation': cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION,
     'grayscale_ignore_orientation': cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION,
 }
+# The axes to flip for EXIF's orientation, after swapping rows and columns from 5 on.
+TURNS = {1: (), 2: (1,), 3: (0, 1), 4: (0,), 5: (), 6: (1,), 7: (0, 1), 8: (0,)}
 CV2_CODES = {
     'nearest': cv2.INTER_NEAREST,
     'bilinear': cv2.INTER_LINEAR,
@@ -74,7 +78,37 @@ def read_picture(
 
 def _decode_with_cv2(file: Path, color_type: str, flags: int = 0) -> Any:
     data = np.fromfile(str(file), np.uint8)  # cv2.imread knows only ASCII names on Windows
-    return cv2.imdecode(data, CV2_FLAGS[color_type] | flags) if len(data) else None
+    if not len(data):
+        return None
+    flags, turn = CV2_FLAGS[color_type] | flags, 1
+    ignored = flags & cv2.IMREAD_IGNORE_ORIENTATION or color_type == 'unchanged'
+    if data[8:12].tobytes() == b'WEBP' and not ignored:  # which OpenCV 5 turns, and 4 does not
+        flags, turn = flags | cv2.IMREAD_IGNORE_ORIENTATION, read_webp_turn(data.tobytes())
+    pixels = cv2.imdecode(data, flags)
+    if pixels is None or turn == 1:
+        return pixels
+    pixels = pixels.swapaxes(0, 1) if turn > 4 else pixels
+    return np.ascontiguousarray(np.flip(pixels, TURNS[turn]))
+
+
+def read_webp_turn(data: bytes) -> int:
+    """Return EXIF's orientation of a WebP file, from 1 to 8; 1 if there is none."""
+    place = 12
+    with contextlib.suppress(struct.error):  # where the data end
+        while True:
+            name, size = struct.unpack_from('<4sI', data, place)
+            if name == b'EXIF':
+                exif = data[place + 8 : place + 8 + size]
+                exif = exif[6:] if exif.startswith(b'Exif') else exif
+                order = '<' if exif.startswith(b'II') else '>'
+                (start,) = struct.unpack_from(f'{order}I', exif, 4)
+                for index in range(*struct.unpack_from(f'{order}H', exif, start)):
+                    entry = start + 2 + 12 * index
+                    tag, _, _, value = struct.unpack_from(f'{order}HHIH', exif, entry)
+                    if tag == 274 and value in TURNS:
+                        return value
+            place += 8 + size + size % 2
+    return 1
 
 
 def _decode_with_pillow(file: Path, color_type: str) -> Any:

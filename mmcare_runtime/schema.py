@@ -153,20 +153,11 @@ def find_differences(description: Mapping[str, Any], expected: Mapping[str, Any]
         pairs.append((f'inputs[{index}].', *images))
     for prefix, said, wanted in pairs:
         for key in wanted:
-            values = [_plain(table.get(key)) for table in (said, wanted)]
+            texts = [json.dumps(table.get(key)) for table in (said, wanted)]
+            values = [json.loads(text, parse_int=float) for text in texts]  # 1 is 1.0
             if key != 'inputs' and None not in values and values[0] != values[1]:
                 text = f'{prefix}{key} is {reprlib.repr(values[0])} in the file, '
                 yield escape(f'{text}{reprlib.repr(values[1])} in the config')
-
-
-def _plain(value: Any) -> Any:
-    """Return numbers as floats and sequences as lists, so that equal values compare as equal."""
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return round(float(value), 4) if number else value
 
 
 def fits(shape: Sequence[int | None], actual: Sequence[Any]) -> bool:

@@ -734,7 +734,7 @@ COCO_CASES = dict(
         {},
         r"stop: such as 0 for '0\.jpg', '3\.jpg'",
     ),
-    object_id_0=('coco', edit(item(id=0), path='val.json'), {}, r'stop: val\.json.* has id 0'),
+    object_id_0=('coco', edit(item(id=0), path='val.json'), {}, r'warn: val\.json.* has id 0'),
     picture_twice=('coco', edit(picture(1, file_name='0.jpg')), {}, r"warn: once .*'0\.jpg'"),
     name_twice=(
         'coco',

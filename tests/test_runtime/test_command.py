@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 
 import cv2
 import numpy as np
@@ -327,8 +328,6 @@ def each(entries, /, **values):
 @pytest.mark.parametrize(
     ('change', 'words'),
     [
-        (each('annotations', id=lambda i: i), 'has id 0, which pycocotools takes for no match'),
-        (each('annotations', id=str), 'has id 0, which pycocotools takes for no match'),
         (each('annotations', id=3), '1 ids of objects .* more than once, such as 3'),
         (each('images', id=0), '1 ids of pictures .* more than once, such as 0'),
         (each('categories', id=7), '1 ids of categories .* more than once, such as 7'),
@@ -345,6 +344,11 @@ def each(entries, /, **values):
         (each('annotations', bbox=[0.1, 0.1, 0.3, 0.3]), 'are shares of width and height'),
         (each('annotations', bbox=[60, 40, 90, 60]), 'reach far beyond their pictures'),
         (each('images', width=64, height=96), r'0.png is read with height and width \(64, 96\)'),
+        (
+            lambda about: [i.update(coco_url=i.pop('file_name')) for i in about['images']],
+            "4 of 4 pictures .* lack 'file_name'",
+        ),
+        (each('annotations', segments_info=[]), 'is a file of panoptic segments'),
         (each('annotations', segmentation=[[1, 2]]), 'has a polygon of fewer than three points'),
     ],
 )
@@ -358,6 +362,26 @@ def test_annotations_that_would_be_measured_wrong(change, words, tmp_path):
     )
     with pytest.raises(ValueError, match=words):
         evaluate(model, tmp_path / 'images', file)
+
+
+@pytest.mark.parametrize('number', [int, str, lambda index: f'a{index}'])
+def test_ids_of_objects(number, tmp_path):
+    """pycocotools takes 0 for no match, and converts texts to numbers."""
+    file, about, boxes = write_boxes(tmp_path)
+    each('annotations', id=number)(about)
+    file.write_text(json.dumps(about))
+    values, scores = np.zeros((1, 5, 4), np.float32), np.array([[0.9, 0, 0, 0, 0]], np.float32)
+
+    def find(image):
+        index = int(image[0, 0, 0, 0])
+        values[0, 0] = np.divide(boxes[index], 2)
+        return [values, scores, np.full((1, 5), index % 2)]
+
+    model = Model(find, (1, 3, *SHAPE), describe('boxes'))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        assert evaluate(model, tmp_path / 'images', file)['bbox_mAP'] == pytest.approx(1)
+    assert len(caught) == (number in (int, str)) and all('has id 0' in str(x) for x in caught)
 
 
 def test_more_than_a_hundred_boxes(tmp_path):

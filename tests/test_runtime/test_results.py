@@ -1,5 +1,6 @@
 """Pictures are prepared and outputs read as PyTorch, torchvision and mmcv do."""
 
+import io
 import sys
 
 import cv2
@@ -7,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import ImageFont
+from PIL import Image, ImageFont, ImageOps
 from runtime_helpers import DECODE, SHAPE, describe, outputs_of
 from torchvision.ops import batched_nms
 
 from mmcare_runtime import Model, drawing, results
 from mmcare_runtime.masks import paste_masks
-from mmcare_runtime.prepare import check_pixels, prepare, read_picture, resize
+from mmcare_runtime.prepare import check_pixels, prepare, read_picture, read_webp_turn, resize
 
 
 def model_of(task, **changes):
@@ -247,3 +248,35 @@ def test_letters_that_opencv_does_not_draw(monkeypatch):
     np.testing.assert_array_equal(drawing._draw_text('\U0010fffd', 2).shape[0], escaped.shape[0])
     monkeypatch.setitem(sys.modules, 'PIL', None)
     np.testing.assert_array_equal(drawing._draw_text('кот', 2), escaped)
+
+
+@pytest.mark.parametrize('turn', range(1, 9))
+@pytest.mark.parametrize('ending', ['webp', 'jpg', 'png'])
+def test_orientation(turn, ending, tmp_path):
+    """EXIF data turn pictures of all formats, with each OpenCV, unless the loader ignores them."""
+    exif = Image.Exif()
+    exif[274] = turn
+    coarse = np.random.default_rng(0).integers(0, 256, (2, 3, 3), np.uint8)
+    picture = Image.fromarray(np.kron(coarse, np.ones((20, 20, 1), np.uint8)))
+    picture.save(tmp_path / f'a.{ending}', exif=exif, quality=95)
+    wanted = np.array(ImageOps.exif_transpose(Image.open(tmp_path / f'a.{ending}')))[..., ::-1]
+    for color_type, expected in (('color', wanted), ('color_ignore_orientation', picture)):
+        pixels = read_picture(tmp_path / f'a.{ending}', 3, dict(color_type=color_type))
+        assert pixels.shape == np.shape(expected)
+        if expected is wanted:
+            assert np.abs(pixels.astype(int) - wanted).mean() < 2
+
+
+def test_damaged_exif_data():
+    """Any bytes are read without an error."""
+    data = io.BytesIO()
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.new('RGB', (4, 4)).save(data, 'webp', exif=exif)
+    good, draw = data.getvalue(), np.random.default_rng(0)
+    assert read_webp_turn(good) == 6
+    for end in range(len(good)):
+        assert read_webp_turn(good[:end]) in (1, 6)
+        damaged = bytearray(good)
+        damaged[draw.integers(12, len(good))] = draw.integers(256)
+        assert 1 <= read_webp_turn(bytes(damaged)) <= 8

@@ -175,17 +175,18 @@ def test_windows_as_mmseg(outputs, head, changes, tmp_path):
         assert (labels == wanted).mean() >= 0.999 > (whole == wanted).mean()
 
 
-@pytest.mark.parametrize('padded', [False, True])
-def test_pictures_smaller_than_a_window(padded, tmp_path):
+@pytest.mark.parametrize('padding', [None, dict(size=SHAPE), dict(size_divisor=96)])
+def test_pictures_smaller_than_a_window(padding, tmp_path):
     """mmseg computes them as they are, which is said; or pads them, as the preprocessor says."""
-    size = {'model.data_preprocessor.test_cfg': dict(size=SHAPE)} if padded else {}
+    padded = padding is not None
+    size = {'model.data_preprocessor.test_cfg': padding} if padded else {}
     source = sure_model('segmentation', tmp_path, **SLIDE, **{SCALE: (50, 40)}, **size)
     model = open_on_picture(source, 'raw', 'top-left', tmp_path)
     wanted = by_mim_test(source, tmp_path / 'picture.png').pred_sem_seg.data[0].numpy()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         labels = model.predict(tmp_path / 'picture.png')['labels']
-    texts = [str(one.message) for one in caught if 'smaller than the windows' in str(one.message)]
+    texts = [str(one.message) for one in caught if 'smaller than windows' in str(one.message)]
     assert ((labels == wanted).mean() >= 0.999, len(texts)) == (padded, int(not padded)), texts
 
 

@@ -14,7 +14,7 @@ from mmcare_runtime.coco import (
     FEW_POINTS,
     TOLERATED,
     CocoFile,
-    find_id_faults,
+    find_id_zero,
     find_mask_fault,
     find_missing,
     find_other_boxes,
@@ -65,16 +65,16 @@ def check_iscrowd(run: Run) -> Iterator[Stop]:
 
 
 def check_duplicates(run: Run) -> Iterator[Stop | Warn]:
-    """Find pictures, categories and objects that are listed twice, and objects with id 0."""
+    """Find pictures and categories that are listed twice, and objects with id 0."""
     for split in run.splits:
         coco = split.coco
         if coco is None:
             continue
         images = coco.images or []
         if coco.annotations and not coco.is_panoptic:
-            evaluated = split.mode != 'train' and _evaluates_coco(split)
-            faults = find_id_faults(split.dataset.ann_file, coco.annotations, evaluated)
-            yield from map(Stop, faults)
+            text = find_id_zero(split.dataset.ann_file, coco.annotations)
+            if text and split.mode != 'train' and _evaluates_coco(split):
+                yield Warn(text)
         ids = find_repeated(image['id'] for image in images)
         if ids:
             files = [image.get('file_name') for image in images if image['id'] == ids[0]]
