@@ -93,7 +93,7 @@ def run_in_two_threads(program):
 
 @pytest.mark.conversion
 @pytest.mark.parametrize(('backend', 'options'), CASES)
-def test_checks_and_descriptions(tmp_path, monkeypatch, pictures, backend, options):
+def test_checks_and_descriptions(tmp_path, pictures, backend, options):
     """In every format, precision and compression; alone, in another folder."""
     for package in BACKENDS[backend].packages:
         pytest.importorskip(package)
