@@ -42,8 +42,8 @@ class ExactResumeHook(SwitchableHook):
 
     Raises:
         CheckpointError: If a run resumes from a file that lacks weights or the optimizer's state,
-            or has another number of schedulers. MMEngine would silently reinitialize
-            what is missing.
+            or has another number of schedulers, or other parameter groups that cannot be fitted to
+            the run's. MMEngine would silently reinitialize what is missing.
     """
 
     priority = 'VERY_HIGH'
