@@ -1,8 +1,8 @@
 """Measure the latency of CARE and its peers: from an image to four maps, in turn in one process.
 
 Engines are ONNX Runtime, XNNPACK (of ExecuTorch) and LiteRT, the last two also with convolutions in
-int8, and on request ONNX Runtime in int8 and OpenVINO, all with the same number of threads of the
-CPU, one by default. Peers are timm's. Networks have random weights, are fused as far as possible,
+int8, and on request ONNX Runtime in int8, OpenVINO and ncnn, all with the same number of threads of
+the CPU, one by default. Peers are timm's. Networks have random weights, are fused as far as possible,
 and are exported by the same function. The output is recording.json (all times, and the instruction
 sets of the machine), latency.csv (every median and quartile), latency.md (the table of
 docs/latency.md), and for each engine a figure, accuracy_<engine>.png: published accuracy over
@@ -62,9 +62,10 @@ ON_REQUEST = {
     'openvino': ('onnx', 'float32'),
     'openvino-bf16': ('onnx', 'float32'),
     'openvino-int8': ('onnx', 'int8'),
+    'ncnn': ('ncnn', 'float32'),
 }
 FILES = ENGINES | ON_REQUEST
-RUNTIMES = dict(onnx='onnxruntime', executorch='executorch', litert='ai-edge-litert')
+RUNTIMES = dict(onnx='onnxruntime', executorch='executorch', litert='ai-edge-litert', ncnn='ncnn')
 BUSY = 0.9  # share of a core; a lower share means that something else was running
 Run = Callable[[], object]
 Prepared = tuple[Run, dict[str, Any]]  # a run of a file, and the file's report

@@ -2,7 +2,7 @@
 
 The engines record the times of operators: ExecuTorch in an ETDump, ONNX Runtime in its profile.
 Medians over the rounds are used. Stages are found by counting convolutions, with the report
-FILE.json that tools/export_backbone.py writes. The results are operators.csv (a row for each stage
+FILE.json that tools/export.py writes. The results are operators.csv (a row for each stage
 and kind of operator), operators.md (shares) and operators.png.
 """
 

@@ -17,8 +17,8 @@ import pandas as pd
 from recording import describe_machine, save
 
 from mmcare.export import export_model, load_model
-from mmcare.export.tasks.detector import MAX_DETECTIONS
-from mmcare.export.tasks.instances import PROPOSALS
+from mmcare.export.tasks.one_stage_detector import MAX_DETECTIONS
+from mmcare.export.tasks.two_stage_detector import PROPOSALS
 
 EVALUATE = Path(__file__).parents[1] / 'tools' / 'eval_exported.py'
 

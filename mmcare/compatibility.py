@@ -31,7 +31,11 @@ def check_versions(*names: str) -> None:
     """Raise an ImportError if one of ``PACKAGES`` is missing or has an unsupported version."""
     for name in names:
         versions, command = PACKAGES[name]
-        version = _import(name, f'mmcare needs {name}{versions}: {command}').__version__
+        module = _import(name, f'mmcare needs {name}{versions}: {command}')
+        version = getattr(module, '__version__', None)
+        if version is None:  # Python imports any folder, such as one that uninstalling has left
+            left = ', '.join(getattr(module, '__path__', [str(module)]))
+            raise ImportError(f'{name} is not installed, only {left} is left: delete it. {command}')
         if not _suits(version, versions):
             raise ImportError(f'mmcare needs {name}{versions}, found {version}: {command}')
 

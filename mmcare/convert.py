@@ -12,7 +12,7 @@ from mmengine.registry import MODELS, init_default_scope
 
 from mmcare.models import CARE
 from mmcare.models.heads import TwoHeads
-from mmcare.models.loading import check_state_dict, load_strictly, name_arch
+from mmcare.models.loading import name_arch
 from mmcare.version import __version__
 from mmcare.weights import names
 from mmcare.weights.reading import (
@@ -23,6 +23,7 @@ from mmcare.weights.reading import (
     read_checkpoint,
     write_checkpoint,
 )
+from mmcare.weights.strict import check_weights, load_strictly
 
 
 def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike) -> str:
@@ -56,7 +57,7 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
     arch = name_arch(state, CARE.arch_zoo)
     if arch is None:
         raise CheckpointError(f'{source} does not contain the backbone of an s0, s1 or s2')
-    check_state_dict(CARE(arch), state, '', source)
+    check_weights(CARE(arch), state, '', source)
     meta = dict(mmcare_version=__version__, source=Path(source).name, arch=arch)
     write_checkpoint(dict(meta=meta, state_dict=converted), destination)
     return f'Wrote {destination} {direction}: CARE({arch!r}) of {source}.'
@@ -93,7 +94,7 @@ def fuse_checkpoint(
     if cfg.get('data_preprocessor'):
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     model = MODELS.build(cfg.model).eval()
-    load_strictly(model, weights, (CARE, TwoHeads), checkpoint)
+    load_strictly(model, weights, checkpoint)
     fused = [
         name
         for name, module in model.named_modules()

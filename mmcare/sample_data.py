@@ -20,7 +20,6 @@ import numpy as np
 from mmengine.fileio import dump, put_text
 
 from mmcare.files import moved_into_place
-from mmcare.models.arguments import check
 
 __all__ = ['make_ade20k', 'make_coco', 'make_imagenet']
 
@@ -189,7 +188,8 @@ def paint_objects(
 def _new_directory(directory: str | Path, size: int) -> Iterator[Path]:
     """Yield an empty directory that becomes ``directory`` if the block succeeds."""
     directory = Path(directory).absolute()
-    check('size', size, 'at least 64', size >= 64)
+    if size < 64:
+        raise ValueError(f'size must be at least 64, got {size!r}')
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         raise FileExistsError(f'{directory} exists: remove it first, or give another directory')
     with moved_into_place(directory) as temporary:

@@ -6,7 +6,7 @@ renamed. timm reads the files, and takes EMA weights from those that have them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from copy import copy
 from typing import Any
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from mmcare.compatibility import require
 from mmcare.models import CARE
-from mmcare.models.arguments import check
 from mmcare.models.heads import TwoHeads, pool
-from mmcare.models.loading import ADDRESSES, check_state_dict
+from mmcare.models.loading import ADDRESSES
 from mmcare.weights.names import is_published, to_classifier_keys
+from mmcare.weights.strict import check_weights
 
 timm: Any = require('timm', 'mmcare.timm', 'timm')
 feature_take_indices = timm.models._features.feature_take_indices
@@ -71,8 +71,9 @@ class CAREClassifier(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the heads; with 0 classes, remove them and allow ``''`` as ``global_pool``."""
         pool_type = self.global_pool if global_pool is None else global_pool
-        good = pool_type == 'avg' or (pool_type == '' and num_classes == 0)
-        check('global_pool', pool_type, "'avg', or '' with num_classes=0", good)
+        if pool_type != 'avg' and (pool_type != '' or num_classes):
+            allowed = "'avg', or '' with num_classes=0"
+            raise ValueError(f'global_pool must be {allowed}, got {pool_type!r}')
         self.num_classes, self.global_pool = num_classes, pool_type
         self.num_features = self.head_hidden_size = self.backbone.out_channels[-1]
         like = self.backbone.stem.conv.weight
@@ -186,29 +187,39 @@ def _filter_checkpoint(state: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """Convert and check the weights that timm is about to load, which it does not do strictly."""
     state, cfg = to_classifier_keys(state), model.pretrained_cfg
     name = cfg.get('file') or cfg.get('url') or 'the state dict'
-    check_state_dict(model.backbone, state, 'backbone.', name)
+    check_weights(model.backbone, state, 'backbone.', name)
     return state  # with the first convolution as it is, which timm adapts next
 
 
-def _entrypoint(arch: str) -> Callable[..., nn.Module]:
-    def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        """Build a CARE for ``timm.create_model``."""
-        name = create.__name__
-        cfgs = kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay')
-        source = timm.models.resolve_pretrained_cfg(name, *cfgs)
-        if pretrained and not (source.has_weights or source.state_dict):
-            raise RuntimeError(
-                f'No hub has weights of CARE. {ADDRESSES} Give a file as checkpoint_path=FILE; for '
-                'features_only, other classes or channels: pretrained_cfg_overlay=dict(file=FILE).'
-            )
-        kwargs.update(arch=arch, pretrained_filter_fn=_filter_checkpoint)
-        kwargs['feature_cfg'] = dict(out_indices=(0, 1, 2, 3), feature_cls=Features)
-        if kwargs.get('feature_cls') in FEATURES:
-            kwargs['feature_cls'] = FEATURES[kwargs['feature_cls']]
-        return timm.models.build_model_with_cfg(CAREClassifier, name, pretrained, **kwargs)
-
-    create.__name__ = f'care_{arch}'
-    return timm.models.register_model(create)
+def _create(name: str, pretrained: bool, **kwargs: Any) -> nn.Module:
+    """Build the CARE of a name such as ``'care_s1'`` for ``timm.create_model``."""
+    cfgs = kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay')
+    source = timm.models.resolve_pretrained_cfg(name, *cfgs)
+    if pretrained and not (source.has_weights or source.state_dict):
+        raise RuntimeError(
+            f'No hub has weights of CARE. {ADDRESSES} Give a file as checkpoint_path=FILE; for '
+            'features_only, other classes or channels: pretrained_cfg_overlay=dict(file=FILE).'
+        )
+    kwargs.update(arch=name[len('care_') :], pretrained_filter_fn=_filter_checkpoint)
+    kwargs['feature_cfg'] = dict(out_indices=(0, 1, 2, 3), feature_cls=Features)
+    if kwargs.get('feature_cls') in FEATURES:
+        kwargs['feature_cls'] = FEATURES[kwargs['feature_cls']]
+    return timm.models.build_model_with_cfg(CAREClassifier, name, pretrained, **kwargs)
 
 
-globals().update({f'care_{arch}': _entrypoint(arch) for arch in CARE.arch_zoo})
+@timm.models.register_model
+def care_s0(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """Build a CARE-S0; ``kwargs`` are arguments of :class:`CAREClassifier` and timm's."""
+    return _create('care_s0', pretrained, **kwargs)
+
+
+@timm.models.register_model
+def care_s1(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """Build a CARE-S1; ``kwargs`` are arguments of :class:`CAREClassifier` and timm's."""
+    return _create('care_s1', pretrained, **kwargs)
+
+
+@timm.models.register_model
+def care_s2(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """Build a CARE-S2; ``kwargs`` are arguments of :class:`CAREClassifier` and timm's."""
+    return _create('care_s2', pretrained, **kwargs)

@@ -1,4 +1,4 @@
-"""Run exported files with NumPy, OpenCV and one engine, without PyTorch.
+"""Run exported files with NumPy, OpenCV, fastjsonschema and one engine, without PyTorch.
 
 >>> from mmcare_runtime import open_exported
 >>> model = open_exported('mine_model_640x640_decoded.onnx', threads=4)  # doctest: +SKIP

@@ -1,7 +1,8 @@
 """Show what an exported file of a whole model finds in pictures, videos or camera frames.
 
 Boxes, the shares of classes, or their probabilities are printed, and drawn into DIR; masks are
-drawn. Neither the config nor PyTorch's checkpoint is needed.
+drawn. Neither the config nor PyTorch's checkpoint is needed. Ctrl-C and SIGTERM end a video and
+the command; the video so far is kept.
 """
 
 from __future__ import annotations
@@ -9,22 +10,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import signal
 import sys
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Iterator
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import cv2
 import numpy as np
 
 from mmcare_runtime.command import make_parser, open_file
-from mmcare_runtime.drawing import describe, draw, list_objects
+from mmcare_runtime.drawing import describe, draw, list_coco_results, list_objects
 from mmcare_runtime.model import Model
-from mmcare_runtime.prepare import PICTURES, list_files
-from mmcare_runtime.text import escape
+from mmcare_runtime.saving import move, temporary_beside
+from mmcare_runtime.suffixes import PICTURES, VIDEOS, list_files
+from mmcare_runtime.text import escape, print_aside, print_error, set_up_streams
+from mmcare_runtime.video import Frames, VideoFile
 
-VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
-FRAMES_PER_SECOND = 30.0  # of cameras and videos that do not say how many
+DRAWN = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')  # others become .png
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -34,12 +39,24 @@ def parse_arguments() -> argparse.Namespace:
         'sources',
         nargs='+',
         metavar='SOURCE',
-        help='a picture, a folder of them, a video, or the number of a camera, such as 0',
+        help='a picture, a folder of them, a video, the number of a camera, such as 0, or the '
+        'address of a stream, such as rtsp://...',
     )
     parser.add_argument(
-        '--score', type=float, default=0.3, help='least score of boxes; default: %(default)s'
+        '--score',
+        type=read_score,
+        default=0.3,
+        help='least score of boxes, from 0 to 1; default: %(default)s',
     )
-    parser.add_argument('--json', action='store_true', help='print a line of JSON for each picture')
+    parser.add_argument(
+        '--json',
+        nargs='?',
+        const='lines',
+        choices=('lines', 'coco'),
+        help="print a line of JSON for each picture; coco: one list in the format of COCO's "
+        'results, for detectors and pictures: image_id is the number that is the name of the file, '
+        'or its name, category_id counts classes from 1',
+    )
     parser.add_argument(
         '--out-dir',
         type=Path,
@@ -47,19 +64,50 @@ def parse_arguments() -> argparse.Namespace:
         metavar='DIR',
         help='default: %(default)s',
     )
+    parser.add_argument(
+        '--overwrite', action='store_true', help='replace files of an earlier run in DIR'
+    )
     return parser.parse_args()
 
 
-def plan(sources: list[str], out_dir: Path) -> list[tuple[str, Path]]:
-    """List pictures, videos and cameras, each with the file to draw it into.
+def read_score(text: str) -> float:
+    """Read a number from 0 to 1."""
+    try:
+        score = float(text)
+    except ValueError:
+        score = -1
+    if 0 <= score <= 1:
+        return score
+    hint = f': {score:g} per cent are {score / 100:g}' if 1 < score <= 100 else ''
+    raise argparse.ArgumentTypeError(f'{text} is not a number from 0 to 1{hint}')
+
+
+class Job(NamedTuple):
+    """A source, its name in messages, and the file to draw it into."""
+
+    source: str | int
+    name: str
+    target: Path
+    is_video: bool
+
+
+def plan(sources: list[str], out_dir: Path, overwrite: bool = False) -> list[Job]:
+    """List pictures, videos, cameras and streams, each with the file to draw it into.
 
     Raises:
-        ValueError: If one of these files exists, or would get two pictures.
+        ValueError: If one of these files exists, unless it may be overwritten; if it is a source,
+            or would get two pictures.
     """
-    jobs: list[tuple[str, Path]] = []
+    jobs: list[Job] = []
     for source in sources:
+        if '://' in source:
+            parts = urlsplit(source)
+            place = f'{parts.hostname}{parts.path}'  # without a password
+            target = out_dir / f'{re.sub(r"[^A-Za-z0-9.-]+", "_", place).strip("_")}.mp4'
+            jobs.append(Job(source, f'{parts.scheme}://{place}', target, True))
+            continue
         if source.isdecimal() and not Path(source).exists():
-            jobs.append((source, out_dir / f'camera{source}.mp4'))
+            jobs.append(Job(int(source), source, out_dir / f'camera{source}.mp4', True))
             continue
         root = Path(source)
         paths = [root]
@@ -69,112 +117,157 @@ def plan(sources: list[str], out_dir: Path) -> list[tuple[str, Path]]:
                 raise ValueError(f'{source} has neither pictures nor videos')
         for path in paths:
             target = out_dir / (path.relative_to(root) if root.is_dir() else path.name)
-            if path.suffix.lower() in VIDEOS:
+            is_video = path.suffix.lower() in VIDEOS
+            if is_video:
                 target = target.with_suffix('.mp4')
-            elif path.suffix.lower() not in PICTURES or path.suffix.lower() == '.npy':
+            elif path.suffix.lower() not in DRAWN:
                 target = target.with_name(f'{target.name}.png')
-            jobs.append((str(path), target))
-    targets = {target.resolve() for _, target in jobs}
-    existing = [target for target in targets if target.exists()]
-    if existing or len(targets) < len(jobs):
-        name = existing[0] if existing else 'a picture'
+            jobs.append(Job(str(path), str(path), target, is_video))
+    targets = {job.target.resolve() for job in jobs}
+    inputs = {Path(job.source).resolve() for job in jobs if isinstance(job.source, str)}
+    existing = [job.target for job in jobs if job.target.exists()]
+    if targets & inputs or len(targets) < len(jobs):
+        name = min(targets & inputs, default='a picture')
         raise ValueError(f'{name} would be overwritten: give other sources, or another --out-dir')
+    if existing and not overwrite:
+        raise ValueError(
+            f'{existing[0]} would be overwritten: add --overwrite, or give another --out-dir'
+        )
     return jobs
 
 
-def frames_of(capture: Any) -> Iterator[np.ndarray]:
-    """Yield the frames of a video or a camera."""
-    while True:
-        read, frame = capture.read()
-        if not read:
-            return
-        yield frame
+class Stop:
+    """Notes the first signal that ends a process, so that a video can be completed.
+
+    A second signal acts as usual. Signals that are ignored, as by nohup, stay ignored.
+    """
+
+    number = 0
+
+    def __enter__(self) -> Stop:
+        self.usual: dict[int, Any] = {}
+        for name in ('SIGINT', 'SIGTERM', 'SIGHUP'):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                self.usual[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, _: Any) -> None:
+        self.number = number
+        self.__exit__()
+
+    def __exit__(self, *_: Any) -> None:
+        for number, usual in self.usual.items():
+            signal.signal(number, usual)
 
 
 class Predictor:
     """A model that counts its pictures and how long they took, and prints what it finds."""
 
-    def __init__(self, model: Model, score: float, tile: str | None, as_json: bool) -> None:
-        self.model, self.score, self.tile, self.as_json = model, score, tile, as_json
-        self.count, self.seconds = 0, 0.0
+    def __init__(self, model: Model, arguments: argparse.Namespace, stop: Stop) -> None:
+        self.model, self.arguments, self.stop = model, arguments, stop
+        self.count, self.drawn, self.seconds = 0, 0, 0.0
 
-    def show(self, source: str, pixels: np.ndarray, **where: Any) -> np.ndarray:
+    def show(self, job: Job, pixels: np.ndarray, **where: Any) -> np.ndarray:
         """Print what is found in a picture, and return it drawn."""
         begin = perf_counter()
-        results = self.model.predict(pixels, self.score, self.tile)
+        results = self.model.predict(pixels, self.arguments.score, self.arguments.tile)
         self.seconds += perf_counter() - begin
-        self.count += 1
-        objects = list_objects(results)
-        if self.as_json:
-            print(json.dumps(dict(source=source, **where, objects=objects)), flush=True)
+        if self.arguments.json == 'coco':
+            for about in list_coco_results(results, Path(job.name).stem):
+                self.print_entry(json.dumps(about))
+        elif self.arguments.json:
+            about = dict(source=job.name, **where, objects=list_objects(results, True))
+            print(json.dumps(about), flush=True)
         else:
             words = ''.join(f', {key} {value}' for key, value in where.items())
-            print(f'{escape(source)}{words}: {describe(objects)}', flush=True)
+            print(f'{escape(job.name)}{words}: {describe(list_objects(results))}', flush=True)
+        self.count += 1
         return draw(pixels, results, self.model.description.get('palette'))
 
-    def show_picture(self, source: str, target: Path) -> None:
-        """Draw a picture into a file, which is moved into place."""
-        drawn = self.show(source, self.model.read_picture(source))
-        written, data = cv2.imencode(target.suffix, drawn)
-        if not written:
-            raise ValueError(f'{target} cannot be written')
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f'.{target.name}.tmp')
-        try:
-            temporary.write_bytes(data.tobytes())
-            os.replace(str(temporary), str(target))
-        finally:
-            temporary.unlink(missing_ok=True)
+    entries = 0
 
-    def show_video(self, source: str, target: Path) -> None:
-        """Draw the frames of a video or a camera into a video, until it ends or Ctrl-C."""
-        capture: Any = cv2.VideoCapture(int(source) if source.isdecimal() else source)
-        rate = capture.get(cv2.CAP_PROP_FPS)
-        rate = rate if 0 < rate <= 1000 else FRAMES_PER_SECOND
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary, writer = target.with_name(f'.{target.stem}.tmp.mp4'), None
+    def print_entry(self, text: str) -> None:
+        """Print an entry of a list of JSON."""
+        print(f'{"," if self.entries else "["}\n{text}', end='')
+        self.entries += 1
+
+    def show_picture(self, job: Job) -> None:
+        """Draw a picture into a file, which is moved into place."""
+        drawn = self.show(job, self.model.read_picture(str(job.source)))
+        written, data = cv2.imencode(job.target.suffix, drawn)
+        if not written:
+            raise ValueError(f'{job.target} cannot be written')
+        with temporary_beside(job.target) as temporary:
+            temporary.write_bytes(data.tobytes())
+            self.move(temporary, job.target)
+
+    def show_video(self, job: Job) -> None:
+        """Draw the frames of a video or a camera into a video, until it ends or a signal comes."""
+        frames = Frames(job.source, job.name, lambda: bool(self.stop.number))
+        with temporary_beside(job.target) as temporary:
+            video = VideoFile(temporary, frames.rate)
+            try:
+                for number, frame in enumerate(frames):
+                    video.write(self.show(job, frame, frame=number))
+            finally:
+                video.close()
+                if video.count:
+                    self.move(temporary, job.target)
+
+    def move(self, temporary: Path, target: Path) -> None:
+        """Move a complete file into place."""
+        path = move(temporary, target, self.arguments.overwrite)
+        self.drawn += 1
+        if path != target:
+            text = f'{target} was written by another process meanwhile: drawn into {path}'
+            print_aside(f'warning: {text}')
+
+
+def show_all(predictor: Predictor, jobs: list[Job]) -> bool:
+    """Go through the sources until a signal comes; tell whether all could be shown."""
+    good, arguments = True, predictor.arguments
+    for job in jobs:
         try:
-            for number, frame in enumerate(frames_of(capture)):
-                drawn = self.show(source, frame, frame=number)
-                if writer is None:
-                    code = cv2.VideoWriter_fourcc(*'mp4v')  # type: ignore[attr-defined]
-                    writer = cv2.VideoWriter(str(temporary), code, rate, drawn.shape[1::-1])
-                writer.write(drawn)
-        except KeyboardInterrupt:
-            print('stopped', file=sys.stderr)
-        finally:
-            capture.release()
-            if writer is not None:
-                writer.release()
-                os.replace(str(temporary), str(target))
-        if writer is None:
-            raise ValueError(f'{source} has no frames')
+            (predictor.show_video if job.is_video else predictor.show_picture)(job)
+        except BrokenPipeError:  # the reader of the output wants no more
+            raise
+        except (ImportError, OSError, ValueError, cv2.error) as error:
+            print_error(error)
+            good = False
+        if predictor.stop.number:
+            print_aside('stopped')
+            break
+    if arguments.json == 'coco':
+        print('\n]' if predictor.entries else '[]')
+    if predictor.count:
+        rate = predictor.count / max(predictor.seconds, 1e-9)
+        text = f'{rate:.1f} frames per second without drawing'
+        text = f'Drawn into {arguments.out_dir}; {text}' if predictor.drawn else text
+        print_aside(text) if arguments.json else print(escape(text))
+    sys.stdout.flush()
+    return good
 
 
 def main() -> int:
     """Open the file once, go through the sources, and return the status."""
-    arguments, failed = parse_arguments(), False
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors='backslashreplace')  # type: ignore[union-attr]
+    arguments = parse_arguments()
+    set_up_streams()
     try:
-        jobs = plan(arguments.sources, arguments.out_dir)
+        jobs = plan(arguments.sources, arguments.out_dir, arguments.overwrite)
         model = open_file(arguments)
+        if arguments.json == 'coco' and (any(job.is_video for job in jobs) or not model.has_boxes):
+            raise ValueError("--json coco is for detectors and pictures, as COCO's results are")
     except (ImportError, OSError, ValueError) as error:
-        print(f'error: {escape(" ".join(str(error).split()))}', file=sys.stderr)
+        print_error(error)
         return 2
-    predictor = Predictor(model, arguments.score, arguments.tile, arguments.json)
-    for source, target in jobs:
+    with Stop() as stop:
         try:
-            is_video = target.suffix == '.mp4'
-            (predictor.show_video if is_video else predictor.show_picture)(source, target)
-        except (OSError, ValueError, cv2.error) as error:
-            print(f'error: {escape(" ".join(str(error).split()))}', file=sys.stderr)
-            failed = True
-    if predictor.count:
-        rate = predictor.count / max(predictor.seconds, 1e-9)
-        text = f'Drawn into {arguments.out_dir}; {rate:.1f} frames per second without drawing'
-        print(escape(text), file=sys.stderr if arguments.json else sys.stdout)
-    return 2 if failed else 0
+            status = 0 if show_all(Predictor(model, arguments, stop), jobs) else 2
+        except OSError:  # nobody reads the output any more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush
+            status = 128 + 13  # SIGPIPE's number
+    return 128 + stop.number if stop.number else status
 
 
 if __name__ == '__main__':

@@ -42,6 +42,11 @@ def open_file(arguments: argparse.Namespace) -> Model:
         bfloat16=arguments.bfloat16,
         verify=not arguments.no_verify,
     )
+    if not model.description:
+        raise ValueError(
+            f'{arguments.file} does not say what it is: another program has written it, or removed '
+            'its description'
+        )
     if model.description.get('part') != 'model':
         raise ValueError(f'{arguments.file} is not of a whole model: export --part model')
     return model

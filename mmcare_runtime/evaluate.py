@@ -17,10 +17,13 @@ from typing import Any, Mapping
 import cv2
 import numpy as np
 
+from mmcare_runtime.coco import find_faults, read_coco
 from mmcare_runtime.command import make_parser, open_file
+from mmcare_runtime.drawing import list_coco_results
 from mmcare_runtime.model import Model
-from mmcare_runtime.prepare import PICTURES, list_files
-from mmcare_runtime.text import escape
+from mmcare_runtime.saving import move, temporary_beside
+from mmcare_runtime.suffixes import PICTURES, list_files
+from mmcare_runtime.text import print_error, set_up_streams
 
 IGNORED = 255  # of masks: a pixel that has no class
 _COMMON = ('image_id', 'category_id', 'score')
@@ -31,8 +34,9 @@ def evaluate(
     model: Model,
     images: Path,
     annotations: Path | None = None,
-    reduce_zero_label: bool = False,
+    reduce_zero_label: bool | None = None,
     tile: str | None = None,
+    results: Path | None = None,
 ) -> dict[str, float]:
     """Measure a whole model.
 
@@ -42,7 +46,10 @@ def evaluate(
         annotations: For detectors, COCO's JSON file; for segmentors, a folder of masks, PNG with a
             class for each pixel, with the pictures' names; for classifiers, nothing.
         reduce_zero_label: Class 0 of masks means none, and others move down by one, as in ADE20K.
+            None: as the description says, or False.
         tile: See :meth:`mmcare_runtime.Model.predict`.
+        results: Where to write the boxes and masks that a detector finds, in the format of COCO's
+            results; None: nowhere.
 
     Returns:
         Metrics by name: shares for COCO's, and per cent for others, as the toolboxes give them.
@@ -52,10 +59,12 @@ def evaluate(
         ValueError: If the annotations do not fit this model.
     """
     output = model.description['outputs'][0]
-    if output.get('kind') == 'boxes' or model.description.get('decode') is not None:
+    if model.has_boxes:
         if annotations is None or not annotations.is_file():
             raise FileNotFoundError(f'{annotations} is not a file of annotations')
-        return evaluate_boxes(model, images, annotations, tile)
+        return evaluate_boxes(model, images, annotations, tile, results)
+    if results is not None:
+        raise ValueError("COCO's results are those of detectors")
     if len(output['shape']) == 2:
         return evaluate_classes(model, images)
     if annotations is None or not annotations.is_dir():
@@ -64,39 +73,49 @@ def evaluate(
 
 
 def evaluate_boxes(
-    model: Model, images: Path, annotations: Path, tile: str | None = None
+    model: Model,
+    images: Path,
+    annotations: Path,
+    tile: str | None = None,
+    results: Path | None = None,
 ) -> dict[str, float]:
     """Compute COCO's average precision, of boxes, and of masks if the file finds them."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
-    from pycocotools.mask import encode
 
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does
-        truth = COCO(str(annotations))
-    for annotation in truth.anns.values():
-        annotation.setdefault('iscrowd', 0)
-        annotation.setdefault('area', annotation['bbox'][2] * annotation['bbox'][3])
     names = model.description.get('classes') or []
-    ids = {str(category['name']): category['id'] for category in truth.dataset['categories']}
     if not names:
         raise ValueError(f'{model.file} does not name its classes')
-    missing = [name for name in names if name not in ids]
-    if missing:
-        raise ValueError(f'{annotations} has no {", ".join(missing)}')
+    outputs = model.description['outputs']
+    coco, has_masks = read_coco(annotations), any(x.get('kind') == 'masks' for x in outputs)
+    for fault in find_faults(str(annotations), coco, names, has_masks):
+        raise ValueError(fault)
+    for item in coco.annotations or ():
+        item.setdefault('iscrowd', 0)
+        item.setdefault('area', item['bbox'][2] * item['bbox'][3])
+    ids = {category['name']: category['id'] for category in coco.categories or ()}
+    truth = COCO()
+    truth.dataset = coco._asdict()
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does
+        truth.createIndex()
     annotated: list[dict[str, Any]] = []
     for number, image in truth.imgs.items():
-        results = model.predict(images / image['file_name'], tile=tile)
-        corners = results['boxes'].astype(float)
-        boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
-        for row, (box, label) in enumerate(zip(boxes.tolist(), results['labels'].tolist())):
-            about = dict(image_id=number, category_id=ids[names[label]], bbox=box)
-            about['score'] = float(results['scores'][row])
-            if 'masks' in results:
-                mask = results['masks'][row]
-                if mask.shape != (image['height'], image['width']):
-                    raise ValueError(f'{image["file_name"]} is not of the size in {annotations}')
-                about['segmentation'] = encode(np.asfortranarray(mask, np.uint8))
-            annotated.append(about)
+        pixels = model.read_picture(images / image['file_name'])
+        shape = image['height'], image['width']
+        if np.abs(np.subtract(pixels.shape[:2], shape)).max() > 1:
+            raise ValueError(
+                f'{image["file_name"]} is read with height and width {pixels.shape[:2]}, and '
+                f'{annotations} says {shape}: correct the sizes, and the boxes with them, or, if '
+                'EXIF data turn the picture, see whether boxes fit the turned one'
+            )
+        found = model.predict(pixels, tile=tile)
+        if 'masks' in found and found['masks'].shape[1:] != shape:
+            raise ValueError(f'{image["file_name"]} is not of the size in {annotations}')
+        annotated += list_coco_results(found, number, [ids[name] for name in names])
+    if results is not None:
+        with temporary_beside(results) as temporary:
+            temporary.write_text(json.dumps(annotated))
+            move(temporary, results, overwrite=True)
     if not annotated:
         raise ValueError('the file finds nothing in these pictures')
     metrics = {}
@@ -123,10 +142,16 @@ def evaluate_labels(
     model: Model,
     images: Path,
     masks: Path,
-    reduce_zero_label: bool = False,
+    reduce_zero_label: bool | None = None,
     tile: str | None = None,
 ) -> dict[str, float]:
     """Compute the mean intersection over union of classes, and the share of right pixels."""
+    described = model.description.get('reduce_zero_label')
+    if reduce_zero_label is not None and described not in (None, reduce_zero_label):
+        raise ValueError(
+            f'{model.file} says reduce_zero_label={described}, not {reduce_zero_label}'
+        )
+    reduce_zero_label = described or reduce_zero_label
     matrix: np.ndarray | None = None
     names = model.description.get('classes')
     paths = list_files(images, PICTURES)
@@ -214,9 +239,19 @@ def parse_arguments() -> argparse.Namespace:
         '--annotations', type=Path, metavar='FILE_OR_FOLDER', help="COCO's JSON; or masks as PNG"
     )
     parser.add_argument(
-        '--reduce-zero-label', action='store_true', help='class 0 of masks means none, as in ADE20K'
+        '--reduce-zero-label',
+        action='store_true',
+        default=None,
+        help='class 0 of masks means none, as in ADE20K; default: as the file says',
     )
     parser.add_argument('--json', action='store_true', help='print the metrics as JSON')
+    parser.add_argument(
+        '--results',
+        type=Path,
+        metavar='FILE',
+        help="write boxes and masks in the format of COCO's results, with the annotations' ids; "
+        'an existing file is replaced',
+    )
     return parser.parse_args()
 
 
@@ -232,6 +267,7 @@ def print_metrics(metrics: Mapping[str, float], as_json: bool) -> None:
 def main() -> int:
     """Measure a file, print the metrics, and return the status."""
     arguments = parse_arguments()
+    set_up_streams()
     try:
         metrics = evaluate(
             open_file(arguments),
@@ -239,9 +275,10 @@ def main() -> int:
             arguments.annotations,
             arguments.reduce_zero_label,
             arguments.tile,
+            arguments.results,
         )
     except (ImportError, OSError, ValueError, LookupError) as error:
-        print(f'error: {escape(" ".join(str(error).split()))}', file=sys.stderr)
+        print_error(error)
         return 2
     print_metrics(metrics, arguments.json)
     return 0

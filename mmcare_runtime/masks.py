@@ -1,8 +1,11 @@
-"""Turn masks within boxes, as files of two-stage detectors give them, into masks of pictures."""
+"""Turn masks within boxes, as files of two-stage detectors give them, into masks of pictures.
+
+Masks of pictures are also encoded as COCO does.
+"""
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -44,3 +47,24 @@ def _interpolate(low: float, high: float, points: int, side: int) -> tuple[slice
     positions = (pixels - low) * (points / (high - low)) - 0.5
     distances = np.abs(positions[:, None] - np.arange(points, dtype=np.float32))
     return slice(first, last), np.maximum(1 - distances, 0).astype(np.float32)
+
+
+def encode_mask(mask: np.ndarray) -> dict[str, Any]:
+    """Encode a mask (H, W) of bool as COCO's run lengths, with ``size`` and ``counts``.
+
+    The counts are those of zeros and ones in turn, column by column. From the fourth count on, the
+    difference to the count before the last is written, in groups of five bits, the lowest first.
+    """
+    values = np.asarray(mask, np.int8).ravel(order='F')
+    edges = np.flatnonzero(np.diff(values, prepend=0)).tolist()
+    bounds = [0, *edges, values.size]
+    counts = [end - start for start, end in zip(bounds, bounds[1:])]
+    text = []
+    for index, count in enumerate(counts):
+        rest = count - counts[index - 2] if index > 2 else count
+        more = True
+        while more:
+            bits, rest = rest & 31, rest >> 5
+            more = rest != (-1 if bits & 16 else 0)
+            text.append(chr((bits | (32 if more else 0)) + 48))
+    return dict(size=[*mask.shape], counts=''.join(text))

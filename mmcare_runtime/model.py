@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Mapping, Sequence, Union
 
 import numpy as np
 
-from mmcare_runtime.description import check, fits, match, nchw
 from mmcare_runtime.engines import choose_engine
-from mmcare_runtime.files import check_file, check_hash
 from mmcare_runtime.prepare import check_pixels, prepare, read_picture
 from mmcare_runtime.results import read_logits, read_results
+from mmcare_runtime.schema import check, fits, match, nchw
 from mmcare_runtime.text import escape
 from mmcare_runtime.tiles import TILES, slide_boxes, slide_labels
+from mmcare_runtime.verify import check_file, check_hash
 
 Run = Callable[[np.ndarray], List[np.ndarray]]
 Picture = Union[str, 'os.PathLike[str]', np.ndarray]
@@ -53,6 +54,12 @@ class Model:
     def input_kind(self) -> str:
         """``'image'``, pixels from 0 to 255, or ``'tensor'``, normalized images."""
         return self.description.get('inputs', [{}])[0].get('kind', 'tensor')
+
+    @property
+    def has_boxes(self) -> bool:
+        """Whether the file is of a detector."""
+        kind = self.description.get('outputs', [{}])[0].get('kind')
+        return kind == 'boxes' or self.description.get('decode') is not None
 
     @property
     def letterbox(self) -> str:
@@ -131,6 +138,10 @@ class Model:
                 or if ``picture`` is not a picture.
             FileNotFoundError: If there is no picture.
         """
+        if not self.description:
+            raise ValueError(
+                escape(f'{self.file} does not say what it is, so that only its outputs are known')
+            )
         if self.description.get('part') != 'model':
             raise ValueError('only files of whole models predict: export with --part model')
         tile = tile or self.tile
@@ -174,16 +185,29 @@ class Model:
         """Run the file for as many images (1, C, H, W) as it takes, or fewer."""
         batch = self.description['inputs'][0]['shape'][0]
         if batch == 1:
-            return self.run(images[0])
+            return self._check_finite(self.run(images[0]))
         number = len(images)
         images = [*images, *images[-1:] * (batch - number)]
-        return [output[:number] for output in self.run(np.concatenate(images))]
+        return self._check_finite([x[:number] for x in self.run(np.concatenate(images))])
+
+    def _check_finite(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
+        """Return outputs; raise a ValueError that names one with NaN or infinity."""
+        for tensor, output in zip(self.description['outputs'], outputs):
+            # The least and the largest value are NaN if any value is.
+            if not np.isfinite([output.min(initial=0), output.max(initial=0)]).all():
+                raise ValueError(
+                    escape(
+                        f'{self.file} gives {tensor["name"]} with NaN or infinity: it may overflow '
+                        'in float16, or its weights may be damaged'
+                    )
+                )
+        return outputs
 
     def _choose_slide(self) -> Callable[[np.ndarray, float | None], dict[str, Any]]:
         """Return the function that predicts a picture by windows."""
         outputs, names = self.description['outputs'], self.description.get('classes')
         kind = outputs[0].get('kind')
-        if kind == 'boxes' or self.description.get('decode') is not None:
+        if self.has_boxes:
 
             def slide(pixels: np.ndarray, score: float | None) -> dict[str, Any]:
                 results = slide_boxes(pixels, self.description, partial(self._detect, score=score))
@@ -275,8 +299,11 @@ def open_exported(
     except ImportError as error:
         if error.name is None or error.name.partition('.')[0] != module.PACKAGE:
             raise
+        fault, option = 'is not installed', ''
+        if find_spec(module.PACKAGE) is not None:  # a part of it is missing
+            fault, option = f'is too old, or incomplete ({error})', '--upgrade '
         raise ImportError(
-            f'{module.NAME} is not installed: pip install {module.INSTALL}', name=error.name
+            f'{module.NAME} {fault}: pip install {option}{module.INSTALL}', name=error.name
         ) from error
     except Exception as error:  # engines raise their own classes
         reason = escape(' '.join(str(error).split()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from functools import partial
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any, Callable, Mapping, Sequence, Tuple
 import cv2
 import numpy as np
 
+from mmcare_runtime.suffixes import PICTURES as PICTURES
+from mmcare_runtime.suffixes import list_files as list_files  # as in mmcare 1.0
 from mmcare_runtime.text import escape
 
 Place = Tuple[int, int, int, int]  # of a picture in an image: top, left, height, width
-PICTURES = ('.bmp', '.jpeg', '.jpg', '.npy', '.png', '.ppm', '.tif', '.tiff', '.webp')  # suffixes
 LARGEST_AREA = 2**28  # of resized pictures, in pixels
 CV2_FLAGS = {  # by mmcv's color_type
     'color': cv2.IMREAD_COLOR,
@@ -30,12 +30,6 @@ CV2_CODES = {
     'area': cv2.INTER_AREA,
     'lanczos': cv2.INTER_LANCZOS4,
 }
-
-
-def list_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """List the files below a folder, without hidden ones such as macOS's ``._1.jpg``."""
-    paths = (path for path in sorted(folder.rglob('*')) if path.suffix.lower() in suffixes)
-    return [path for path in paths if '/.' not in f'/{path.relative_to(folder).as_posix()}']
 
 
 def read_picture(
@@ -277,83 +271,27 @@ def _resize_to(pixels: np.ndarray, target: Sequence[int], options: Mapping[str, 
     return np.atleast_3d(cv2.resize(pixels, (width, height), interpolation=code))
 
 
-# Pillow's filters and their half widths; a bicubic has a = -0.5.
-def _bilinear(x: np.ndarray) -> np.ndarray:
-    return np.maximum(1 - np.abs(x), 0)
-
-
-def _box(x: np.ndarray) -> np.ndarray:
-    return ((x > -0.5) & (x <= 0.5)).astype(float)
-
-
-def _hamming(x: np.ndarray) -> np.ndarray:
-    return np.sinc(x) * (0.54 + 0.46 * np.cos(np.pi * x)) * (np.abs(x) < 1)
-
-
-def _bicubic(x: np.ndarray) -> np.ndarray:
-    x = np.abs(x)
-    near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
-    return np.where(x < 1, near, np.where(x < 2, far, 0))
-
-
-def _lanczos(x: np.ndarray) -> np.ndarray:
-    return np.sinc(x) * np.sinc(x / 3) * ((x >= -3) & (x < 3))
-
-
-PILLOW_FILTERS = {
-    'box': (_box, 0.5),
-    'bilinear': (_bilinear, 1.0),
-    'hamming': (_hamming, 1.0),
-    'bicubic': (_bicubic, 2.0),
-    'lanczos': (_lanczos, 3.0),
-}
-PRECISION = 22  # bits of Pillow's weights after the point
-
-
 def resize_as_pillow(
     pixels: np.ndarray, size: Sequence[int], interpolation: str = 'bilinear'
 ) -> np.ndarray:
-    """Resize uint8 pixels (H, W, C) to a height and width bit for bit as Pillow 13 does.
+    """Resize uint8 pixels (H, W, C) to a height and width by Pillow, as mmcv does.
 
-    Pillow, which mmpretrain's pipelines use, smooths when it shrinks; OpenCV does not. Pillow 12
-    always resizes columns first, which differs by single levels in some pictures. See
-    https://github.com/python-pillow/Pillow/blob/main/src/libImaging/Resample.c
+    Pillow, which mmpretrain's pipelines use, smooths when it shrinks; OpenCV does not. Versions of
+    Pillow differ by single levels.
+
+    Raises:
+        ImportError: If Pillow is not installed.
+        ValueError: If pixels have more channels than Pillow resizes, which is four.
     """
-    old, new = pixels.shape[:2], size
-    if interpolation == 'nearest':
-        rows, columns = (
-            np.cumsum([b / a / 2] + [b / a] * (a - 1)).astype(int).clip(0, b - 1)
-            for a, b in zip(new, old)
-        )
-        return pixels[rows[:, None], columns]
-    # Found by trial: Pillow takes rows first if they shrink by more than twice as much.
-    rows_first = old[0] - new[0] > max(2 * (old[1] - new[1]), 0)
-    for axis in (0, 1) if rows_first else (1, 0):
-        if old[axis] != new[axis]:
-            pixels = _resample(pixels, axis, new[axis], interpolation)
-    return pixels
-
-
-def _resample(pixels: np.ndarray, axis: int, number: int, interpolation: str) -> np.ndarray:
-    """Resample an axis of uint8 pixels, and round."""
-    function, half = PILLOW_FILTERS[interpolation]
-    length = pixels.shape[axis]
-    scale = length / number
-    stretch = max(scale, 1.0)
-    support = half * stretch
-    centers = (np.arange(number) + 0.5) * scale
-    first = np.maximum(centers - support + 0.5, 0).astype(int)  # truncated, as in C
-    last = np.minimum((centers + support + 0.5).astype(int), length)
-    index = first[:, None] + np.arange(math.ceil(support) * 2 + 1)
-    weights = function((index - centers[:, None] + 0.5) / stretch)
-    weights = np.where(index < last[:, None], weights, 0)
-    weights = weights / weights.sum(1, keepdims=True) * (1 << PRECISION)
-    weights = np.trunc(weights + np.where(weights < 0, -0.5, 0.5)).astype(np.int32)
-    index = index.clip(0, length - 1)
-    total: Any = 1 << (PRECISION - 1)
-    for source, weight in zip(index.T, weights.T):
-        if weight.any():
-            total = total + pixels.take(source, axis) * weight.reshape(
-                (-1, 1) if axis else (-1, 1, 1)
-            )
-    return (total >> PRECISION).clip(0, 255).astype(np.uint8)
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError(
+            'pictures of this file are resized by Pillow: pip install pillow', name='PIL'
+        ) from error
+    if pixels.shape[2] > 4:
+        raise ValueError(f'Pillow resizes no pictures of {pixels.shape[2]} channels')
+    planes = pixels[..., 0] if pixels.shape[2] == 1 else np.ascontiguousarray(pixels)
+    image: Any = Image.fromarray(planes)
+    resized = image.resize((size[1], size[0]), getattr(Image, interpolation.upper()))
+    return np.atleast_3d(np.asarray(resized))

@@ -1,7 +1,10 @@
-"""Make untrusted text of files safe for terminals, and names of classes unique."""
+"""Make untrusted text of files safe for terminals, print it, and make names of classes unique."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import warnings
 from collections import Counter
 from typing import Sequence
 
@@ -21,3 +24,21 @@ def tell_apart(names: Sequence[str]) -> list[str]:
     """
     numbers = Counter(names)
     return [f'{name} ({i})' if numbers[name] > 1 else name for i, name in enumerate(names)]
+
+
+def print_aside(text: str) -> None:
+    """Print a line to stderr, for people; a terminal that was closed is no error."""
+    with contextlib.suppress(OSError):
+        print(escape(' '.join(text.split())), file=sys.stderr, flush=True)
+
+
+def print_error(error: BaseException) -> None:
+    """Print an error in one line."""
+    print_aside(f'error: {error}')
+
+
+def set_up_streams() -> None:
+    """Let a command print any text, and warnings in one line."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors='backslashreplace')  # type: ignore[union-attr]
+    warnings.showwarning = lambda message, *_, **__: print_aside(f'warning: {message}')

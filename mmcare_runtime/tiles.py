@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import cv2
@@ -58,11 +59,19 @@ def slide_labels(
     size, stride = pixels.shape[:2], tile_stride(shape, sliding.get('stride'))
     pixels = resize_as_mmcv(pixels, sliding)
     divisor = sliding.get('size_divisor') or 1
-    least = sliding.get('size') or shape
-    canvas = [
-        max(-(-old // divisor) * divisor, new, side)
-        for old, new, side in zip(pixels.shape, least, shape)
+    padded = [
+        max(-(-old // divisor) * divisor, new)
+        for old, new in zip(pixels.shape, sliding.get('size') or (0, 0))
     ]
+    canvas = [*map(max, padded, shape)]
+    if canvas != padded and sliding:
+        height, width = shape
+        warnings.warn(
+            f'a picture of {padded[0]}x{padded[1]} is smaller than windows of {height}x{width}: '
+            'mmseg computes it as it is, the file computes it with padding. '
+            f'data_preprocessor.test_cfg=dict(size=({height}, {width})) lets mmseg pad as well',
+            stacklevel=2,
+        )
     aligned = bool(description.get('align_corners'))
     strips = _average_windows(pixels, canvas, shape, stride, compute, aligned)
     return _read_strips(strips, pixels.shape[:2], size, aligned, read_threshold(description))

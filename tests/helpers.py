@@ -126,6 +126,11 @@ def assert_equal(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+def warned(logged, words):
+    """The warnings that say some words, of those that the fixture ``logged`` has."""
+    return [text for level, text in logged if level == 'WARNING' and words in text]
+
+
 def run_tool(monkeypatch, name, *arguments):
     """Run a tool in this process, as if it were typed."""
     path = str(ROOT / f'tools/{name}.py')

@@ -1,9 +1,12 @@
 """``import mmcare`` registers CARE and CAREAblation, and changes nothing else in the process."""
 
 import json
+import sys
 
 import pytest
 from helpers import run
+
+from mmcare.compatibility import check_versions
 
 PROGRAM = """
 import importlib, json, os, pkgutil, sys
@@ -72,3 +75,13 @@ def test_a_missing_package_is_named(package):
     command = f'import sys; sys.modules[{package!r}] = None; import mmcare.shipped'
     done = run('python', '-c', command, check=False)
     assert f'ImportError: {package} is not installed. mmcare needs {package}>=' in done.stderr
+
+
+def test_what_uninstalling_has_left_is_named(tmp_path, monkeypatch):
+    """As ``pip uninstall mmcv-lite`` leaves mmcv/_ext.py, which it has not installed."""
+    (tmp_path / 'mmcv').mkdir()
+    (tmp_path / 'mmcv/_ext.py').touch()
+    monkeypatch.delitem(sys.modules, 'mmcv')
+    monkeypatch.setattr(sys, 'path', [str(tmp_path)])
+    with pytest.raises(ImportError, match=rf'only {tmp_path}/mmcv is left: delete it. pip install'):
+        check_versions('mmcv')

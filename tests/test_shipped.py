@@ -26,7 +26,7 @@ def test_names_and_paths(monkeypatch, capsys):
     assert "no shipped config is named 'no/such_config'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('tool', ['export_backbone', 'eval_exported'])
+@pytest.mark.parametrize('tool', ['export', 'export_backbone', 'eval_exported'])
 def test_exports_say_what_they_need(tool, monkeypatch, capsys):
     monkeypatch.setattr(torch, '__version__', '2.1.2')
     for name in [name for name in sys.modules if name.startswith('mmcare.export')]:

@@ -96,7 +96,7 @@ def test_the_file_has_the_metrics(mine, monkeypatch, capsys):
     part, weights = 'neck' if mine == 'instances' else 'model', 'run/epoch_1.pth'
     file = f'exports/mine_{part}_64x64.onnx'
     export = '--part', part, '--format', 'onnx', '--out-dir', 'exports'
-    run('export_backbone', 'mine.py', weights, *export)
+    run('export', 'mine.py', weights, *export)
     run('eval_exported', 'mine.py', file, '--checkpoint', weights, '--out', 'table.json')
     table = json.loads(Path('table.json').read_text())
     for name in names:

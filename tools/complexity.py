@@ -83,11 +83,10 @@ def main() -> None:
 
 def by_stage(counts: pd.Series) -> str:
     """Lay out counts with the index (stage, part): parts down, stages across."""
-    wide = counts.unstack('stage', fill_value=0)
-    wide = wide.reindex(counts.index.unique('part'), columns=counts.index.unique('stage'))
+    wide = counts.unstack('stage', fill_value=0, sort=False)
     wide.loc['all'] = wide.sum()
-    wide['all'] = wide.sum(axis=1)
-    return wide.map('{:,}'.format).rename_axis(index=None, columns=None).to_string()
+    wide = wide.assign(all=wide.sum(axis=1)).map('{:,}'.format)
+    return wide.rename_axis(index=None, columns=None).to_string()
 
 
 def write(table: pd.DataFrame, filename: Path) -> None:

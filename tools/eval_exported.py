@@ -9,13 +9,15 @@ files compute windows; boxes of windows are merged. The table has megabytes, mil
 or window (median of interleaved rounds) and the config's metrics. With --checkpoint, the first row
 is PyTorch as the toolbox tests the config, unchanged; if PyTorch's metrics at the files' height and
 width differ, they are the second row. PyTorch's time is that of the part, or, next to decoded
-files, of the toolbox's ``predict``.
+files, of the toolbox's ``predict``. What the toolbox prints goes to a log, next to the table of
+--out or else in the work directory.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -32,6 +34,7 @@ except KeyboardInterrupt:
 import pandas as pd
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
+from torch import Tensor
 
 from mmcare.analysis.timing import measure_in_turn
 from mmcare.export.loading import read_config, read_normalization
@@ -47,6 +50,8 @@ from mmcare_runtime.tiles import TILES
 
 ROUNDS = 5
 PYTORCH = 'PyTorch'
+WIDTH = 100  # of the printed table
+SCREEN = sys.stderr  # also while what others print goes to the log
 
 
 def parse_args() -> argparse.Namespace:
@@ -60,7 +65,7 @@ def parse_args() -> argparse.Namespace:
         type=Path,
         nargs='+',
         metavar='FILE',
-        help='.onnx, .pte, .ncnn, .tflite or .mlpackage, from tools/export_backbone.py',
+        help='.onnx, .pte, .ncnn, .tflite or .mlpackage, from tools/export.py',
     )
     parser.add_argument(
         '--checkpoint', metavar='CHECKPOINT', help='weights; also tested in PyTorch'
@@ -80,6 +85,66 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def open_files(arguments: argparse.Namespace) -> dict[Path, Any]:
+    """Open the files, which must take images of one shape, with pictures at one place."""
+    options = dict(float16=arguments.float16, verify=not arguments.no_verify)
+    programs = {file: open_exported(file, **options) for file in arguments.files}
+    shapes = {program.input_shape for program in programs.values()}
+    batch_size, _, *size = next(iter(shapes))
+    fixed = all(isinstance(number, int) for number in (batch_size, *size))
+    if len(shapes) != 1 or len(size) != 2 or not fixed:
+        raise ValueError(
+            f'the files take {", ".join(map(str, shapes))}, not images (N, C, H, W) of one shape: '
+            'export them for one --shape and one --batch'
+        )
+    if len({program.letterbox for program in programs.values()}) > 1:
+        raise ValueError('the files have pictures at different places: test them one by one')
+    return programs
+
+
+def read_test_config(arguments: argparse.Namespace) -> Config:
+    """Read the config, with the changes of the command line."""
+    config = read_config(arguments.config)
+    config.merge_from_dict(arguments.cfg_options or {})
+    config.work_dir = arguments.work_dir or config.get(
+        'work_dir', f'work_dirs/{Path(arguments.config).stem}'
+    )
+    config.load_from, config.resume = None, False
+    if not config.get('test_dataloader'):
+        raise ValueError(f'{arguments.config} has no test_dataloader: name a config with test data')
+    return config
+
+
+def has_mode(config: Config) -> bool:
+    """Say whether the toolbox chooses between whole pictures and windows, as mmseg does."""
+    return 'mode' in (config.model.get('test_cfg') or {})
+
+
+def choose_tile(tile: str | None, config: Config, programs: Mapping[Path, Any]) -> str:
+    """Choose whether files see whole pictures or windows; by default as the config says."""
+    tile = tile or ('slide' if is_slid(config) else 'whole')
+    if tile == 'slide':
+        for file, program in programs.items():
+            kind = (program.description.get('outputs') or [{}])[0].get('kind')
+            detects = kind == 'boxes' or program.description.get('decode')
+            if not detects and not has_mode(config):
+                raise ValueError(f'--tile slide is for segmentors and detectors, not for {file}')
+            if kind == 'labels':
+                raise ValueError(
+                    f'{file} has labels, which cannot be averaged: export it with --outputs '
+                    'probabilities or raw, or test it with --tile whole'
+                )
+    return tile
+
+
+@contextmanager
+def printed_to(log: Path) -> Iterator[None]:
+    """Write to a file what is printed."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open('w') as file, redirect_stdout(file), redirect_stderr(file):
+        yield
+
+
 def build_runner(arguments: argparse.Namespace, config: Config) -> Runner:
     """Build the runner of a config, with the weights of the checkpoint if one is given."""
     try:
@@ -92,104 +157,135 @@ def build_runner(arguments: argparse.Namespace, config: Config) -> Runner:
     return runner
 
 
-def choose_tile(tile: str | None, config: Config, programs: Mapping[Path, Any]) -> str:
-    """Choose whether files see whole pictures or windows; by default as the config says."""
-    tile = tile or ('slide' if is_slid(config) else 'whole')
-    if tile == 'slide':
-        for file, program in programs.items():
-            kind = (program.description.get('outputs') or [{}])[0].get('kind')
-            detects = kind == 'boxes' or program.description.get('decode')
-            if not detects and 'mode' not in (config.model.get('test_cfg') or {}):
-                raise ValueError(f'--tile slide is for segmentors and detectors, not for {file}')
-            if kind == 'labels':
-                raise ValueError(
-                    f'{file} has labels, which cannot be averaged: export it with --outputs '
-                    'probabilities or raw, or test it with --tile whole'
-                )
-    return tile
+def test_unchanged(arguments: argparse.Namespace, config: Config) -> dict[str, float]:
+    """Test the checkpoint as the toolbox does; return no metrics if PyTorch cannot."""
+    print(f'testing {PYTORCH}', file=SCREEN)
+    try:
+        return build_runner(arguments, config.copy()).test()
+    except RuntimeError as error:  # such as for sizes that a head cannot compute
+        print(f'PyTorch cannot test the config unchanged: {error}', file=SCREEN)
+        return {}
 
 
-def measure(arguments: argparse.Namespace) -> pd.DataFrame:
-    """Test and time the files, and the checkpoint if one is given; return a row for each."""
-    options = dict(float16=arguments.float16, verify=not arguments.no_verify)
-    programs = {file: open_exported(file, **options) for file in arguments.files}
-    shapes = {program.input_shape for program in programs.values()}
-    batch_size, _, *sides = next(iter(shapes))
-    size = tuple(side for side in sides if isinstance(side, int))
-    if len(shapes) != 1 or len(size) != 2 or not isinstance(batch_size, int):
-        raise ValueError(
-            f'the files take {", ".join(map(str, shapes))}, not images (N, C, H, W) of one shape: '
-            'export them for one --shape and one --batch'
-        )
-    letterboxes = {program.letterbox for program in programs.values()}
-    if len(letterboxes) > 1:
-        raise ValueError('the files have pictures at different places: test them one by one')
-    config = read_config(arguments.config)
-    config.merge_from_dict(arguments.cfg_options or {})
-    config.work_dir = arguments.work_dir or config.get(
-        'work_dir', f'work_dirs/{Path(arguments.config).stem}'
-    )
-    config.load_from, config.resume = None, False
-    if not config.get('test_dataloader'):
-        raise ValueError(f'{arguments.config} has no test_dataloader: name a config with test data')
-    tile = choose_tile(arguments.tile, config, programs)
-    slices = tile == 'slide' and 'mode' not in (config.model.get('test_cfg') or {})
-    metrics = {}
-    if arguments.checkpoint:
-        try:
-            metrics = build_runner(arguments, config.copy()).test()
-        except RuntimeError as error:  # such as for sizes that a head cannot compute
-            print(f'PyTorch cannot test the config unchanged: {error}', file=sys.stderr)
+def build_fitted(arguments: argparse.Namespace, config: Config, program: Any, tile: str) -> Runner:
+    """Build a runner whose model sees images of a file's size; change the config."""
+    size = program.input_shape[2:]
     normalization = read_normalization(config)  # with the Pad that the next line removes
-    tile = 'whole' if slices else tile
     fit_config(config, size, tile)
     runner = build_runner(arguments, config)
-    pad_images(runner.model, size, normalization, *letterboxes, tile)
+    pad_images(runner.model, size, normalization, program.letterbox, tile)
+    runner.model.eval()
+    return runner
 
-    def test() -> dict[str, float]:
-        try:
-            return runner.test()
-        except RuntimeError as error:
-            raise ValueError(f'the model cannot be tested on images of {size}: {error}') from error
 
-    batch = runner.model.eval().data_preprocessor(next(iter(runner.test_dataloader)))
-    picture = batch['inputs'][..., : size[0], : size[1]]
-    pictures = picture.cpu().repeat(batch_size, 1, 1, 1).numpy()
-    rows: dict[str, dict[str, float]] = {}
-    runs: dict[str, Callable[[], object]] = {}
-    for file, program in programs.items():
-        model, checked = runner.model, bool(arguments.checkpoint)
-        replaced = sliced if slices else replaced_part
-        with replaced(model, program, checked) as part:
-            if part != 'model' and not arguments.checkpoint:
-                raise ValueError(
-                    f'{file} holds the {part} alone: give the weights of the rest with '
-                    '--checkpoint CHECKPOINT'
-                )
-            rows[str(file)] = {'MB': size_of(file) / 1e6, 'ms': 0.0, **test()}
-        if program.timed:
-            runs[str(file)] = partial(program.run, pictures)
-        if arguments.checkpoint and PYTORCH not in runs:
-            model = deepcopy(runner.model).cpu()
-            network = make_task(model, part)
-            weights = sum(value.nbytes for value in network.state_dict().values())
-            runs[PYTORCH] = partial(network, picture.cpu())
-            has_results = 'kind' in program.description['outputs'][0]
-            if has_results and tile == 'whole':  # by the toolbox's operators
-                runs[PYTORCH] = partial(model.predict, picture.cpu(), batch['data_samples'])
-    times = measure_in_turn(runs, ROUNDS).median()
-    times[times.index != PYTORCH] /= batch_size
-    if arguments.checkpoint:
-        fitted = test()
-        name = PYTORCH if fitted == metrics else f'{PYTORCH}, {size[0]}x{size[1]}'
-        times = times.rename({PYTORCH: name})
-        of_pytorch = {PYTORCH: metrics, name: fitted} if metrics else {name: fitted}
+def test_fitted(runner: Runner, name: str, size: tuple[int, int]) -> dict[str, float]:
+    """Test a model that sees images of one size."""
+    print(f'testing {name}', file=SCREEN)
+    try:
+        return runner.test()
+    except RuntimeError as error:
+        raise ValueError(f'the model cannot be tested on images of {size}: {error}') from error
+
+
+def test_file(
+    runner: Runner, file: Path, program: Any, slices: bool, checked: bool
+) -> tuple[str, dict[str, float]]:
+    """Test a file in its model; return the file's part of the model, and metrics.
+
+    Args:
+        runner: From :func:`build_fitted`.
+        file: Its path.
+        program: The file, opened.
+        slices: Whether the file computes windows of pictures, in place of the toolbox.
+        checked: Whether the model has the weights of a checkpoint, which the file must have.
+    """
+    replaced = sliced if slices else replaced_part
+    with replaced(runner.model, program, checked) as part:
+        if part != 'model' and not checked:
+            raise ValueError(
+                f'{file} holds the {part} alone: give the weights of the rest with '
+                '--checkpoint CHECKPOINT'
+            )
+        return part, test_fitted(runner, str(file), program.input_shape[2:])
+
+
+def pytorch_part(
+    model: Any, part: str, decodes: bool, picture: Tensor, samples: Any
+) -> tuple[float, Callable[[], object]]:
+    """Return megabytes of a part of a model, and a function that computes it for a picture.
+
+    Args:
+        model: Of a toolbox.
+        part: See :func:`mmcare.export.load_model`.
+        decodes: Whether the function computes results, by the toolbox's operators.
+        picture: Of shape (1, C, H, W), normalized.
+        samples: The picture's data samples.
+    """
+    model = deepcopy(model).cpu()
+    network = make_task(model, part)
+    weights = sum(value.nbytes for value in network.state_dict().values())
+    run = partial(model.predict, picture, samples) if decodes else partial(network, picture)
+    return weights / 1e6, run
+
+
+def measure(
+    arguments: argparse.Namespace, config: Config, programs: Mapping[Path, Any], tile: str
+) -> pd.DataFrame:
+    """Test and time the files, and the checkpoint if one is given; return a row for each."""
+    first, checked = next(iter(programs.values())), bool(arguments.checkpoint)
+    batch_size, size = first.input_shape[0], first.input_shape[2:]
+    slices = tile == 'slide' and not has_mode(config)
+    tile = 'whole' if slices else tile
+    unchanged = test_unchanged(arguments, config) if checked else {}
+    runner = build_fitted(arguments, config, first, tile)
+    batch = runner.model.data_preprocessor(next(iter(runner.test_dataloader)))
+    picture = batch['inputs'][..., : size[0], : size[1]].cpu()
+
+    tested = {
+        file: test_file(runner, file, program, slices, checked)
+        for file, program in programs.items()
+    }
+    rows = {
+        str(file): {'MB': size_of(file) / 1e6, 'ms': 0.0, **metrics}
+        for file, (_, metrics) in tested.items()
+    }
+    images = picture.repeat(batch_size, 1, 1, 1).numpy()
+    runs: dict[str, Callable[[], object]] = {
+        str(file): partial(program.run, images)
+        for file, program in programs.items()
+        if program.timed
+    }
+    timed_files = [*runs]
+    if checked:
+        fitted = test_fitted(runner, f'{PYTORCH} at {size[0]}x{size[1]}', size)
+        name = PYTORCH if fitted == unchanged else f'{PYTORCH}, {size[0]}x{size[1]}'
+        part, _ = next(iter(tested.values()))
+        decodes = tile == 'whole' and 'kind' in first.description['outputs'][0]
+        megabytes, runs[name] = pytorch_part(
+            runner.model, part, decodes, picture, batch['data_samples']
+        )
+        in_pytorch = {PYTORCH: unchanged, name: fitted} if unchanged else {name: fitted}
         rows = {
-            key: dict(MB=weights / 1e6, ms=0.0, **row) for key, row in of_pytorch.items()
+            key: {'MB': megabytes, 'ms': 0.0, **metrics} for key, metrics in in_pytorch.items()
         } | rows
+    print('timing', file=SCREEN)
+    times = measure_in_turn(runs, ROUNDS).median()
+    times[timed_files] /= batch_size
     table = pd.DataFrame(rows).T
     table['ms'] = times
     return table
+
+
+def lay_out(table: pd.DataFrame) -> str:
+    """Lay out a row for each file; columns that do not fit into the width go on below."""
+    table = table.rename(index=shorten(table.index), columns=shorten(table.columns))
+    return table.to_string(float_format='{:.4f}'.format, line_width=WIDTH)
+
+
+def shorten(names: Iterable[str]) -> dict[str, str]:
+    """Map names to their parts after the last slash, where no two are equal."""
+    ends = {name: name.rpartition('/')[2] for name in names}
+    return {name: end for name, end in ends.items() if [*ends.values()].count(end) == 1}
 
 
 def main() -> None:
@@ -198,18 +294,24 @@ def main() -> None:
     try:
         if arguments.out:
             check_writable_file(arguments.out)
-        table = measure(arguments)
+        programs = open_files(arguments)
+        config = read_test_config(arguments)
+        tile = choose_tile(arguments.tile, config, programs)
+        log = Path(f'{arguments.out or Path(config.work_dir, "eval_exported")}.log')
+        print(f'what the toolbox prints goes to {log}', file=SCREEN)
+        with printed_to(log):
+            table = measure(arguments, config, programs, tile)
     except KeyboardInterrupt:
         print('stopped: nothing is written', file=sys.stderr)
         sys.exit(130)
     except (CheckpointError, ImportError, OSError, ValueError) as error:
         print(f'error: {escape(" ".join(str(error).split()))}', file=sys.stderr)
         sys.exit(2)
-    print(table.to_string(float_format='{:.4f}'.format))
     if arguments.out:
         with moved_into_place(arguments.out) as temporary:
             known = {name: row.dropna().to_dict() for name, row in table.iterrows()}
             temporary.write_text(json.dumps(known, indent=2) + '\n')
+    print(lay_out(table))
 
 
 if __name__ == '__main__':

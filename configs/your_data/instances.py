@@ -6,6 +6,8 @@ size = (640, 640)  # width and height into which pictures are scaled; a GPU take
 epochs = 50
 pretrained = None  # or the ImageNet weights, such as 'CARETrans_S0.pth.tar'
 
+_base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'
+
 # In data_root: annotations, and the folders of their pictures.
 train = dict(ann_file='train.json', data_prefix=dict(img='images/'))
 val = dict(ann_file='val.json', data_prefix=dict(img='images/'))
@@ -80,90 +82,25 @@ else:
     lr, betas = 2e-4, (0.9, 0.999)  # the paper's rate; not tried with the published weights
     gamma_rate = fc_rate = 1.0
 
+# What is not set here is as in mmdet's Mask R-CNN. -1: no proposal is too small.
+proposals = dict(nms_pre=1000, max_per_img=500, min_bbox_size=-1)
 model = dict(
-    type='MaskRCNN',
     data_preprocessor=dict(
-        type='DetDataPreprocessor',
-        mean=[123.675, 116.28, 103.53],
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
-        pad_mask=True,
-        pad_size_divisor=32,
+        mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], bgr_to_rgb=True
     ),
-    backbone=dict(type='mmcare.CARE', arch='s0', **weights),
-    neck=dict(type='FPN', in_channels=[32, 64, 128, 1024], out_channels=channels, num_outs=5),
-    rpn_head=dict(
-        type='RPNHead',
-        in_channels=channels,
-        feat_channels=channels,
-        anchor_generator=dict(
-            type='AnchorGenerator',
-            scales=[8],
-            ratios=[0.5, 1.0, 2.0],
-            strides=[4, 8, 16, 32, 64],
-        ),
-        bbox_coder=dict(type='DeltaXYWHBBoxCoder'),
-        loss_cls=dict(type='CrossEntropyLoss', use_sigmoid=True, loss_weight=1.0),
-        loss_bbox=dict(type='L1Loss', loss_weight=1.0),
-    ),
+    backbone=dict(_delete_=True, type='mmcare.CARE', arch='s0', **weights),
+    neck=dict(in_channels=[32, 64, 128, 1024], out_channels=channels),
+    rpn_head=dict(in_channels=channels, feat_channels=channels),
     roi_head=dict(
-        type='StandardRoIHead',
-        bbox_roi_extractor=dict(
-            type='SingleRoIExtractor',
-            roi_layer=dict(type='RoIAlign', output_size=7, sampling_ratio=0),
-            out_channels=channels,
-            featmap_strides=[4, 8, 16, 32],
-        ),
+        bbox_roi_extractor=dict(out_channels=channels),
         bbox_head=dict(
-            type='Shared2FCBBoxHead',
-            in_channels=channels,
-            fc_out_channels=4 * channels,
-            num_classes=len(classes),
-            bbox_coder=dict(type='DeltaXYWHBBoxCoder', target_stds=[0.1, 0.1, 0.2, 0.2]),
-            loss_cls=dict(type='CrossEntropyLoss', use_sigmoid=False, loss_weight=1.0),
-            loss_bbox=dict(type='L1Loss', loss_weight=1.0),
+            in_channels=channels, fc_out_channels=4 * channels, num_classes=len(classes)
         ),
-        mask_roi_extractor=dict(
-            type='SingleRoIExtractor',
-            roi_layer=dict(type='RoIAlign', output_size=14, sampling_ratio=0),
-            out_channels=channels,
-            featmap_strides=[4, 8, 16, 32],
-        ),
-        mask_head=dict(
-            type='FCNMaskHead',
-            num_convs=4,
-            in_channels=channels,
-            conv_out_channels=channels,
-            num_classes=len(classes),
-            loss_mask=dict(type='CrossEntropyLoss', use_mask=True, loss_weight=1.0),
-        ),
+        mask_roi_extractor=dict(out_channels=channels),
+        mask_head=dict(in_channels=channels, conv_out_channels=channels, num_classes=len(classes)),
     ),
-    train_cfg=dict(
-        rpn=dict(
-            assigner=dict(type='MaxIoUAssigner', pos_iou_thr=0.7, neg_iou_thr=0.3, min_pos_iou=0.3),
-            sampler=dict(
-                type='RandomSampler', num=256, pos_fraction=0.5, add_gt_as_proposals=False
-            ),
-            allowed_border=-1,
-            pos_weight=-1,
-        ),
-        rpn_proposal=dict(nms_pre=1000, max_per_img=500, nms=dict(type='nms', iou_threshold=0.7)),
-        rcnn=dict(
-            assigner=dict(type='MaxIoUAssigner', pos_iou_thr=0.5, neg_iou_thr=0.5, min_pos_iou=0.5),
-            sampler=dict(type='RandomSampler', num=128, pos_fraction=0.25),
-            mask_size=28,
-            pos_weight=-1,
-        ),
-    ),
-    test_cfg=dict(
-        rpn=dict(nms_pre=1000, max_per_img=500, nms=dict(type='nms', iou_threshold=0.7)),
-        rcnn=dict(
-            score_thr=0.05,
-            nms=dict(type='nms', iou_threshold=0.5),
-            max_per_img=100,
-            mask_thr_binary=0.5,
-        ),
-    ),
+    train_cfg=dict(rpn_proposal=proposals, rcnn=dict(sampler=dict(num=128))),
+    test_cfg=dict(rpn=proposals),
 )
 
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=epochs, val_interval=max(epochs // 10, 1))

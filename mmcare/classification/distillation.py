@@ -18,16 +18,8 @@ from mmpretrain.registry import MODELS as MMPRETRAIN_MODELS
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
-from mmcare.models.arguments import check
 from mmcare.registry import MODELS
 from mmcare.weights.reading import load_weights
-
-
-class _Shared(list):
-    """Hold a module that its owner does not register, and that copies of the owner share."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
-        return self
 
 
 @MODELS.register_module()
@@ -40,9 +32,9 @@ class DistillationClassifier(ImageClassifier):
 
     CE against the labels is the head's own loss, with label smoothing and mixed labels.
 
-    The teacher is built when training starts, so testing needs neither the teacher nor its file. It
-    gets no gradients, stays in evaluation mode, and is not part of the student's parameters,
-    checkpoints and averaged copies.
+    The teacher is built when training starts, so testing needs neither the teacher nor its file,
+    and neither do averaged copies, which ``EMAHook`` makes before. It gets no gradients, stays in
+    evaluation mode, and is not part of the student's parameters and checkpoints.
 
     Args:
         teacher: Config of a classifier, such as mmpretrain's ``TimmClassifier``, or a module. It
@@ -70,31 +62,39 @@ class DistillationClassifier(ImageClassifier):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check('alpha', alpha, 'in [0, 1]', 0 <= alpha <= 1)
+        if not 0 <= alpha <= 1:
+            raise ValueError(f'alpha must be in [0, 1], got {alpha!r}')
         self.alpha, self.teacher_checkpoint = alpha, teacher_checkpoint
         self.teacher_layout: dict[str, Any] = dict(
             dtype=getattr(torch, teacher_dtype) if teacher_dtype else None,
             memory_format=torch.channels_last if teacher_channels_last else None,
         )
         self._teacher_device: torch.device | None = None
-        self._teacher = _Shared([teacher])  # a config until its first use
+        self._teacher: Any = teacher  # a config until its first use
         if not isinstance(teacher, nn.Module):
             loads = teacher_checkpoint or teacher.get('pretrained') or teacher.get('init_cfg')
-            check('teacher_checkpoint', teacher_checkpoint, "the teacher's weights", bool(loads))
+            if not loads:
+                raise ValueError("teacher_checkpoint must be the teacher's weights, got None")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; the teacher is not registered as a module, as in mmdet's detectors."""
+        if name == '_teacher':
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     @property
     def teacher(self) -> nn.Module:
         """The teacher with its weights; it is built on first use."""
-        teacher = self._teacher[0]
-        if not isinstance(teacher, nn.Module):
-            teacher = MMPRETRAIN_MODELS.build(deepcopy(teacher))
+        if not isinstance(self._teacher, nn.Module):
+            teacher = MMPRETRAIN_MODELS.build(deepcopy(self._teacher))
             if self.teacher_checkpoint:
                 state = load_weights(self.teacher_checkpoint)
                 teacher.load_state_dict(state.get('model', state))  # DeiT's key is `model`
             elif teacher.init_cfg:  # timm's models have loaded theirs, which this would replace
                 teacher.init_weights()
-            self._teacher[0] = teacher
-        return teacher
+            self._teacher = teacher
+        return self._teacher
 
     def init_weights(self) -> None:
         """Initialise the student; also build the teacher, so that a missing file is found early."""
@@ -117,5 +117,7 @@ class DistillationClassifier(ImageClassifier):
 
     def _distillation_loss(self, teacher_logits: Tensor, logits: Tensor) -> Tensor:
         shape, needed = tuple(teacher_logits.shape), tuple(logits.shape)
-        check("the shape of the teacher's logits", shape, f"the head's {needed}", shape == needed)
+        if shape != needed:
+            name = "the shape of the teacher's logits"
+            raise ValueError(f"{name} must be the head's {needed}, got {shape}")
         return F.cross_entropy(logits, teacher_logits.argmax(1))

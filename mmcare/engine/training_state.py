@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
+import pickle
 import random
-import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from textwrap import dedent
 from typing import Any, Dict, Tuple
 
 import numpy as np
@@ -25,16 +22,8 @@ from torch.utils.data import get_worker_info
 # pipelines do. EarlyStoppingHook does not, see `restorable`.
 TOOLBOXES = ('mmcare', 'mmdet', 'mmengine', 'mmpose', 'mmpretrain', 'mmseg')
 OF_MODULES = frozenset(vars(nn.Module()))  # attributes that PyTorch itself changes
-
-# Methods of hooks, transforms and preprocessors that training calls again and again.
-REPEATED = [name for name in vars(Hook) if re.search('_(epoch|iter|val)$', name)]
-REPEATED = [name for name in REPEATED if 'test' not in name] + ['__call__', 'transform', 'forward']
-# Methods that change a list, deque, dictionary or set.
-CHANGING = {'add', 'append', 'appendleft', 'clear', 'discard', 'extend', 'insert', 'pop'}
-CHANGING |= {'popitem', 'popleft', 'remove', 'setdefault', 'update'}
-
 SEEDED = 'set_random_state'  # a method of objects that have their own random generators
-GENERATORS = random.Random, np.random.Generator, np.random.RandomState, torch.Generator
+GENERATORS = random.Random, np.random.Generator, np.random.RandomState
 
 Numbers = Dict[Tuple[Any, str], Any]  # by (name of an object, attribute)
 
@@ -99,59 +88,10 @@ def read_contents(objects: Mapping[Any, Any]) -> dict[tuple[Any, str], Any]:
             elif isinstance(value, torch.Tensor):
                 contents[name, attribute] = id(value), value.is_inference() or value._version
             elif isinstance(value, GENERATORS):
-                contents[name, attribute] = None
+                contents[name, attribute] = pickle.dumps(value)
+            elif isinstance(value, torch.Generator):
+                contents[name, attribute] = value.get_state().tolist()
     return contents
-
-
-def find_changing(item: Any) -> set[str]:
-    """Find the attributes that training changes: generators, and what methods set or fill.
-
-    The search reads the source of the methods that training calls, and of the methods that these
-    call. It misses changes under other names than ``self.NAME``, and methods without source.
-    """
-    changing = {name for name, value in vars(item).items() if isinstance(value, GENERATORS)}
-    methods = [*REPEATED]
-    defaults: set[ast.AST] = set()
-    for method in methods:  # the loop appends to it
-        for node in (n for part in type(item).__mro__ for n in _parse(vars(part).get(method))):
-            if isinstance(node, ast.If) and not isinstance(item, Hook):
-                defaults.update(_find_defaults(node))
-            if not isinstance(node, (ast.Attribute, ast.Subscript)) or node in defaults:
-                continue
-            is_read = isinstance(node.ctx, ast.Load)
-            name = _attribute_of_self(node)
-            if name and is_read and name not in methods:
-                methods.append(name)
-            elif name and not is_read:
-                changing.add(name)
-            elif not is_read or getattr(node, 'attr', '') in CHANGING:  # self.NAME[key] = value
-                changing.add(_attribute_of_self(node.value))
-    return changing
-
-
-def _parse(method: Any) -> Iterator[ast.AST]:
-    """Yield the nodes of a method's source, and of functions that a decorator has wrapped."""
-    method = getattr(method, 'fget', method)  # of a property
-    cells = [cell.cell_contents for cell in getattr(method, '__closure__', None) or ()]
-    for function in (method, *filter(inspect.isfunction, cells)):
-        try:
-            yield from ast.walk(ast.parse(dedent(inspect.getsource(function))))
-        except (OSError, SyntaxError, TypeError):  # no source, or no function
-            continue
-
-
-def _find_defaults(node: ast.If) -> Iterator[ast.AST]:
-    """Yield what sets ``self.NAME`` in ``if self.NAME is None``, as in LoadAnnotations."""
-    test = node.test
-    name = _attribute_of_self(test.left) if isinstance(test, ast.Compare) else ''
-    if name and isinstance(test.ops[0], ast.Is):  # type: ignore[attr-defined]
-        yield from (inner for inner in ast.walk(node) if _attribute_of_self(inner) == name)
-
-
-def _attribute_of_self(node: ast.AST) -> str:
-    """Return ``'NAME'`` for ``self.NAME``, and an empty string for other expressions."""
-    of_self = isinstance(node, ast.Attribute) and getattr(node.value, 'id', '') == 'self'
-    return getattr(node, 'attr', '') if of_self else ''
 
 
 def _is_numeric(value: Any) -> bool:

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Run = Callable[[Tensor], Sequence[Any]]  # an input of the file (B, C, H, W) to its outputs
+from mmcare.export.errors import Argument, ExportError
+
+RunFile = Callable[[Tensor], Sequence[Any]]  # an input of the file (B, C, H, W) to its outputs
 
 MIN_SQNR_DB = 10.0  # for every output; below it, results are useless
 # Above this ratio, rounding alone makes ratios differ by more than AGREEMENT_DB.
@@ -22,15 +24,6 @@ QUANTIZED_RESULTS = 1e-2  # tolerance of a quantized file's results, decoded fro
 # The tolerance if layers follow these outputs, since those layers are quantized as well: the demo's
 # Mask R-CNN is off by 4e-2 in its boxes, scores and masks.
 QUANTIZED_LAYERS = 1e-1
-
-
-class ExportError(RuntimeError):
-    """A file cannot be converted, or does not compute what the network computes.
-
-    ``reports`` has the reports of the formats that did not fail.
-    """
-
-    reports: Mapping[str, dict[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -48,7 +41,7 @@ class Checker:
     @torch.no_grad()
     def max_rel_errors(
         self,
-        run: Run,
+        run: RunFile,
         tolerance: float,
         runtime: str,
         expected: Callable[[str], Sequence[Tensor]] | None = None,
@@ -88,10 +81,11 @@ class Checker:
     @torch.no_grad()
     def sqnr_db(
         self,
-        run: Run,
-        cross_check: Run | None = None,
+        run: RunFile,
+        cross_check: RunFile | None = None,
         cross_check_name: str = '',
         may_be_better: bool = False,
+        run_name: str = 'the file',
     ) -> dict[str, float]:
         """Compare a quantized file on pictures, since its error on noise is large.
 
@@ -100,6 +94,7 @@ class Checker:
             cross_check: Computes the same as the file.
             cross_check_name: Name of the cross-check, for messages.
             may_be_better: Whether only a lower ratio than the cross-check's is an error.
+            run_name: What computes the file, for messages.
 
         Returns:
             The signal-to-quantization-noise ratio of each output, in dB.
@@ -115,7 +110,7 @@ class Checker:
             gain = min(ratio, FINE_SQNR_DB) - min(other, FINE_SQNR_DB)
             if not (gain >= -AGREEMENT_DB and (may_be_better or gain <= AGREEMENT_DB)):
                 raise ExportError(
-                    f'{output} has {ratio:.1f} dB in the file and {other:.1f} dB in '
+                    f'{output} has {ratio:.1f} dB in {run_name} and {other:.1f} dB in '
                     f'{cross_check_name}, on pictures: they compute different things; {self.file} '
                     'is not written'
                 )
@@ -123,8 +118,11 @@ class Checker:
                 raise ExportError(
                     f'{output} keeps {ratio:.1f} dB of signal to noise, less than '
                     f'{MIN_SQNR_DB:g}: for int8, give more pictures, like those of the application '
-                    f'(calibration=, images=), or compress the weights less; {self.file} is not '
-                    'written'
+                    '(',
+                    Argument('calibration'),
+                    ', ',
+                    Argument('images'),
+                    f'), or compress the weights less; {self.file} is not written',
                 )
         return dict(zip(self.output_names, np.round(ratios, 1).tolist(), strict=True))
 

@@ -44,7 +44,7 @@ def describe_file(
     model: LoadedModel,
     graph: Graph,
     outputs: Sequence[Tensor],
-    settings: Mapping[str, str],
+    settings: Mapping[str, Any],
     input_settings: Mapping[str, Any],
     layout: str,
 ) -> dict[str, Any]:

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from mmcare.deployment import BackboneInfo, fuse_all, prepare_backbone
 from mmcare.export import rewrites
 from mmcare.export.loading import LoadedModel, Normalization
 from mmcare.export.tasks import PostProcess
-from mmcare.models.averaged_attention import average_attention
-from mmcare.models.deployment import BackboneInfo, fuse_all
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,8 @@ def build_graph(
     example = torch.zeros(batch, info.in_channels, *shape)
     network: Any = deepcopy(model.task)
     fuse_all(network)
+    prepare_backbone(network.backbone, example[:1])
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    average_attention(network)
     rewrites.use_matrix_pools(network, example)
     if separate_convolutions:
         rewrites.separate_convolutions(network)

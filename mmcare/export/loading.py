@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
+from mmengine.hub import get_config
 from mmengine.registry import MODELS
 from mmengine.utils import import_modules_from_strings
 from torch import Tensor
 
+from mmcare.deployment import ARCHS, fuse_all
 from mmcare.export.preprocessing import read_padding
 from mmcare.export.tasks import PARTS, Task, make_task
-from mmcare.models import CARE
-from mmcare.models.deployment import fuse_all
-from mmcare.models.loading import check_state_dict, load_strictly
-from mmcare.weights.names import of_backbone
+from mmcare.weights.names import is_fused, of_backbone
 from mmcare.weights.reading import load_weights
+from mmcare.weights.strict import check_weights, load_strictly
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class Normalization:
         return dict(described, mean=None, std=None, padding=padding)
 
 
+# Initial values of layer scales are below this, such as 1e-5 and 1e-6.
+SMALL_SCALE = 1e-3
 IMAGENET = Normalization((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), 'RGB')
 
 
@@ -82,8 +84,13 @@ class LoadedModel:
 
 
 def read_config(path: str | os.PathLike, with_imports: bool = True) -> Config:
-    """Read a config and import its ``custom_imports``; raise a ValueError if MMEngine cannot."""
+    """Read a config and import its ``custom_imports``; raise a ValueError if MMEngine cannot.
+
+    ``'mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py'`` is a config in an installed toolbox.
+    """
     try:
+        if '::' in os.fspath(path):
+            return get_config(path)
         return Config.fromfile(path, import_custom_modules=with_imports)
     except (LookupError, RuntimeError, SyntaxError) as error:
         raise ValueError(f'{path} is not a config: {error}') from error
@@ -97,7 +104,8 @@ def load_model(
     A backbone in ``model.backbone`` is built alone, without the config's toolbox.
 
     Args:
-        source: ``'s0'``, ``'s1'``, ``'s2'``, or a config of a model with one CARE.
+        source: The name of an arch, such as ``'s0'``, a config of mmdet, mmseg or mmpretrain, or
+            the name of one of theirs, such as ``'mmdet::retinanet/retinanet_r18_fpn_1x_coco.py'``.
         checkpoint: A published file, or a checkpoint of the backbone (``part='backbone'``) or of
             the whole model, fused or not. None: random weights.
         part: ``'backbone'``, ``'neck'`` or ``'model'``, see
@@ -106,52 +114,52 @@ def load_model(
     Raises:
         FileNotFoundError: If config or checkpoint does not exist.
         CheckpointError: If the checkpoint cannot be read, or does not fit the network.
-        ValueError: If the source is neither an arch nor a config of a model with one CARE, if the
-            model cannot be built, or if it lacks the part.
+        ValueError: If the source is neither an arch nor a config, if the model cannot be built, or
+            if it lacks a backbone or the part.
         ImportError: If something that the config imports is missing.
     """
     source, config = os.fspath(source), None
-    model_config: Mapping[str, Any] = dict(type=CARE, arch=source)
     normalization: Normalization | None = IMAGENET
+    backbone: str | None = None  # to be found
     if part not in PARTS:
         raise ValueError(f'{part!r} is none of the parts {", ".join(PARTS)}')
-    if source in CARE.arch_zoo:
-        name = f'care_{source}'
+    if source in ARCHS:
+        (name, model_config), backbone = ARCHS[source], ''
         if part != 'backbone':
             raise ValueError(f'{source!r} is a backbone without neck or head: give a config (.py)')
     elif Path(source).suffix == '.py':
         name, config = Path(source).stem, read_config(source, with_imports=False)
-        model_config, normalization = _describe_model(config, part)
+        import_for(config, part)
+        normalization = read_normalization(config)
+        model_config = config.get('model') or {}
+        if part == 'backbone' and 'backbone' in model_config:  # alone, without the toolbox
+            model_config, backbone = model_config['backbone'], ''
+        model_config = {**model_config, '_scope_': config.get('default_scope')}
     else:
-        raise ValueError(f'{source!r} is neither one of {", ".join(CARE.arch_zoo)} nor a config')
+        raise ValueError(f'{source!r} is neither one of {", ".join(ARCHS)} nor a config')
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
             model = MODELS.build(model_config)
-        # Reasons: a name or an argument that does not exist, or a mean of four channels.
-        except (AssertionError, LookupError, TypeError) as error:
+        # Such as a name or an argument that does not exist, or a mean of four channels.
+        except (AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f'the model of {source} cannot be built: {error}') from error
-    task = make_task(model, part)
+    task = make_task(model, part, backbone=backbone)
     if normalization is not None:
         normalization = normalization.expand(task.info.in_channels)
     if checkpoint is not None:
         _load(task, checkpoint)
         return LoadedModel(name, Path(checkpoint).name, task, normalization, config)
-    for key, parameter in task.named_parameters():
-        if key.endswith('gamma'):
-            parameter.fill_(0.1)  # the initial 1e-6 would hide wrong blocks
+    for parameter in task.parameters():
+        if 0 < parameter.abs().max() < SMALL_SCALE:
+            parameter.fill_(0.1)  # a layer scale, which would hide wrong blocks
     return LoadedModel(name, 'random', task, normalization, config)
 
 
-def _describe_model(config: Config, part: str) -> tuple[Mapping[str, Any], Normalization | None]:
-    """Return the config of the model or of its backbone, and the normalization of images."""
+def import_for(config: Config, part: str) -> None:
+    """Import what a part of a config's model needs: only the rest may need a failing import."""
     imports = config.get('custom_imports') or dict(imports=[])
-    # Only the rest of the model may need an import that fails.
     import_modules_from_strings(imports['imports'], allow_failed_imports=part == 'backbone')
-    model = config.get('model') or {}
-    alone = part == 'backbone' and 'backbone' in model
-    built = {**(model['backbone'] if alone else model), '_scope_': config.get('default_scope')}
-    return built, read_normalization(config)
 
 
 def read_normalization(config: Config) -> Normalization | None:
@@ -174,8 +182,8 @@ def read_normalization(config: Config) -> Normalization | None:
 def _load(task: Task, checkpoint: str | os.PathLike) -> None:
     """Load all weights; if the weights are fused, fuse the network first."""
     state = load_weights(checkpoint)
-    if any(key.split('.')[-1] == 'folded' for key in state):
+    if is_fused(state):
         fuse_all(task)
     if task.part == 'backbone':
-        state = check_state_dict(task.backbone, of_backbone(state), '', checkpoint)
-    load_strictly(task.model, state, (CARE,), checkpoint)
+        state = check_weights(task.backbone, of_backbone(state), '', checkpoint)
+    load_strictly(task.model, state, checkpoint)

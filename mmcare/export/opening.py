@@ -24,14 +24,15 @@ def open_exported(
             these options.
     """
     path = Path(path)
-    backends = {backend.suffix: backend for backend in BACKENDS.values()}
-    if path.suffix not in backends:
+    suffixes = {backend.suffix for backend in BACKENDS.values()}
+    if path.suffix not in suffixes:
         return mmcare_runtime.open_exported(path, verify=verify, **options)
     try:
         check_file(path)
         if verify:
             check_hash(path)
-        return backends[path.suffix].open(path, verify=False, **options)
+        backend = next(backend for backend in BACKENDS.values() if backend.reads(path))
+        return backend.open(path, verify=False, **options)
     except (FileNotFoundError, ImportError):
         raise
     except Exception as error:  # the interpreter of ML Programs reads files with others' code

@@ -27,6 +27,9 @@ def nms_mask(
 ) -> Tensor:
     """Mark the boxes that non-maximum suppression keeps, by matrix products.
 
+    The result must equal that of :func:`nms_mask_operator`, of ``nms`` in
+    :mod:`mmcare_runtime.results`, and of the page for phones (``decode.js``).
+
     Args:
         boxes: (N, 4), x1, y1, x2, y2 as shares of the image, from the best to the worst.
         iou_threshold: A box is removed if its IoU with a better box that is kept is larger.
@@ -54,34 +57,48 @@ def nms_mask(
 
 @torch.library.custom_op('mmcare::nms_mask', mutates_args=())
 def nms_mask_operator(
-    boxes: Tensor, scores: Tensor, iou_threshold: float, labels: Tensor, classes: int
+    boxes: Tensor,
+    iou_threshold: float,
+    labels: Tensor | None,
+    classes: int,
+    valid: Tensor | None,
 ) -> Tensor:
     """Mark the boxes that non-maximum suppression keeps, as :func:`nms_mask` does, exactly.
 
-    Backends translate this operator to theirs, with the same result; boxes may be in any order.
+    Backends translate this operator to theirs, with the same result. Boxes are in order, so that
+    no score is needed: an engine's sigmoid can be 0 for a box that is one.
 
     Args:
-        boxes: (N, 4), x1, y1, x2, y2 as shares of the image.
-        scores: (N,); the result for boxes with score 0 is undefined.
+        boxes: (N, 4), x1, y1, x2, y2 as shares of the image, from the best to the worst.
         iou_threshold: A box is removed if its IoU with a better box that is kept is larger.
         labels: (N,), from 0 to ``classes`` - 1; only boxes of the same label suppress each other.
+            None: all boxes do.
         classes: Number of classes.
+        valid: (N,), 1 or 0; boxes with 0 are removed, and suppress none.
 
     Returns:
         (N,) floats, 1 for boxes that stay and 0 for others.
     """
     from torchvision.ops import nms  # here, since backbones do not need it
 
-    kept = torch.zeros_like(scores)
+    kept = boxes.new_zeros(len(boxes))
+    ranks = torch.arange(len(boxes), 0, -1, dtype=boxes.dtype)
+    use = torch.ones_like(kept) if valid is None else valid
     for label in range(classes):  # not batched_nms, which adds labels to boxes
-        rows = (labels == label).nonzero()[:, 0]
-        kept[rows[nms(boxes[rows], scores[rows], iou_threshold)]] = 1
+        rows = (use > 0 if labels is None else (use > 0) & (labels == label)).nonzero()[:, 0]
+        kept[rows[nms(boxes[rows], ranks[rows], iou_threshold)]] = 1
     return kept
 
 
 @nms_mask_operator.register_fake
-def _(boxes: Tensor, scores: Tensor, iou_threshold: float, labels: Tensor, classes: int) -> Tensor:
-    return torch.empty_like(scores)
+def _(
+    boxes: Tensor,
+    iou_threshold: float,
+    labels: Tensor | None,
+    classes: int,
+    valid: Tensor | None,
+) -> Tensor:
+    return boxes.new_empty(len(boxes))
 
 
 class BinWeights(nn.Module):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmcare.export.images import CheckImage
 from mmcare.export.loading import LoadedModel
@@ -24,6 +24,7 @@ class Reference:
         self.model, self.images = model, images
         self.why_float32 = ''
         self._outputs: dict[str, Sequence[Tensor]] = {}
+        self._network: nn.Module | None = None  # in float64
 
     @torch.no_grad()
     def outputs(self, name: str) -> Sequence[Tensor]:
@@ -37,7 +38,9 @@ class Reference:
     def _compute(self, image: Tensor) -> Sequence[Tensor]:
         if not self.why_float32:
             try:
-                return deepcopy(self.model.task).double()(image)
+                if self._network is None:
+                    self._network = deepcopy(self.model.task).double()
+                return self._network(image)
             except RuntimeError as error:  # dtypes differ
                 self.why_float32 = str(error)
                 LOGGER.warning('PyTorch computes the network in float32 only: %s', error)

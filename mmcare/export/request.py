@@ -7,6 +7,7 @@ from typing import Any
 
 from mmcare.export.backends import BACKENDS
 from mmcare.export.backends.base import Backend
+from mmcare.export.errors import Argument, RequestError
 from mmcare.export.images import Pictures
 from mmcare.export.preprocessing import LETTERBOXES
 from mmcare.export.tasks import OPTIONS as TASK_OPTIONS
@@ -75,48 +76,54 @@ class ExportRequest:
             *(('formats', name, tuple(BACKENDS)) for name in self.formats),
         ):
             if value not in known:
-                raise ValueError(f'{name}={value!r} is none of {", ".join(known)}')
+                raise RequestError(Argument(name, value), f' is none of {", ".join(known)}')
         if self.shape and not all(1 <= side <= LARGEST_SIDE for side in self.shape):
-            raise ValueError(f'height and width must be 1 to {LARGEST_SIDE}, got {self.shape}')
+            raise RequestError(f'height and width must be 1 to {LARGEST_SIDE}, got {self.shape}')
         if not 1 <= self.batch <= LARGEST_BATCH:
-            raise ValueError(f'batch= is 1 to {LARGEST_BATCH}, got {self.batch}')
-        able = [name for name, backend in BACKENDS.items() if backend.takes_batches]
-        if self.batch > 1 and not {*self.formats} <= {*able}:
-            raise ValueError(f'batch={self.batch} is only for formats={quote(able)}')
+            raise RequestError(Argument('batch'), f' is 1 to {LARGEST_BATCH}, got {self.batch}')
+        able = [backend for backend in BACKENDS.values() if backend.takes_batches]
+        if self.batch > 1 and not {*self.backends} <= {*able}:
+            raise RequestError(Argument('batch', self.batch), ' is only for ', name_formats(able))
         self._check_options()
-        able = [name for name, b in BACKENDS.items() if self.precision in (None, *b.precisions)]
-        if not {*self.formats} <= {*able}:
-            raise ValueError(f'precision={self.precision!r} is only for formats={quote(able)}')
+        able = [b for b in BACKENDS.values() if self.precision in (None, *b.precisions)]
+        if not {*self.backends} <= {*able}:
+            precision = Argument('precision', self.precision)
+            raise RequestError(precision, ' is only for ', name_formats(able))
         if self.calibration is not None and (self.precision != 'int8' or self.calibration < 1):
-            raise ValueError("calibration= is for precision='int8', and at least 1")
-        for backend in self.backends:
-            backend.choose_precision(self.precision, self.options)
+            precision = Argument('precision', 'int8')
+            raise RequestError(Argument('calibration'), ' is for ', precision, ', and at least 1')
         for backend in self.backends:
             backend.require()
 
     def _check_options(self) -> None:
         for name, value in self.options.items():
-            able = {key: b.options[name] for key, b in BACKENDS.items() if name in b.options}
+            able = [backend for backend in BACKENDS.values() if name in backend.options]
+            decoded = Argument('outputs', 'decoded')
             if name in TASK_OPTIONS:
                 if self.outputs != 'decoded' or value < 1:
-                    raise ValueError(
-                        f"{name}= is for outputs='decoded' of detectors, and at least 1"
-                    )
+                    text = ' of detectors, and at least 1'
+                    raise RequestError(Argument(name), ' is for ', decoded, text)
             elif not able:
                 raise TypeError(f'export_model() got an unexpected keyword argument {name!r}')
             elif name == 'nms' and self.outputs != 'decoded':
-                raise ValueError("nms= is for outputs='decoded' of detectors")
-            elif not {*able} & {*self.formats}:
-                raise ValueError(f'{name}={value!r} is for formats={quote(able)}')
-            for option in able.values():
-                if value not in option.get('choices', [value]):
-                    choices = ', '.join(map(str, option['choices']))
-                    raise ValueError(f'{name}={value!r} is none of {choices}')
+                raise RequestError(Argument(name), ' is for ', decoded, ' of detectors')
+            elif name == 'int8_for' and self.precision != 'int8':
+                raise RequestError(Argument(name), ' is for ', Argument('precision', 'int8'))
+            elif not {backend.name for backend in able} & {*self.formats}:
+                raise RequestError(Argument(name, value), ' is for ', name_formats(able))
+            for backend in able:
+                choices = backend.options[name].get('choices', [value])
+                if value not in choices:
+                    known = ', '.join(map(str, choices))
+                    raise RequestError(Argument(name, value), f' is none of {known}')
 
     @cached_property
     def backends(self) -> list[Backend]:
         """The backends of the formats, in the order of reports."""
-        return [backend for name, backend in BACKENDS.items() if name in self.formats]
+        names = {*self.formats}
+        if self.options.get('delegate') == 'coreml':  # the name of 1.0
+            names = names - {'executorch'} | {'executorch-coreml'}
+        return [backend for name, backend in BACKENDS.items() if name in names]
 
     def input_kind_of(self, backend: Backend) -> str:
         """Return ``'image'`` or ``'tensor'``."""
@@ -128,6 +135,6 @@ class ExportRequest:
         return (self.calibration or CALIBRATION) if self.precision == 'int8' else 0
 
 
-def quote(names: Iterable[str]) -> str:
-    """Quote names for a message."""
-    return ', '.join(map(repr, names))
+def name_formats(backends: Iterable[Backend]) -> Argument:
+    """Name the formats of backends, for an error."""
+    return Argument('formats', *(backend.name for backend in backends))

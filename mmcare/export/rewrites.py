@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.overrides import TorchFunctionMode
 
-from mmcare.models.fusing import fuse
+from mmcare.deployment import fuse
 
 aten = torch.ops.aten
 
@@ -107,23 +108,18 @@ def _split(x: Tensor, size: int | list[int], dim: int = 0) -> list[Tensor]:
 
 
 def _mean(x: Tensor, dim: list[int], keepdim: bool = False, dtype: Any = None) -> Tensor:
-    if x.dim() != 4 or dim != [1] or keepdim:
+    if x.dim() != 4 or dim != [2] or not keepdim:
         return NotImplemented  # leaves it as it is
-    batch, number, rows, columns = x.shape
-    moved = x.reshape(batch, number, 1, rows * columns).permute(0, 3, 2, 1)
-    return moved.mean((2, 3), True, dtype=dtype).reshape(batch, rows, columns)
+    batch, heads, rows, values = x.shape
+    moved = x.reshape(batch * heads, rows, 1, values).transpose(1, 3)
+    return moved.mean((2, 3), True, dtype=dtype).reshape(batch, heads, 1, values)
 
 
 def _amax(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    if not keepdim:
+    if x.dim() != 4 or dim not in ([2], [2, 3]) or not keepdim:
         return NotImplemented  # leaves it as it is
-    if x.dim() == 4 and dim == [2, 3]:
-        return aten.max_pool2d.default(x, x.shape[2:], x.shape[2:])
-    if x.dim() == 3 and dim == [1]:
-        heads, channels, positions = x.shape
-        pooled = aten.max_pool2d.default(x.reshape(1, *x.shape), [channels, 1], [channels, 1])
-        return pooled.reshape(heads, 1, positions)
-    return NotImplemented
+    kernel = [x.shape[2], x.shape[3] if 3 in dim else 1]
+    return aten.max_pool2d.default(x, kernel, kernel)
 
 
 def _matmul(x: Tensor, y: Tensor) -> Tensor:
@@ -175,8 +171,6 @@ def _conv2d(
 
 
 Table = Mapping[Any, Callable[..., Any]]
-# For one size: drop pads that do nothing; slice where CARE crops, by negative pads.
-FIXED: Table = {aten.pad.default: _pad, aten.contiguous.default: lambda x, **_: x}
 COREML: Table = {aten.alias.default: lambda x: x}  # left by full-size slices
 LITERT: Table = {aten.conv2d.default: _conv2d}
 # ExecuTorch gives XNNPACK no maxima, means only over the last two of four axes, and no
@@ -192,9 +186,30 @@ EXECUTORCH: Table = {
 }
 
 
+class OneSize(TorchFunctionMode):
+    """Let PyTorch's functions compute for one size of images while a network is exported.
+
+    Pads that do nothing and copies are left out, and negative pads become slices.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of PyTorch, or what stands for it."""
+        kwargs = kwargs or {}
+        if function is Tensor.contiguous:
+            return args[0]
+        if function is F.pad:
+            result = _pad(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return function(*args, **kwargs)
+
+
 def export_program(network: nn.Module, image: Tensor) -> ExportedProgram:
     """Export a network as it is, for one size of images; only what does nothing is left out."""
-    return torch.export.export(network, (image,)).run_decompositions(dict(FIXED))
+    with OneSize():
+        return torch.export.export(network, (image,))
 
 
 def separate_weights(module: Any) -> None:

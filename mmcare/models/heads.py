@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmcare.models.fusing import check_fusible
+from mmcare.deployment import check_fusible
 
 NORM_EPS = 1e-6
 

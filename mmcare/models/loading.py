@@ -1,4 +1,4 @@
-"""Load the weights of a CARE and of its heads completely, or raise an error."""
+"""What strict loading knows of a CARE and of its heads; see :mod:`mmcare.weights.strict`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +18,18 @@ from torch import Tensor, nn
 
 from mmcare.models.heads import TwoHeads
 from mmcare.registry import built_type
-from mmcare.weights.names import BACKBONE_PARTS, of_backbone
+from mmcare.weights import strict
+from mmcare.weights.names import BACKBONE_PARTS, find_prefix
 from mmcare.weights.reading import CheckpointError, load_weights
-from mmcare_runtime.text import escape
+from mmcare.weights.strict import (
+    SHAPE,
+    check_weights,
+    checked_loading,
+    describe_faults,
+    find_fault,
+    find_faults,
+    select,
+)
 
 ADDRESSES = """\
 The ImageNet weights (CARETrans_S0.pth.tar, _S1, _S2; MIT licence) are linked from the authors'
@@ -35,40 +43,47 @@ the downloaded file itself as the checkpoint, or train from scratch:
     --cfg-options model.backbone.init_cfg=None model.backbone.norm_eval=False \\
         model.backbone.from_scratch=True optim_wrapper.paramwise_cfg.custom_keys.gamma.lr_mult=3"""
 BLOCK = r'stages\.([0-3])\.blocks\.([0-9]+)\.'
-SHAPE = 'of another shape'
 FIRST = 'stem.conv.weight'
+NO_CARE = (
+    'It has no weights of a CARE. Load weights of a backbone alone by init_cfg=dict('
+    'type="Pretrained", checkpoint=FILE) of the backbone, and a published file into a classifier '
+    'with mmcare.SafeLoadingHook or mmcare.engine.safe_loading.'
+)
 # Names of no other backbone; Swin and ConvNeXt have stages, too, and RTMDet's CSPNeXt has a stem.
 OWN = rf'stem\.conv\.|folded$|{BLOCK}(mixer|inter[12])\.'
-COUNTERS = ('num_batches_tracked', '_extra_state')
 
 
 def pretrained_cfgs(module: Any) -> list[dict[str, Any]]:
     """Return the entries of a module's ``init_cfg`` for which MMEngine would load a file."""
     cfgs = getattr(module, 'init_cfg', None) or []
-    cfgs = cfgs if isinstance(cfgs, list) else [cfgs]
+    cfgs = cfgs if isinstance(cfgs, (list, tuple)) else [cfgs]
     return [cfg for cfg in cfgs if built_type(WEIGHT_INITIALIZERS, cfg) is PretrainedInit]
 
 
 def read_state_dict(
-    backbone: nn.Module, checkpoint: str | os.PathLike, prefix: str | None = None, **_: Any
+    backbone: nn.Module,
+    checkpoint: str | os.PathLike,
+    prefix: str | None = None,
+    map_location: Any = None,
 ) -> dict[str, Any]:
     """Read the weights of a CARE from a file, and check them by :func:`check_state_dict`.
 
-    The weights are not loaded into the CARE. ``prefix`` is the backbone's name in the file's model;
-    by default it is ``'backbone.'`` or empty.
+    The weights are not loaded into the CARE. The arguments are those of MMEngine's
+    ``PretrainedInit``. ``prefix`` is the backbone's name in the file's model, by default
+    ``'backbone.'`` or empty. Weights are read onto the CPU, whatever ``map_location`` is.
     """
     try:
-        state = of_backbone(load_weights(checkpoint), prefix)
+        state = load_weights(checkpoint)
     except FileNotFoundError as error:
         raise FileNotFoundError(f'{error}\n{WHERE_TO_GET_WEIGHTS}') from error
-    return check_state_dict(backbone, state, '', checkpoint)
+    return check_state_dict(backbone, state, find_prefix(state, prefix), checkpoint)
 
 
 @contextmanager
 def strict_loading(
     model: nn.Module, types: tuple[type, ...], file: Any, source: nn.Module | None = None
 ) -> Iterator[None]:
-    """Check the weights of modules while PyTorch or MMEngine loads them.
+    """Check the weights of modules while PyTorch or MMEngine loads them, in a run.
 
     If a file has no weights at all for a module, an error is raised, with two exceptions: a CARE
     that has been filled from a file by its ``init_cfg``, and heads that MMEngine has initialized,
@@ -83,49 +98,37 @@ def strict_loading(
     Raises:
         CheckpointError: While weights are loaded, see :func:`check_state_dict`.
     """
+    originals = dict(zip(model.modules(), (source or model).modules()))
 
-    def check(filled: Any, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        """Check a state before PyTorch loads it; warn if weights of ``init_cfg`` stay."""
-        is_filled = getattr(filled, 'is_init', False)
-        if not isinstance(module, TwoHeads):  # MMEngine also marks random weights as initialized
-            is_filled = is_filled and bool(pretrained_cfgs(filled))
-        names = [*_select(module, state, prefix)]
-        if not isinstance(module, TwoHeads):
-            names = [name for name in names if re.match(OWN, name)]
-        if is_filled and not names:
+    def check(module: nn.Module, state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        if not isinstance(module, types):
+            return {}
+        if not _has_weights_of(module, state, prefix) and _is_filled(originals[module]):
             text = f'{file} has no weights of {prefix[:-1]}, which keeps those of its init_cfg.'
             print_log(text, logger='current', level=logging.WARNING)
-        else:
-            checked = check_state_dict(module, state, prefix, file)
-            state.update({prefix + name: value for name, value in checked.items()})
+            return {}
+        return check_weights(module, state, prefix, file)
 
-    handles = [
-        module._register_load_state_dict_pre_hook(partial(check, filled), with_module=True)
-        for module, filled in zip(model.modules(), (source or model).modules())
-        if isinstance(module, types)
-    ]
-    try:
+    with checked_loading(model, check):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+def _is_filled(module: Any) -> bool:
+    """Whether MMEngine has initialized a module; random weights count for heads only."""
+    is_init = getattr(module, 'is_init', False)
+    return is_init and (isinstance(module, TwoHeads) or bool(pretrained_cfgs(module)))
+
+
+def _has_weights_of(module: nn.Module, state: Mapping[str, Any], prefix: str) -> bool:
+    names = select(state, prefix)
+    return any(isinstance(module, TwoHeads) or re.match(OWN, name) for name in names)
 
 
 def load_strictly(
     model: nn.Module, state: Mapping[str, Any], types: tuple[type, ...], file: Any
 ) -> None:
-    """Load all weights of a model, of which modules of some types are checked first.
-
-    Raises:
-        CheckpointError: If a weight is missing, unexpected or does not fit.
-    """
-    with strict_loading(model, types, file):
-        try:
-            model.load_state_dict(state)
-        except CheckpointError:
-            raise
-        except RuntimeError as error:
-            raise CheckpointError(f'{file} does not fit. {error}') from None
+    """Call :func:`mmcare.weights.strict.load_strictly`, which checks modules of all types."""
+    strict.load_strictly(model, state, file)
 
 
 def check_state_dict(
@@ -151,44 +154,51 @@ def check_state_dict(
             shape (except of heads, which may have other classes), not a tensor, not finite, or
             integer in place of floating point or the reverse.
     """
-    weights = _select(network, state, prefix)
-    is_backbone = not isinstance(network, TwoHeads)
-    wanted = network.state_dict()
-    has_norms = any(name.startswith(f'{prefix}out_norms.') for name in state)
-    if is_backbone and has_norms and not network.out_norms:
-        text = f'{file} has norms on output maps, which this {type(network).__name__} lacks: its '
-        text += 'maps differ. from_scratch=True or out_norm_cfg builds norms.'
-        print_log(text, logger='current', level=logging.WARNING)
-    if is_backbone and FIRST in wanted:
-        _adapt_channels(weights, wanted[FIRST], file)
-    needed = [name for name in wanted if not name.startswith('out_norms.')]
-    faults = {'missing': [n for n in needed if n not in weights and not n.endswith(COUNTERS)]}
-    for name, value in weights.items():
-        fault = '' if name.endswith(COUNTERS) else _find_fault(value, wanted.get(name))
-        if fault and (is_backbone or fault != SHAPE):
-            faults.setdefault(fault, []).append(name)
-    lines = [f'{file} does not fit the {type(network).__name__} (prefix {prefix!r}).']
-    for fault, names in faults.items():
-        if names:
-            more = f' and {len(names) - 3} more' if len(names) > 3 else ''
-            lines.append(f'{fault}: {", ".join(escape(prefix + name) for name in names[:3])}{more}')
-    if len(lines) > 1:
-        lines += _advise(network, weights, prefix) if is_backbone else []
-        raise CheckpointError('\n  '.join(lines))
+    return check_weights(network, state, prefix, file)
+
+
+@check_weights.register(TwoHeads)
+def _check_heads(
+    heads: TwoHeads, state: Mapping[str, Any], prefix: str, file: Any
+) -> dict[str, Any]:
+    weights = select(state, prefix)
+    faults = find_faults(weights, heads.state_dict())
+    faults.pop(SHAPE, None)  # of other classes
+    if faults:
+        raise CheckpointError(describe_faults(faults, heads, prefix, file))
     return weights
 
 
-def _select(network: Any, state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Select the weights of a network, without those of stages that are not built."""
-    weights = {k[len(prefix) :]: value for k, value in state.items() if k.startswith(prefix)}
-    if isinstance(network, TwoHeads):
-        return weights
-    left_out = [f'stages.{index}.' for index in range(len(network.stages), 4)]
-    left_out += [f'out_norms.{i}.' for i in range(4) if str(i) not in network.out_norms]
-    kept = (
-        k for k in weights if k.startswith(BACKBONE_PARTS) and not k.startswith(tuple(left_out))
-    )
-    return {name: weights[name] for name in kept}
+def check_care(care: Any, state: Mapping[str, Any], prefix: str, file: Any) -> dict[str, Any]:
+    """Check the weights of a CARE, see :func:`check_state_dict`."""
+    weights, wanted = _select(care, state, prefix), care.state_dict()
+    has_norms = any(name.startswith(f'{prefix}out_norms.') for name in state)
+    if has_norms and not care.out_norms:
+        text = f'{file} has norms on output maps, which this {type(care).__name__} lacks: its '
+        text += 'maps differ. from_scratch=True or out_norm_cfg builds norms.'
+        print_log(text, logger='current', level=logging.WARNING)
+    if FIRST in wanted:
+        _adapt_channels(weights, wanted[FIRST], file)
+    faults = find_faults(weights, wanted, optional=('out_norms.',))
+    if faults:
+        text = describe_faults(faults, care, prefix, file)
+        if not weights:
+            prefixes = [key[: -len(FIRST)] for key in state if f'.{key}'.endswith(f'.{FIRST}')]
+            lines = [f'It has weights of a CARE with the prefix {name!r}.' for name in prefixes]
+            raise CheckpointError('\n  '.join([text, *(lines or [NO_CARE])]))
+        raise CheckpointError('\n  '.join([text, *_advise(care, weights)]))
+    return weights
+
+
+def _select(care: Any, state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Select the weights of a CARE, without those of stages and norms that are not built."""
+    left_out = [f'stages.{index}.' for index in range(len(care.stages), 4)]
+    left_out += [f'out_norms.{i}.' for i in range(4) if str(i) not in care.out_norms]
+    return {
+        name: value
+        for name, value in select(state, prefix).items()
+        if name.startswith(BACKBONE_PARTS) and not name.startswith(tuple(left_out))
+    }
 
 
 def _adapt_channels(state: dict[str, Any], wanted: Tensor, file: Any) -> None:
@@ -199,7 +209,7 @@ def _adapt_channels(state: dict[str, Any], wanted: Tensor, file: Any) -> None:
     """
     weight: Any = state.get(FIRST)
     width, channels, *kernel = wanted.shape
-    if _find_fault(weight, wanted) != SHAPE or weight.shape != (width, 3, *kernel):
+    if find_fault(weight, wanted) != SHAPE or weight.shape != (width, 3, *kernel):
         return
     rgb = weight.cpu().double()
     if channels == 1:
@@ -211,30 +221,11 @@ def _adapt_channels(state: dict[str, Any], wanted: Tensor, file: Any) -> None:
     print_log(text, logger='current')
 
 
-def _find_fault(value: Any, wanted: torch.Tensor | None) -> str:
-    """Name the fault of a weight; empty if there is none."""
-    if wanted is None:
-        return 'not in the model'
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_meta:
-        return 'not a dense tensor with values'
-    if value.is_floating_point() != wanted.is_floating_point():
-        return 'of another data type'
-    if value.shape != wanted.shape:
-        return SHAPE
-    return '' if value.to(wanted.dtype).isfinite().all() else 'not finite'
-
-
-def _advise(backbone: Any, weights: Mapping[str, Any], prefix: str) -> list[str]:
+def _advise(backbone: Any, weights: Mapping[str, Any]) -> list[str]:
     """Return lines that say what unfit weights look like, and what to do."""
     lines: list[str] = []
     wanted = backbone.state_dict()
-    if not weights:
-        lines.append(
-            f'It has no weights of a CARE under {prefix!r}. Load weights of a backbone alone by '
-            'init_cfg=dict(type="Pretrained", checkpoint=FILE) of the backbone, and a published '
-            'file into a classifier with mmcare.SafeLoadingHook or mmcare.engine.safe_loading.'
-        )
-    elif backbone.deploy != ('folded' in weights):
+    if backbone.deploy != ('folded' in weights):
         lines.append(
             'The model is fused (deploy=True), the weights are not: fuse them first '
             '(tools/reparameterize_model.py), or leave deploy out.'

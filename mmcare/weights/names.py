@@ -68,19 +68,35 @@ def to_classifier_keys(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def without_wrapper(state: Mapping[Any, Any]) -> dict[str, Any]:
     """Remove the ``module.`` that distributed wrappers put in front of keys."""
-    return {re.sub(r'^module\.', '', str(key)): value for key, value in state.items()}
+    return {_without_module(str(key)): value for key, value in state.items()}
+
+
+def _without_module(name: str) -> str:
+    return re.sub(r'^module(\.|$)', '', name)
 
 
 def of_backbone(state: Mapping[str, Any], prefix: str | None = None) -> dict[str, Any]:
-    """Select the weights of a backbone, and remove its prefix from their names.
-
-    ``prefix`` is the backbone's name in the model. None: ``'backbone.'``, or empty if the weights
-    are those of a backbone alone.
-    """
-    if prefix is None and any(key.startswith(BACKBONE_PARTS) for key in state):
-        return dict(state)
-    prefix = BACKBONE if prefix is None else prefix.rstrip('.') + '.'
+    """Select the weights of a backbone, and remove its prefix, see :func:`find_prefix`."""
+    prefix = find_prefix(state, prefix)
     return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+
+
+def is_fused(state: Iterable[str]) -> bool:
+    """Whether weights are those of a fused CARE."""
+    return any(key.split('.')[-1] == 'folded' for key in state)
+
+
+def find_prefix(state: Mapping[str, Any], prefix: str | None = None) -> str:
+    """Return what the names of a backbone's weights begin with, such as ``'backbone.'``.
+
+    ``prefix`` is the backbone's name in the model, with or without the final dot, and with or
+    without the ``module.`` of a distributed wrapper. None: ``'backbone.'``, or empty if no weight
+    has this prefix, as in a file of a backbone alone.
+    """
+    if prefix is None:
+        return BACKBONE if any(key.startswith(BACKBONE) for key in state) else ''
+    forms = [form and form.rstrip('.') + '.' for form in (prefix, _without_module(prefix))]
+    return next((f for f in forms if any(key.startswith(f) for key in state)), forms[0])
 
 
 def find_published(checkpoint: Mapping[Any, Any]) -> dict[str, Any] | None:

@@ -57,7 +57,7 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
     - Other classes are allowed if the program has added them to PyTorch's safe globals, except
       classes for distributed tensors, some of which open connections.
     - EMA weights of timm replace the others.
-    - A ``.safetensors`` file becomes a dict with ``state_dict`` and ``meta``.
+    - A file of safetensors, under any name, becomes a dict with ``state_dict`` and ``meta``.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -204,7 +204,7 @@ def _fetch(address: str, file: Path) -> None:
 
 def _read(path: Path, map_location: Any) -> tuple[Any, bool]:
     """Read a file; return its content, and whether checksums were verified."""
-    read = _read_safetensors if path.suffix == '.safetensors' else _read_pickle
+    read = _read_safetensors if _is_safetensors(path) else _read_pickle
     try:
         return read(path, map_location)
     except Exception as error:  # damage can raise anything
@@ -213,6 +213,16 @@ def _read(path: Path, map_location: Any) -> tuple[Any, bool]:
         raise CheckpointError(
             f'{path} cannot be read as a checkpoint: {text} ({type(error).__name__}: {reason})'
         ) from None  # a traceback would print names of the file as they are
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Whether a file is in the format of safetensors, by its name or by how it begins."""
+    if path.suffix == '.safetensors':
+        return True
+    with path.open('rb') as file:
+        start = file.read(9)
+    # The length of the header, which is JSON; a zip archive or a pickle would be far too long.
+    return start[8:] == b'{' and int.from_bytes(start[:8], 'little') < path.stat().st_size
 
 
 def _read_pickle(path: Path, map_location: Any) -> tuple[Any, bool]:
@@ -246,7 +256,9 @@ def _copy_archive(path: Path) -> tuple[BytesIO, dict[str, int], bool]:
     """Copy the records of a zip archive to a new archive, with Python's zipfile alone.
 
     PyTorch's reader ignores checksums, and misreads damaged archives: if a record is marked as a
-    directory, it reads nothing and leaves the memory uninitialized.
+    directory, it reads nothing and leaves the memory uninitialized. A crafted archive can have two
+    directories, of which Python's zipfile reads one, and PyTorch the other. So it is not enough to
+    check the archive here (``ZipFile.testzip``) and to let PyTorch read it.
 
     Returns:
         The copy, the size of each record in bytes, and whether checksums were verified.

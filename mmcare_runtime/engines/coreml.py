@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from mmcare_runtime.description import parse
 from mmcare_runtime.engines.base import OpenedFile, to_input
 from mmcare_runtime.engines.executorch import INTERPRETER
-from mmcare_runtime.files import check_package
+from mmcare_runtime.schema import parse
 from mmcare_runtime.text import tell_apart
+from mmcare_runtime.verify import check_package
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'coremltools', 'coremltools', 'coremltools', ()
 

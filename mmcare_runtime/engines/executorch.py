@@ -10,8 +10,8 @@ from weakref import WeakSet
 
 import numpy as np
 
-from mmcare_runtime.description import parse
 from mmcare_runtime.engines.base import OpenedFile
+from mmcare_runtime.schema import parse
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'ExecuTorch', 'executorch', 'executorch', ()
 INTERPRETER = (
@@ -31,6 +31,8 @@ def open_file(path: Path, threads: int) -> OpenedFile:
         if _opened:  # they would lose their threads
             raise ValueError('ExecuTorch has one number of threads for all files of a process')
         portable_lib._unsafe_reset_threadpool(threads)
+        if portable_lib._threadpool_get_thread_count() != threads:
+            raise ValueError(f'ExecuTorch does not compute on {threads} threads')
     program = Runtime.get().load_program(str(path))
     description = read_description(program, path)
     if description.get('delegate') == 'coreml':

@@ -9,8 +9,8 @@ from typing import Any, Callable, Mapping
 
 import numpy as np
 
-from mmcare_runtime.description import nchw, parse
 from mmcare_runtime.engines.base import OpenedFile, to_input
+from mmcare_runtime.schema import nchw, parse
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'LiteRT', 'ai_edge_litert', 'ai-edge-litert', ('float16',)
 FORCE_FLOAT16 = 4  # TFLITE_XNNPACK_DELEGATE_FLAG_FORCE_FP16

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from mmcare_runtime.description import nchw, parse
 from mmcare_runtime.engines.base import OpenedFile
+from mmcare_runtime.schema import nchw, parse
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'ncnn', 'ncnn', 'ncnn', ()
 MAGIC = '7767517'
 
 
-def open_file(path: Path, threads: int) -> OpenedFile:
-    """Open a folder, to compute it in float32."""
+def open_file(path: Path, threads: int, tried: bool = False) -> OpenedFile:
+    """Open a folder, to compute it in float32.
+
+    ncnn crashes on some files of a newer pnnx. A file that no pnnx up to ncnn's version has
+    converted is first tried in a child process.
+    """
     import ncnn
 
     if not path.is_dir():
@@ -25,6 +33,9 @@ def open_file(path: Path, threads: int) -> OpenedFile:
     text = (path / 'model.ncnn.param').read_text(encoding='utf-8')
     (image,), outputs = description['inputs'], description['outputs']
     input_shape = check_param(text, image['name'], [output['name'] for output in outputs])
+    converter = description.get('converter') or 'unknown'
+    if not (tried or _date(converter) <= _date(ncnn.__version__) < math.inf):
+        try_in_child(path, f'ncnn {ncnn.__version__}', converter)
     net = ncnn.Net()
     net.opt.num_threads = threads
     for name in ('packed', 'storage', 'arithmetic'):
@@ -50,6 +61,27 @@ def open_file(path: Path, threads: int) -> OpenedFile:
         return arrays
 
     return OpenedFile(run, input_shape, description, [nchw(output) for output in outputs])
+
+
+def _date(version: str) -> float:
+    """Return the date in a version, such as 20261020 of ncnn's 1.0.20261020, or infinity."""
+    number = version.rpartition('.')[2].rpartition(' ')[2]
+    return float(number) if number.isdecimal() and len(number) == 8 else math.inf
+
+
+def try_in_child(path: Path, engine: str, converter: str) -> None:
+    """Open and compute a folder in a child process.
+
+    Raises:
+        ValueError: If the child process crashes.
+    """
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    command = [sys.executable, '-m', 'mmcare_runtime.engines.ncnn', str(path)]
+    status = subprocess.run(command, env=environment, capture_output=True).returncode
+    if status < 0 or status > 255:  # killed by a signal; on Windows, an exception's large number
+        raise ValueError(
+            f'{engine} crashes on it; its converter is {converter}. Install an ncnn of that date'
+        )
 
 
 def check_param(text: str, source: str, targets: list[str]) -> tuple[Any, ...]:
@@ -87,3 +119,8 @@ def check_param(text: str, source: str, targets: list[str]) -> tuple[Any, ...]:
     if missing or not shape:
         raise ValueError(f'its network has no {", ".join(sorted(missing)) or source}')
     return 1, *shape
+
+
+if __name__ == '__main__':  # see try_in_child
+    opened = open_file(Path(sys.argv[1]), 1, tried=True)
+    opened.run(np.zeros(opened.input_shape, np.float32))

@@ -7,8 +7,8 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from mmcare_runtime.description import parse
 from mmcare_runtime.engines.base import OpenedFile, to_input
+from mmcare_runtime.schema import parse
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'ONNX Runtime', 'onnxruntime', 'onnxruntime', ('providers',)
 
@@ -28,6 +28,9 @@ def open_file(path: Path, threads: int, providers: Sequence[Any] | None = None) 
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    lost = {*names} - {*session.get_providers()}
+    if lost:  # their libraries were not found, or the device: ONNX Runtime uses the CPU
+        raise ValueError(f'ONNX Runtime cannot start {", ".join(sorted(lost))}')
     (image,), outputs = session.get_inputs(), session.get_outputs()
     uint8_input = image.type == 'tensor(uint8)'
 

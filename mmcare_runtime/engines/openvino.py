@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mmcare_runtime.description import parse
 from mmcare_runtime.engines.base import OpenedFile, to_input
+from mmcare_runtime.schema import parse
 
 NAME, PACKAGE, INSTALL, OPTIONS = 'OpenVINO', 'openvino', 'openvino', ('bfloat16',)
 KEY = ['framework', 'mmcare']  # where OpenVINO keeps what an ONNX file says of itself
@@ -24,6 +24,11 @@ def open_file(path: Path, threads: int, bfloat16: bool = False) -> OpenedFile:
     model = core.read_model(str(path))
     text = model.get_rt_info(KEY).astype(str) if model.has_rt_info(KEY) else None
     description = parse(text, path)
+    if description.get('precision') == 'int8' and _has_signed_maps(model):
+        raise ValueError(
+            'OpenVINO computes int8 without zero points wrongly, as TensorRT needs it and as mmcare '
+            'wrote it before 1.1: export it again, without --int8-for'
+        )
     options = {
         'INFERENCE_NUM_THREADS': threads,
         # OpenVINO's default is bfloat16 if the CPU has it.
@@ -48,3 +53,9 @@ def open_file(path: Path, threads: int, bfloat16: bool = False) -> OpenedFile:
         [shape(output) for output in compiled.outputs],
         [port.get_any_name() for port in [image, *compiled.outputs]],
     )
+
+
+def _has_signed_maps(model: Any) -> bool:
+    """Tell whether values are quantized to int8, not uint8; weights are constants in the file."""
+    converted = (op for op in model.get_ops() if op.get_type_name() == 'Convert')
+    return any(op.get_output_element_type(0).get_type_name() == 'i8' for op in converted)

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import shutil
 import signal
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import toy_training
-from helpers import run
+from helpers import run, warned
 from mmengine.hooks import Hook
 from mmengine.optim import OneCycleLR
 from toy_training import EPOCHS, names, saved, train
@@ -47,13 +48,6 @@ def work_dir(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / 'run')
 
 
-@pytest.fixture
-def warnings(monkeypatch):
-    found = []
-    monkeypatch.setattr(f'{HOOK}.print_log', lambda text, *_: found.append(text))
-    return found
-
-
 @pytest.mark.parametrize('loop', ['epochs', 'iterations'])
 def test_killed_runs_end_as_the_uninterrupted_one(killed, loop):
     """Weights and optimizer bit by bit, and the same files."""
@@ -75,7 +69,7 @@ def test_a_full_disk_costs_no_checkpoint(work_dir, monkeypatch, backend_args):
     def fail(*_):
         raise OSError(28, 'No space left on device')
 
-    monkeypatch.setattr('mmcare.files._sync', fail)
+    monkeypatch.setattr(os, 'fsync', fail)
     with pytest.raises(OSError, match='No space left'):
         train(work_dir, resume=True, checkpoint=only, train_cfg=dict(by_epoch=True, max_epochs=9))
     assert NEWEST in names(work_dir) and f'epoch_{EPOCHS + 1}.pth' not in names(work_dir)
@@ -96,10 +90,11 @@ def flip_a_bit(path):
 @pytest.mark.parametrize(
     'harm', [truncate, flip_a_bit, lambda path: path.unlink(), lambda path: path.write_bytes(b'')]
 )
-def test_damaged_checkpoint_is_skipped(work_dir, trained, warnings, harm):
+def test_damaged_checkpoint_is_skipped(work_dir, trained, logged, harm):
     harm(work_dir / NEWEST)
     train(work_dir, resume=True)
-    assert len(warnings) == 1 and str(work_dir / NEWEST) in warnings[0]
+    (text,) = warned(logged, 'Not resuming from')
+    assert str(work_dir / NEWEST) in text
     assert saved(work_dir) == saved(trained)
 
 
@@ -238,14 +233,14 @@ class Keeper(Hook):
         checkpoint['bad'] = dict(paths={Path('a')}, bytes=bytearray(1), calls=[print])
 
 
-def test_values_that_could_not_be_read_again(tmp_path, warnings):
+def test_values_that_could_not_be_read_again(tmp_path, logged):
     """They are left out with a warning, and the run resumes from the checkpoint."""
     train(tmp_path, hooks=[Keeper()])
-    path = type(Path('a')).__name__
-    assert f'again: keeper.last (deque), keeper.lists ({path}), bad.paths ({path})' in warnings[0]
-    warnings.clear()
+    path, text = type(Path('a')).__name__, warned(logged, 'Not in the checkpoint')[0]
+    assert f'again: keeper.last (deque), keeper.lists ({path}), bad.paths ({path})' in text
+    logged.clear()
     train(tmp_path, resume=True, hooks=[Keeper()])
-    assert not warnings
+    assert not warned(logged, 'Not resuming')
     checkpoint = read_checkpoint(tmp_path / NEWEST)
     assert checkpoint['keeper'] == dict(seen={1, 2}, best=0.5) and checkpoint['bad'] == {}
 

@@ -79,7 +79,7 @@ def content():
     return dict(
         info=dict(categories=[dict(of='another kind')]),
         images=[dict(id=i, file_name=f'{i}.jpg', width=20, height=16) for i in (0, 3, 7)],
-        annotations=[dict(item, id=2 * i) for i, item in enumerate(items)],
+        annotations=[dict(item, id=2 * i + 1) for i, item in enumerate(items)],
         categories=[dict(id=number, name=name) for number, name in zip(IDS, CLASSES)],
     )
 
@@ -689,7 +689,7 @@ COCO_CASES = dict(
         'instances',
         edit(brush, every(iscrowd=0)),
         dict(pipeline=AS_POLYGONS),
-        r'stop: 5 of 5 objects in .* have run lengths.* object 0 .* poly2mask=True',
+        r'stop: 5 of 5 objects in .* have run lengths.* object 1 .* poly2mask=True',
     ),
     an_ignored_run_length=(
         'instances',
@@ -721,6 +721,7 @@ COCO_CASES = dict(
         {},
         r"stop: such as 0 for '0\.jpg', '3\.jpg'",
     ),
+    object_id_0=('coco', edit(item(id=0), path='val.json'), {}, r'stop: val\.json.* has id 0'),
     picture_twice=('coco', edit(picture(1, file_name='0.jpg')), {}, r"warn: once .*'0\.jpg'"),
     name_twice=(
         'coco',
@@ -738,7 +739,7 @@ COCO_CASES = dict(
         'coco',
         edit(item(area=0)),
         {},
-        r"warn: 1 of 5 objects .* area of 0.*object 0 of '0\.j",
+        r"warn: 1 of 5 objects .* area of 0.*object 1 of '0\.j",
     ),
     width_0=('coco', edit(item(bbox=[3, 3, 0, 4])), {}, 'warn: 1 of 5 .* width or height of 0'),
     height_below_0=('coco', edit(item(bbox=[3, 3, 4, -4])), {}, 'warn: 1 of 5 .* of 0 or less'),
@@ -819,7 +820,7 @@ COCO_CASES = dict(
         'coco',
         edit(every(iscrowd=None), path='val.json'),
         {},
-        "stop: 5 of 5 .*'iscrowd'.*ct 0",
+        "stop: 5 of 5 .*'iscrowd'.*ct 1",
     ),
     no_area=(
         'coco',
@@ -827,7 +828,7 @@ COCO_CASES = dict(
         {},
         r"stop: 1 of 5 objects .* lack 'area'.*0\.jpg",
     ),
-    no_box=('coco', lack('annotations', 'bbox', 2), {}, "stop: lack 'bbox', such as object 4 of"),
+    no_box=('coco', lack('annotations', 'bbox', 2), {}, "stop: lack 'bbox', such as object 5 of"),
     no_id=('coco', lack('annotations', 'id', 1), {}, "stop: lack 'id', such as object None of"),
     no_image_id=('coco', lack('annotations', 'image_id', 1), {}, "stop: lack 'image_id'"),
     no_category_id=('coco', lack('annotations', 'category_id', 1), {}, "stop: lack 'category_id'"),
@@ -851,7 +852,7 @@ COCO_CASES = dict(
         'instances',
         edit(item(segmentation=dict(counts=[5, 9], size=[16, 20]))),
         {},
-        r"stop: that do not fill the picture, such as object 0 of '0\.jpg'",
+        r"stop: that do not fill the picture, such as object 1 of '0\.jpg'",
     ),
     short_string=(
         'instances',

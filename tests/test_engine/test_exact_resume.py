@@ -7,22 +7,16 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from helpers import warned
 from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from toy_training import EPOCHS, ITERATIONS, Model, Numbers, StopAt, build, saved, train
 
 from mmcare.weights.reading import CheckpointError
 
-HOOK = 'mmcare.engine.hooks.exact_resume_hook'
 PLAIN_SGD = dict(state={}, param_groups=[dict(momentum=0)])
+ADAM = dict(optimizer=dict(type='AdamW', lr=0.05))
 EMPTY_ADAM = dict(state={}, param_groups=[dict(betas=1)])
-
-
-@pytest.fixture
-def warned(monkeypatch):
-    texts = []
-    monkeypatch.setattr(f'{HOOK}.print_log', lambda text, **_: texts.append(text))
-    return texts
 
 
 def test_exact_resume_with_workers(tmp_path):
@@ -64,12 +58,24 @@ def test_iterations_and_seeds_draw_other_numbers(tmp_path):
         (dict(randomness=dict(seed=None)), 'Set randomness.seed'),
         (dict(loader=dict(num_workers=1, persistent_workers=True)), 'persistent_workers=False'),
         (dict(by_epoch=False, loader=dict(num_workers=1, persistent_workers=True)), None),
+        (dict(checkpoint=dict(by_epoch=False)), 'Set default_hooks.checkpoint.by_epoch=True'),
+        (dict(by_epoch=False, checkpoint=dict(by_epoch=True)), 'checkpoint.by_epoch=False'),
+        (
+            dict(optim_wrapper=dict(ADAM, accumulative_counts=3)),
+            'a multiple of accumulative_counts',
+        ),
+        (dict(optim_wrapper=dict(ADAM, accumulative_counts=4)), None),
         (dict(), None),
     ],
 )
-def test_warns_where_it_cannot_be_exact(tmp_path, warned, options, words):
+def test_warns_where_it_cannot_be_exact(tmp_path, logged, options, words):
     train(tmp_path, hooks=[StopAt(0)], **options)
-    assert len(warned) == bool(words) and all(words in text for text in warned)
+    texts = warned(logged, 'not reproduce')
+    assert len(texts) == bool(words) and all(words in text for text in texts)
+
+
+ADAM_GROUP = dict(lr=1, betas=(0, 0), eps=1, weight_decay=0)
+NAN = torch.full((8,), float('nan'))
 
 
 def rename(checkpoint):
@@ -94,6 +100,15 @@ def unwrap(checkpoint):
         (lambda checkpoint: checkpoint.pop('optimizer'), 'the state of the optimizer is missing'),
         (dict(optimizer=EMPTY_ADAM), 'the state of the optimizer is missing'),
         (dict(optimizer=dict(a=PLAIN_SGD, b=EMPTY_ADAM)), 'the state of the optimizer is missing'),
+        (
+            dict(optimizer=dict(state={0: {}}, param_groups=[dict(lr=1, momentum=0)])),
+            'its optimizer has no betas, eps, weight_decay, which the AdamW of the run needs',
+        ),
+        (
+            dict(optimizer=dict(state={0: {}}, param_groups=[dict(ADAM_GROUP, params=[0, 1])])),
+            'its optimizer has 2 parameters in 1 groups, the AdamW of the run has 6 parameters',
+        ),
+        (lambda c: c['state_dict'].update({'layer.1.running_var': NAN}), 'not finite, such as'),
         (dict(param_schedulers=[]), 'it has 0 schedulers, the run has 1'),
         (dict(param_schedulers=[{}, {}]), 'it has 2 schedulers, the run has 1'),
     ],
@@ -108,12 +123,35 @@ def test_incomplete_resume_is_refused(tmp_path, change, words):
         train(tmp_path, resume=True, hooks=[StopAt(5)])
 
 
-def test_another_schedule_is_a_warning(tmp_path, warned):
+def test_another_schedule_is_a_warning(tmp_path, logged):
     """MMEngine keeps the checkpoint's, whose rate may have ended."""
     for t_max in (EPOCHS, 9):
         schedule = dict(type='CosineAnnealingLR', T_max=t_max)
         train(tmp_path, resume=t_max == 9, hooks=[StopAt(5)], param_scheduler=schedule)
-    assert len(warned) == 1 and f'end at [{EPOCHS}], are kept' in warned[0] and '[9]' in warned[0]
+    (text,) = warned(logged, 'are kept')
+    assert f'ignored: CosineAnnealingLR.T_max={EPOCHS} (config: 9). To use' in text
+
+
+@pytest.mark.parametrize(
+    ('first', 'second', 'words'),
+    [
+        (dict(lr=0.05), dict(lr=0.1), 'lr=0.05 (config: 0.1)'),
+        (dict(weight_decay=0.1), dict(betas=(0.8, 0.9)),
+         'betas=[0.9, 0.999] (config: [0.8, 0.9]), weight_decay=0.1 (config: 0.01)'),
+        (dict(type='SGD', momentum=0.5), dict(type='SGD', momentum=0.6),
+         'momentum=0.5 (config: 0.6)'),
+        (dict(eps=1e-8), {}, None),
+        (dict(foreach=True), dict(foreach=False), None),
+    ],
+)  # fmt: skip
+def test_another_setting_of_the_optimizer_is_a_warning(tmp_path, logged, first, second, words):
+    """PyTorch keeps the checkpoint's. Schedulers change rates; they start from the same ones."""
+    for resume, options in (False, first), (True, second):
+        optimizer = dict(dict(type='AdamW', lr=0.05), **options)
+        wrapper = dict(optimizer=optimizer)
+        train(tmp_path, resume=resume, hooks=[StopAt(5 + resume)], optim_wrapper=wrapper)
+    texts = warned(logged, 'are kept')
+    assert len(texts) == bool(words) and all(f'ignored: {words}. To use' in text for text in texts)
 
 
 def test_optimizers_without_state_resume(tmp_path):
@@ -267,22 +305,14 @@ def test_generators_of_other_libraries(tmp_path, workers):
 
 
 class Patience(Hook):
-    """What it counts is seen after validations only, which may be hours later."""
+    """What it counts changes after validations."""
 
     def __init__(self):
-        self.best, self.history, self.waits, self.limit, self.losses = None, [], {}, 3, []
-
-    def before_train(self, runner):
-        self.losses = []  # again when a run resumes
+        self.best, self.history, self.limit = None, [], 3
 
     def after_val_epoch(self, runner, metrics=None):
-        if self._improves(metrics['acc']):
-            self.best = metrics['acc']
-
-    def _improves(self, value):
-        self.history.append(value)
-        self.waits['acc'] = self.waits.get('acc', 0) + 1
-        return self.best is None or value > self.best
+        self.best = metrics['acc']
+        self.history.append(self.best)
 
 
 class Careful(Patience):
@@ -290,50 +320,30 @@ class Careful(Patience):
         checkpoint['history'] = self.history
 
 
-LOST = 'Patience.best, Patience.history, Patience.waits'
-
-
 @pytest.mark.parametrize('resumes', [False, True])
 @pytest.mark.parametrize(
-    ('workers', 'names'), [(0, f'Cached.results_cache, Noisy.generator, {LOST}'), (1, LOST)]
+    ('workers', 'first'), [(0, ['Cached.results_cache, Noisy.generator']), (1, [])]
 )
-def test_lost_state_is_named_when_a_run_starts(tmp_path, warned, workers, names, resumes):
-    """Before its first iteration; workers start anew in each epoch, with empty caches."""
+def test_lost_state_is_named_once_it_changes(tmp_path, logged, workers, first, resumes):
+    """In the second iteration, or at a checkpoint; workers start anew in each epoch."""
     if resumes:
         train(tmp_path, hooks=[StopAt(ITERATIONS + 1)])
     loader = dict(dataset=Mixed(Cached(), Noisy()), num_workers=workers)
-    hooks = [Patience(), Careful(), StopAt(ITERATIONS * resumes)]
-    train(tmp_path, resume=resumes, loader=loader, hooks=hooks)
+    train(tmp_path, resume=resumes, loader=loader, hooks=[Patience(), Careful()])
     run = 'This resumed run does' if resumes else 'A resume of this run will'
-    assert len(warned) == 1 and warned[0].startswith(f'{run} not reproduce')
-    assert f'changes {names}, which no checkpoint holds' in warned[0]
+    texts = warned(logged, 'not reproduce')
+    assert all(text.startswith(run) for text in texts)
+    names = [re.search('changes (.*), which no checkpoint holds', text)[1] for text in texts]
+    assert names == [*first, 'Patience.best, Patience.history']
 
 
-class Indirect(Hook):
-    """Its source does not say ``self.losses.append``."""
-
-    def __init__(self):
-        self.losses = []
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        losses = self.losses
-        losses.append(outputs['loss'])
-
-
-def test_other_lost_state_is_named_once_it_changes(tmp_path, warned):
-    """In the second iteration, once; also beside state that was named before."""
-    loader = dict(dataset=Mixed(Cached()), num_workers=0)
-    train(tmp_path, loader=loader, hooks=[Indirect(), StopAt(2 * ITERATIONS)])
-    names = [re.search('changes (.*), which', text)[1] for text in warned]
-    assert names == ['Cached.results_cache', 'Indirect.losses']
-
-
-def test_a_scheduler_that_waits_for_metrics_needs_our_checkpoints(tmp_path, warned):
+def test_a_scheduler_that_waits_for_metrics_needs_our_checkpoints(tmp_path, logged):
     """MMEngine's hook does not repeat the validation."""
     plateau = dict(type='ReduceOnPlateauLR', monitor='loss')
     options = dict(checkpoint=dict(type='CheckpointHook'), param_scheduler=plateau)
     train(tmp_path, hooks=[StopAt(0)], **options)
-    assert len(warned) == 1 and 'checkpoint.type=mmcare.AtomicCheckpointHook' in warned[0]
+    (text,) = warned(logged, 'not reproduce')
+    assert 'checkpoint.type=mmcare.AtomicCheckpointHook' in text
 
 
 class TwoParts(Model):

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from helpers import thin_backbone
 from torch import nn
 
+from mmcare.deployment import BackboneInfo
 from mmcare.export import export_model, open_exported
 from mmcare.export.backends.coreml import convert_coreml
 from mmcare.export.backends.mil import open_package
 from mmcare.export.graph import build_graph
 from mmcare.export.loading import IMAGENET, LoadedModel
 from mmcare.export.tasks import make_task
-from mmcare.models.deployment import BackboneInfo
 
 SHAPE = (64, 96)
 STAGES = ['stage1', 'stage2', 'stage3', 'stage4']

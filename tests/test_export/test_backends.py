@@ -12,6 +12,8 @@ from export_helpers import odd_model, thin_model
 from helpers import THIN, deviation, run_tool
 from toy_configs import sure_model
 
+from mmcare import CARE
+from mmcare.deployment import prepare_backbone
 from mmcare.export import export_model, open_exported
 from mmcare.export.backends import BACKENDS
 from mmcare.export.backends.onnx import Onnx
@@ -126,14 +128,20 @@ def test_checks_and_descriptions(tmp_path, monkeypatch, pictures, backend, optio
     if backend != 'litert' and options.get('precision', default) != default:
         return  # its check is that of LiteRT
 
-    def fuse_wrongly(network):
-        network.backbone.stem.conv.weight.mul_(-1)
-
-    monkeypatch.setattr('mmcare.export.graph.fuse_all', fuse_wrongly)
+    source.task.model.__class__ = Wrong
     with pytest.raises(ExportError, match='is not written'):
         export_model(source, tmp_path / 'out', **arguments)
     assert {path.name: path.stat().st_mtime for path in file.parent.glob('*.json')} == older
     assert len([*file.parent.iterdir()]) == 2
+
+
+class Wrong(CARE):
+    """A CARE that answers exporters wrongly."""
+
+
+@prepare_backbone.register(Wrong)
+def prepare_wrongly(backbone, image):
+    backbone.stem.conv.weight.mul_(-1)
 
 
 class Apply(torch.nn.Module):
@@ -175,7 +183,7 @@ def test_a_new_backend(tmp_path, monkeypatch, capsys):
     config = tmp_path / 'thin.py'
     config.write_text(f"model = dict(backbone=dict(type='mmcare.CARE', arch={THIN}))")
     options = '--format', 'saved', '--shape', 64, 64, '--out-dir', tmp_path / 'out'
-    export = partial(run_tool, monkeypatch, 'export_backbone', config, *options)
+    export = partial(run_tool, monkeypatch, 'export', config, *options)
     with monkeypatch.context() as patched:
         patched.setattr(Saved, 'write', Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(SystemExit, match='130'):

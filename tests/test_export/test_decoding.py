@@ -10,14 +10,14 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
+from mmcare.deployment import BackboneInfo
 from mmcare.export import load_model
 from mmcare.export.preprocessing import choose_shape
 from mmcare.export.tasks import make_task
 from mmcare.export.tasks.base import describe_classes
 from mmcare.export.tasks.classifier import Classifier
-from mmcare.export.tasks.detector import describe_decoding
+from mmcare.export.tasks.one_stage_detector import describe_decoding
 from mmcare.export.tasks.segmentor import Segmentor
-from mmcare.models.deployment import BackboneInfo
 
 pytest.importorskip('mmdet')
 from mmdet.models.dense_heads.base_dense_head import BaseDenseHead

@@ -4,9 +4,11 @@ import json
 import re
 from collections import OrderedDict
 from functools import cache
+from runpy import run_path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers import ROOT, run_tool
@@ -111,7 +113,9 @@ def annotate(data, predictions):
         ('segmentation', 'model', 'onnx', 'decoded', ['mIoU', 'aAcc']),
     ],
 )
-def test_metrics(task, part, backend, outputs, names, made, evaluate, tmp_path, monkeypatch):
+def test_metrics(
+    task, part, backend, outputs, names, made, evaluate, tmp_path, monkeypatch, capsys
+):
     """Every image goes through the file, and the metrics, which are not zero, are PyTorch's.
 
     LiteRT's takes NHWC; that of a model takes pixels, and computes in float16. Padding is as the
@@ -147,7 +151,11 @@ def test_metrics(task, part, backend, outputs, names, made, evaluate, tmp_path, 
     monkeypatch.setattr('mmcare.export.opening.open_exported', spy)
     monkeypatch.setattr('mmcare.analysis.timing.SECONDS', 1e-9)
     half = backend == 'litert' and part == 'model'
+    capsys.readouterr()
     table = evaluate(task, file, *checkpoint, *(['--float16'] if half else []))
+    rows = capsys.readouterr().out.splitlines()[1 : 1 + len(table)]
+    assert rows[-1].startswith(file.name) and all(len(row) <= 100 for row in rows)
+    assert 'System environment' in (tmp_path / 'metrics.json.log').read_text()
     at_size = 'PyTorch, {}x{}'.format(*shape)
     fits = at_size not in table
     assert list(table) == ['PyTorch', *([] if fits else [at_size]), str(file)]
@@ -167,6 +175,18 @@ def test_metrics(task, part, backend, outputs, names, made, evaluate, tmp_path, 
         assert table[str(file)][name] == pytest.approx(pytorch[name], abs=tolerance)
     assert table[str(file)]['MB'] == size_of(file) / 1e6 and pytorch['ms'] > 0
     assert ('ms' in table[str(file)]) == (backend != 'coreml')
+
+
+def test_wide_tables():
+    """Each block has a row for each file; names are short where they differ."""
+    lay_out = run_path(str(ROOT / 'tools/eval_exported.py'))['lay_out']
+    files = ['PyTorch', f'exports/{"s" * 40}.onnx', 'a/s0.pte', 'b/s0.pte']
+    metrics = ['MB', 'coco/mAP', 'mAP', *(f'coco/class {number}_precision' for number in range(9))]
+    printed = lay_out(pd.DataFrame(0.5, files, metrics))
+    names = [line[:45].strip() for line in printed.splitlines()]
+    assert names[1:5] == ['PyTorch', f'{"s" * 40}.onnx', *files[2:]] == names[-4:]
+    assert all(len(line) <= 100 for line in printed.splitlines())
+    assert {'coco/mAP', 'mAP', '8_precision'} <= {*printed.split()}
 
 
 def test_images_fit_upright():

@@ -173,7 +173,7 @@ def test_one_format_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):
     config.write_text(f'model = dict(backbone=dict(type="CARE", arch={THIN}))')
     options = '--shape', 32, 32, '--format', 'executorch', 'onnx', '--out-dir', out_dir
     with pytest.raises(SystemExit, match='1'):
-        run_tool(monkeypatch, 'export_backbone', config, *options)
+        run_tool(monkeypatch, 'export', config, *options)
     files = {path.name for path in out_dir.iterdir()}
     assert files == {'thin_32x32.onnx', 'thin_32x32.onnx.json'}
     printed = capsys.readouterr()
@@ -188,7 +188,7 @@ def failing(tmp_path, monkeypatch, capsys):
     def run(*arguments):
         options = '--out-dir', tmp_path / 'out', '--shape', 32, 32
         with pytest.raises(SystemExit, match='2'):
-            run_tool(monkeypatch, 'export_backbone', *options, *arguments)
+            run_tool(monkeypatch, 'export', *options, *arguments)
         assert not (tmp_path / 'out').exists()
         return capsys.readouterr().err.strip().splitlines()[-1]
 
@@ -212,7 +212,7 @@ def failing(tmp_path, monkeypatch, capsys):
         ('s0 gone.pth', 'gone.pth'),
         ('s0 resnet.pth', 'resnet.pth does not fit the CARE'),
         ('s0 --part neck', 'is a backbone without neck or head: give a config'),
-        ('none.py', 'it holds 0'),
+        ('none.py', 'the Embedding computes no images'),
         ('s9.py', "'s9'"),
         ('four.py', 'use --input tensor'),
         ('s0 --out-dir none.py/folder', 'Not a directory'),
@@ -224,7 +224,7 @@ def failing(tmp_path, monkeypatch, capsys):
 def test_bad_arguments(failing, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     for name, backbone in (
-        ('none', "type='torch.nn.Identity'"),
+        ('none', "type='torch.nn.Embedding', num_embeddings=1, embedding_dim=1"),
         ('s9', "type='CARE', arch='s9'"),
         ('four', "type='CARE', in_channels=4"),
     ):

@@ -19,6 +19,7 @@ from mmcare.export import export_model, open_exported
 from mmcare.export.check import ExportError
 from mmcare.export.images import draw_images
 from mmcare.export.reference import Reference
+from mmcare.export.request import ExportRequest
 
 pytest.importorskip('mmseg')
 from mmseg.structures import SegDataSample
@@ -130,6 +131,6 @@ def test_windows_of_any_size(monkeypatch):
     """mmseg tests on them, as on 769x769; other images have multiples of the stride."""
     task = heads.build(heads.HEADS['PSP']).task
     monkeypatch.setattr(task.model, 'test_cfg', dict(mode='slide', crop_size=(65, 97)))
-    task.check_shape((65, 97))
+    task.check_request(ExportRequest((65, 97), ('onnx',)))
     with pytest.raises(ValueError, match='multiples of 32'):
-        task.check_shape((97, 65))
+        task.check_request(ExportRequest((97, 65), ('onnx',)))

@@ -18,10 +18,13 @@ from toy_configs import sure_model
 from mmcare.export import export_model, open_exported
 from mmcare.export.backends import BACKENDS
 from mmcare.export.backends.mil import open_package
+from mmcare.export.loading import IMAGENET, LoadedModel
 from mmcare.export.plain_operators import RoIAlign, nms_mask
+from mmcare.export.plan import plan_export
+from mmcare.export.request import ExportRequest
 from mmcare.export.tasks import OutputFormat, make_task
-from mmcare.export.tasks.instances import explain_refusal
-from mmcare.export.tasks.two_stage import RoIAlignOperator
+from mmcare.export.tasks.two_stage_detector import explain_refusal
+from mmcare.export.tasks.two_stage_results import RoIAlignOperator
 from mmcare_runtime.masks import paste_masks
 
 SHAPE = (128, 160)
@@ -289,11 +292,31 @@ def test_nothing_is_found():
     assert scores.shape == (1, 30) and not scores.any()
 
 
+def test_few_proposals_with_low_scores(tmp_path):
+    """ONNX Runtime's sigmoid is 0 for their logits, and files have places for more of them."""
+    pytest.importorskip('onnxruntime')
+    model, image = build(), smooth(0, SHAPE)
+    model.rpn_head.rpn_cls.bias.fill_(-25)
+    model.rpn_head.test_cfg.update(nms_pre=30, max_per_img=1000)
+    expected = predict(model, image)
+    source = LoadedModel('low', 'random', make_task(model, 'model'), IMAGENET)
+    options = dict(outputs='decoded', proposals=1000, compare_float16=False)
+    report = export_model(source, tmp_path, SHAPE, ('onnx',), **options)['onnx']
+    assert report['max_rel_error']['random'] < 1e-4
+    boxes, scores, labels, _ = open_exported(tmp_path / report['file']).run(image.numpy())
+    found = scores[0] > 0.05
+    number = len(expected)
+    assert number > 10 and found.sum() >= number
+    np.testing.assert_allclose(scores[0, :number], expected.scores, atol=1e-5)
+    np.testing.assert_allclose(boxes[0, :number], expected.bboxes, atol=1e-2)
+    assert (labels[0, :number] == expected.labels.numpy()).all()
+
+
 def test_numbers_and_styles():
     model, image = build(), smooth(0, SHAPE)
     raw = make_task(model, 'model')(image)
     plain = post_process(model, raw, max_detections=20, proposals=30)
-    options = dict(relative=True, box_format='cxcywh', labels=torch.float32)
+    options = dict(relative=True, box_format='cxcywh', labels=torch.float32, with_count=True)
     output_format = OutputFormat(**options)
     other = post_process(model, raw, output_format, max_detections=20, proposals=30)
     boxes, scores, _, masks = plain(raw)
@@ -377,13 +400,19 @@ def test_what_is_refused():
 
 def test_requests_that_are_refused():
     task = make_task(build(), 'model')
-    raw = task(smooth(0, SHAPE))
+    for words, arguments in (
+        (r"raw outputs .* use outputs='decoded'", dict(outputs='raw')),
+        ("'center' is not for two-stage", dict(letterbox='center')),
+        ('nms= is for one-stage', dict(options=dict(nms='outside'))),
+        ('batch= is not for two-stage', dict(batch=2)),
+    ):
+        request = ExportRequest(SHAPE, ('onnx',), **dict(dict(outputs='decoded'), **arguments))
+        with pytest.raises(ValueError, match=words):
+            task.check_request(request)
+    pytest.importorskip('pnnx')
+    model, request = LoadedModel('care', 'random', task, IMAGENET), dict(outputs='decoded')
     with pytest.raises(ValueError, match=r"ncnn has neither topk nor gather, .* use part='neck'"):
-        task.post_process(raw, SHAPE, BACKENDS['ncnn'].output_format, {})
-    with pytest.raises(ValueError, match=r"raw outputs .* use outputs='decoded'"):
-        task.check_outputs('raw')
-    with pytest.raises(ValueError, match="'center' is not for two-stage"):
-        task.check_centered()
+        plan_export(model, ExportRequest(SHAPE, ('ncnn',), **request))
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ from mmengine.config import Config
 from torch import nn
 
 from mmcare.export.evaluation import pad_images
-from mmcare.export.export import prepare_export
 from mmcare.export.images import load_images
 from mmcare.export.loading import Normalization
+from mmcare.export.plan import plan_export
 from mmcare.export.preprocessing import describe_loader, describe_sliding, fit_config
 from mmcare.export.request import ExportRequest
 
@@ -47,9 +47,9 @@ def test_pictures_of_twelve_bits(tmp_path):
         assert 300 < images.checked[name].pixels.std() < 2000 or name == 'smooth'
         assert images.checked[name].pixels.max() > 1000
     with pytest.raises(ValueError, match=r"pictures have 16 bits: use input_kind='tensor'"):
-        prepare_export(model, ExportRequest(SHAPE, ('onnx',), 'image', images=tmp_path))
+        plan_export(model, ExportRequest(SHAPE, ('onnx',), 'image', images=tmp_path))
     with pytest.raises(ValueError, match='pictures have an unknown number of bits'):
-        prepare_export(model, ExportRequest(SHAPE, ('coreml',)))  # there are none
+        plan_export(model, ExportRequest(SHAPE, ('coreml',)))  # there are none
 
 
 def test_loaders():

@@ -15,7 +15,7 @@ from mmcare.export.backends import BACKENDS, tflite_metadata
 from mmcare.export.loading import IMAGENET
 from mmcare.export.plain_operators import nms_mask
 from mmcare.export.tasks import OutputFormat
-from mmcare.export.tasks.detector import Boxes, describe_decoding, read_test_cfg
+from mmcare.export.tasks.one_stage_detector import Boxes, describe_decoding, read_test_cfg
 from mmcare.export.tasks.segmentor import LabelMap
 from mmcare_runtime.results import decode_boxes, read_detections
 

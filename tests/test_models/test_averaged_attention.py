@@ -40,10 +40,9 @@ def compare(attention, x, engine):
     """Compare the averaged form with the released one in float64, both of rounded queries and keys.
 
     In float16 a query or key of -500 has steps of 0.25, and its exponential steps of a quarter, in
-    any form. ELU + 1 itself is off by 1e-2 in float32 where it cancels.
+    any form.
     """
-    averaged = deepcopy(attention).to(x.dtype)
-    average_attention(averaged)
+    averaged = AveragedAttention(deepcopy(attention).to(x.dtype))
     expected = attention.attend(averaged.query_key(x).double(), x.double()).reshape(x.shape)
     with engine():
         found = averaged(x)
@@ -81,11 +80,13 @@ def test_queries_and_keys_that_never_meet(dtype, engine):
 
 
 def test_subclasses():
-    """Those that inherit the forward are converted, and others are named."""
+    """Those that inherit the forward are replaced, and others are named."""
     inherits, computes = (type(name, (LinearAttention,), {}) for name in ('Inherits', 'Computes'))
-    network = torch.nn.Sequential(inherits(32, 16))
+    attention = inherits(32, 16).eval()
+    network = torch.nn.Sequential(attention)
     average_attention(network)
-    assert type(network[0]) is AveragedAttention
+    assert type(network[0]) is AveragedAttention and not network[0].training
+    assert type(attention) is inherits and network[0].query_key is attention.query_key
     computes.attend = lambda self, query_key, values: values
     with pytest.raises(ValueError, match=r'^1 \(Computes\) .* its attend is not'):
         average_attention(torch.nn.Sequential(*network, computes(32, 16)))

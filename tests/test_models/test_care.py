@@ -7,10 +7,20 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import DATA, THIN, deviation, load_published, newer, reference_image, thin_backbone
+from helpers import (
+    DATA,
+    THIN,
+    craft_heads,
+    deviation,
+    load_published,
+    newer,
+    reference_image,
+    thin_backbone,
+)
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcare.models import CARE
+from mmcare.models.backbones.care import LinearAttention, phi
 
 PARAMETERS = {'s0': 5_285_904, 's1': 7_548_328, 's2': 16_401_144}
 
@@ -154,6 +164,23 @@ def test_layer_depth():
     assert depths['stages.3.blocks.1.inter2.expand.bias'] == (6, 8)
     assert model.get_layer_depth('head.fc.weight', 'backbone.') == (7, 8)
     assert {depth for depth, _ in depths.values()} == set(range(7))
+
+
+@pytest.mark.parametrize('bias', [-5, -14, -16])
+def test_attention_keeps_its_digits(bias):
+    """Keys, or queries and keys, that training has moved far below zero, where ELU + 1 cancels."""
+    x = torch.randn(2, 32, 16, 16)
+    for parts in (('keys',), ('queries', 'keys')):
+        attention = craft_heads(LinearAttention(32, 16), bias, parts, heads=None)
+        expected = deepcopy(attention).double()(x.double())
+        torch.testing.assert_close(attention(x).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_phi():
+    """Those of ELU + 1: 1 from 0 on, and exp(x) below, also far below."""
+    x = torch.tensor([-100.0, -20.0, -1.0, -0.0, 0.0, 1.0, 100.0], requires_grad=True)
+    phi(x).sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().clamp(max=0).exp(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -1,36 +1,30 @@
 """``python -m mmcare_runtime`` and ``python -m mmcare_runtime.evaluate``."""
 
+import ast
 import json
-import runpy
+import os
+import re
+import subprocess
 import sys
 
 import cv2
 import numpy as np
+import onnx
 import pytest
+from helpers import ROOT
 from PIL import Image
-from runtime_helpers import BOXES, SHAPE, TASKS, describe, scored, write_onnx
+from pycocotools.coco import COCO
+from pycocotools.mask import decode, encode
+from runtime_helpers import BOXES, SHAPE, TASKS, describe, outputs_of, scored, write_onnx
 
 from mmcare_runtime import Model
+from mmcare_runtime.command import make_parser, open_file
 from mmcare_runtime.evaluate import evaluate, read_mask
+from mmcare_runtime.masks import encode_mask
+from mmcare_runtime.prepare import read_picture
+from mmcare_runtime.suffixes import PICTURES, list_files
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (40, 60, 3), np.uint8)
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Run the command in an empty folder, with a file of the task; return status and output."""
-    monkeypatch.chdir(tmp_path)
-    cv2.imwrite('a.png', PIXELS)
-
-    def run_command(task, *arguments, module='mmcare_runtime', **changes):
-        write_onnx('mine.onnx', describe(task, **changes))
-        monkeypatch.setattr(sys, 'argv', ['', 'mine.onnx', *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            runpy.run_module(module, run_name='__main__')
-        printed = capsys.readouterr()
-        return stopped.value.code, printed.out, printed.err
-
-    return run_command
 
 
 @pytest.mark.parametrize('task', TASKS)
@@ -93,6 +87,30 @@ def test_nothing_is_overwritten_by_a_second_run(run, tmp_path):
     assert sorted(path.name for path in (tmp_path / 'predictions').iterdir()) == ['a.png']
 
 
+def test_overwriting_on_request(run, tmp_path):
+    """Never a source, though."""
+    assert run('classifier', 'a.png')[0] == 0
+    (tmp_path / 'predictions/a.png').write_bytes(b'')
+    assert run('classifier', 'a.png', '--overwrite')[0] == 0
+    assert cv2.imread('predictions/a.png') is not None
+    status, _, err = run('classifier', 'a.png', '--out-dir', '.', '--overwrite')
+    assert status == 2 and 'a.png would be overwritten: give other sources' in err
+
+
+@pytest.mark.parametrize(
+    ('score', 'words'),
+    [('30', '30 is not .* from 0 to 1: 30 per cent are 0.3'), ('nan', 'nan is not'), ('-1', '-1')],
+)
+def test_scores_are_from_0_to_1(score, words, run):
+    status, _, err = run('boxes', 'a.png', f'--score={score}')
+    assert status == 2 and re.search(words, err)
+
+
+def test_nothing_is_said_to_be_drawn(run):
+    status, out, err = run('boxes', 'missing.png')
+    assert status == 2 and 'Drawn' not in out + err
+
+
 def test_json(run):
     _, out, _ = run('boxes', 'a.png', '--json', '--score', '0')
     about = json.loads(out)
@@ -100,24 +118,69 @@ def test_json(run):
     assert {*about['objects'][0]} == {'name', 'label', 'score', 'box'}
 
 
-def test_video(run):
-    code = cv2.VideoWriter_fourcc(*'mp4v')
-    writer = cv2.VideoWriter('a.mp4', code, 12.0, (64, 48))
+def test_json_has_masks(run):
+    """As COCO's run lengths, which pycocotools decodes."""
+    _, out, _ = run('instances', 'a.png', '--json', '--score', '0')
+    about = describe('instances')
+    found = Model(lambda _: outputs_of(about), (1, 3, *SHAPE), about).predict(PIXELS, 0)
+    objects = json.loads(out)['objects']
+    for entry, mask in zip(objects, found['masks'], strict=True):
+        np.testing.assert_array_equal(decode(entry['mask']), mask)
+    draw = np.random.default_rng(0)
+    for share in (0, 0.1, 0.5, 1):
+        mask = draw.random((99, 70)) < share
+        wanted = encode(np.asfortranarray(mask, np.uint8))
+        assert encode_mask(mask) == dict(size=[99, 70], counts=wanted['counts'].decode())
+
+
+def test_results_in_the_format_of_coco(run, tmp_path):
+    """pycocotools loads what is printed, and what is written beside metrics."""
+    file, _, _ = write_boxes(tmp_path)
+    status, out, _ = run('instances', 'images', '--json', 'coco', '--score', '0')
+    assert status == 0 and run('boxes', 'a.png', '--json', 'coco', '--score', '1')[1] == '[]\n'
+    for task, source in (('classifier', 'a.png'), ('boxes', '0')):
+        status, _, err = run(task, source, '--json', 'coco', '--overwrite')
+        assert status == 2 and '--json coco is for detectors and pictures' in err
+    arguments = '--images', 'images', '--annotations', 'truth.json', '--results', 'found.json'
+    status, _, _ = run('instances', *arguments, module='mmcare_runtime.evaluate')
+    truth = COCO(str(file))
+    assert {*truth.loadRes(json.loads(out)).getImgIds()} == {0, 1, 2, 3}
+    found = truth.loadRes('found.json')
+    assert status == 0 and {*found.getCatIds()} == {7, 8, 9} and found.anns[1]['area'] > 0
+
+
+def test_the_reader_of_the_output_leaves(tmp_path):
+    """As in ``--json | head -1``."""
+    write_onnx(tmp_path / 'mine.onnx', describe('boxes'))
     for index in range(30):
-        writer.write(np.full((48, 64, 3), 8 * index, np.uint8))
-    writer.release()
-    status, out, _ = run('boxes', 'a.mp4', 'a.png', '--score', '0')
-    assert status == 0 and out.count('a.mp4, frame ') == 30 and 'frames per second' in out
-    capture = cv2.VideoCapture('predictions/a.mp4')
-    assert capture.get(cv2.CAP_PROP_FRAME_COUNT) == 30
-    assert capture.get(cv2.CAP_PROP_FPS) == 12
+        cv2.imwrite(str(tmp_path / f'{index}.png'), PIXELS)
+    command = [
+        sys.executable,
+        '-m',
+        'mmcare_runtime',
+        'mine.onnx',
+        '.',
+        '--json',
+        '--out-dir',
+        'out',
+    ]
+    pipe = subprocess.PIPE
+    environment = dict(os.environ, PYTHONPATH=str(ROOT))
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, cwd=tmp_path, env=environment
+    ) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert (process.wait(), process.stderr.read()) == (141, b'')
 
 
-def test_video_without_frames(run, tmp_path):
-    (tmp_path / 'a.mp4').write_text('text')
-    status, _, err = run('boxes', 'a.mp4')
-    assert status == 2 and 'a.mp4 has no frames' in err
-    assert not [*(tmp_path / 'predictions').iterdir()]
+def test_files_without_a_description(run, tmp_path):
+    run('classifier', 'missing.png')
+    model = onnx.load(tmp_path / 'mine.onnx')
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / 'other.onnx')
+    with pytest.raises(ValueError, match=r'other.onnx does not say what it is'):
+        open_file(make_parser('', '').parse_args([str(tmp_path / 'other.onnx')]))
 
 
 def test_files_of_parts(run):
@@ -171,6 +234,26 @@ def test_segmentors_are_measured(tmp_path, run):
     assert status == 2 and '0.png' in err
 
 
+def test_masks_are_read_as_the_file_says(tmp_path):
+    """The description has ``reduce_zero_label``, and a flag that contradicts it is refused."""
+    masks = write_masks(tmp_path, 1)
+    cv2.imwrite(str(tmp_path / 'masks/0.png'), masks[0] + 1)
+    folders = tmp_path / 'images', tmp_path / 'masks'
+    run, shape = (lambda image: [image[:, 0].astype(np.uint8)]), (1, 3, *SHAPE)
+    for described in (True, False, None):
+        changes = {} if described is None else dict(reduce_zero_label=described)
+        model = Model(run, shape, describe('labels', **changes))
+        for flag in (True, False, None):
+            if None not in (described, flag) and described != flag:
+                with pytest.raises(ValueError, match=f'says reduce_zero_label={described}'):
+                    evaluate(model, *folders, reduce_zero_label=flag)
+            elif described or flag:
+                assert evaluate(model, *folders, reduce_zero_label=flag)['mIoU'] == 100
+            else:
+                with pytest.raises(ValueError, match=r'0.png has class 3, and .* 3 classes'):
+                    evaluate(model, *folders, reduce_zero_label=flag)
+
+
 def test_masks_of_one_bit(tmp_path):
     """OpenCV would read 0 and 255, of which 255 is ignored."""
     wanted = np.random.default_rng(0).integers(0, 2, SHAPE).astype(bool)
@@ -178,12 +261,12 @@ def test_masks_of_one_bit(tmp_path):
     np.testing.assert_array_equal(read_mask(tmp_path / 'a.png'), wanted)
 
 
-def test_detectors_are_measured(tmp_path):
-    """Average precision is 1 where objects are right, and less where a class is not found."""
-    (tmp_path / 'images').mkdir()
+def write_boxes(folder):
+    """Write four pictures with an object each, and the file of annotations; return both."""
+    (folder / 'images').mkdir()
     annotations, boxes = [], []
     for index in range(4):
-        cv2.imwrite(str(tmp_path / f'images/{index}.png'), np.full((64, 96, 3), index, np.uint8))
+        cv2.imwrite(str(folder / f'images/{index}.png'), np.full((64, 96, 3), index, np.uint8))
         left, top, width, height = 4.0 + index, 6.0, 20.0, 30.0
         boxes.append([left, top, left + width, top + height])
         annotations.append(
@@ -194,9 +277,15 @@ def test_detectors_are_measured(tmp_path):
         annotations[-1]['segmentation'] = [corners]
     images = [dict(id=i, file_name=f'{i}.png', height=64, width=96) for i in range(4)]
     categories = [dict(id=7, name='cat'), dict(id=8, name='dog'), dict(id=9, name='owl')]
-    file = tmp_path / 'truth.json'
+    file = folder / 'truth.json'
     about = dict(images=images, annotations=annotations, categories=categories)
     file.write_text(json.dumps(about))
+    return file, about, boxes
+
+
+def test_detectors_are_measured(tmp_path):
+    """Average precision is 1 where objects are right, and less where a class is not found."""
+    file, about, boxes = write_boxes(tmp_path)
 
     def find(image, dog=1):
         index = int(image[0, 0, 0, 0])
@@ -221,6 +310,53 @@ def test_detectors_are_measured(tmp_path):
     with pytest.raises(ValueError, match='does not name its classes'):
         evaluate(nameless, tmp_path / 'images', file)
     with pytest.raises(ValueError, match=r'truth.json has no cat'):
+        evaluate(model, tmp_path / 'images', file)
+
+
+def each(entries, /, **values):
+    """Change each entry of a list, by values or functions of the entry's number."""
+
+    def change(about):
+        for index, entry in enumerate(about[entries]):
+            for key, value in values.items():
+                entry[key] = value(index) if callable(value) else value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ('change', 'words'),
+    [
+        (each('annotations', id=lambda i: i), 'has id 0, which pycocotools takes for no match'),
+        (each('annotations', id=str), 'has id 0, which pycocotools takes for no match'),
+        (each('annotations', id=3), '1 ids of objects .* more than once, such as 3'),
+        (each('images', id=0), '1 ids of pictures .* more than once, such as 0'),
+        (each('categories', id=7), '1 ids of categories .* more than once, such as 7'),
+        (each('categories', name='cat'), "'cat' is the name of several categories|has no dog"),
+        (lambda about: about['categories'].append(dict(id=17, name='dog')), "'dog' is the name"),
+        (lambda about: about.pop('annotations'), 'has no object of these classes'),
+        (lambda about: about.pop('images'), "no list 'images'"),
+        (each('annotations', iscrowd=1), 'has no object of these classes'),
+        (each('annotations', image_id=str), 'has no object of these classes in its pictures'),
+        (each('annotations', bbox=None), 'have bbox=None, such as object 1'),
+        (each('annotations', bbox=[1, 2, 3]), r'have bbox=\[1, 2, 3\], such as object 1'),
+        (each('annotations', bbox=[4, 6, 0, 30]), '4 of 4 boxes .* are none'),
+        (each('annotations', bbox=[4, 6, float('nan'), 30]), '4 of 4 boxes .* are none'),
+        (each('annotations', bbox=[0.1, 0.1, 0.3, 0.3]), 'are shares of width and height'),
+        (each('annotations', bbox=[60, 40, 90, 60]), 'reach far beyond their pictures'),
+        (each('images', width=64, height=96), r'0.png is read with height and width \(64, 96\)'),
+        (each('annotations', segmentation=[[1, 2]]), 'has a polygon of fewer than three points'),
+    ],
+)
+def test_annotations_that_would_be_measured_wrong(change, words, tmp_path):
+    """pycocotools takes these silently, or fails by a bare name."""
+    file, about, _ = write_boxes(tmp_path)
+    change(about)
+    file.write_text(json.dumps(about))
+    model = Model(
+        lambda _: outputs_of(describe('instances')), (1, 3, *SHAPE), describe('instances')
+    )
+    with pytest.raises(ValueError, match=words):
         evaluate(model, tmp_path / 'images', file)
 
 
@@ -269,3 +405,18 @@ def test_classifiers_are_measured(tmp_path):
         evaluate(model, tmp_path)
     with pytest.raises(FileNotFoundError, match='no folders of pictures'):
         evaluate(model, tmp_path / 'Owl')
+
+
+def test_suffixes(tmp_path):
+    """Training and the runtime read the same pictures, and what is not read is counted."""
+    text = (ROOT / 'configs/your_data/classifier.py').read_text(encoding='utf-8')
+    extensions = re.search(r'^extensions = (\[.*?\])$', text, re.DOTALL | re.MULTILINE)[1]
+    assert {*ast.literal_eval(extensions)} == {*PICTURES} - {'.npy'}
+    data = cv2.imencode('.png', PIXELS)[1].tobytes()
+    for suffix in (*PICTURES, '.HEIC', '.gif', '.txt'):
+        (tmp_path / f'a{suffix}').write_bytes(data)
+    with pytest.warns(UserWarning, match=r'2 pictures in .* are not read: 1 .heic, 1 .gif'):
+        paths = list_files(tmp_path, PICTURES)
+    assert {path.suffix for path in paths} == {*PICTURES}
+    for path in paths:
+        assert path.suffix == '.npy' or read_picture(path).shape == PIXELS.shape

@@ -16,7 +16,7 @@ from runtime_helpers import SHAPE, TASKS, describe, outputs_of, write_ncnn, writ
 
 from mmcare_runtime import Model, open_exported
 from mmcare_runtime.engines.executorch import check_header
-from mmcare_runtime.files import NO_HASH, check_package, write_hash
+from mmcare_runtime.verify import NO_HASH, check_package, write_hash
 
 pytest.importorskip('onnxruntime')
 
@@ -26,6 +26,7 @@ ALONE = """
 import sys, numpy as np
 sys.modules.update(dict.fromkeys({foreign!r}))  # importing them is an error
 import mmcare_runtime, mmcare_runtime.__main__, mmcare_runtime.evaluate
+import mmcare_runtime.description, mmcare_runtime.files  # their names in 1.0
 engines = ('onnxruntime', 'openvino', 'ai_edge_litert', 'ncnn', 'executorch', 'coremltools')
 assert not {{*engines}} & {{*sys.modules}}
 for file in sys.argv[1:]:
@@ -174,7 +175,7 @@ def test_files_without_a_description_only_run(tmp_path):
     model = open_exported(path)
     assert model.description == {} and model.input_kind == 'tensor'
     assert [x.shape for x in model.run(np.zeros((1, 3, *SHAPE)))] == [(1, 3)]
-    with pytest.raises(ValueError, match='only files of whole models predict'):
+    with pytest.raises(ValueError, match='does not say what it is'):
         model.predict(PIXELS)
 
 
@@ -238,6 +239,79 @@ def test_ncnn_would_crash(old, new, words, tmp_path):
     param.write_text(param.read_text().replace(old, new, 1))
     with pytest.raises(ValueError, match=words):
         open_exported(path)
+
+
+@pytest.mark.parametrize(('converter', 'tries'), [(None, 1), ('pnnx 99990101', 1), ('2020', 0)])
+def test_ncnn_crashes_on_files_of_other_versions(converter, tries, tmp_path, monkeypatch):
+    """A child process crashes in place of this one; it imports the stand-in, this one does not."""
+    ncnn = pytest.importorskip('ncnn')
+    about = ncnn_description()
+    about.update(dict(converter=converter) if converter else {})
+    converter == '2020' and about.update(converter=f'pnnx {ncnn.__version__.rpartition(".")[2]}')
+    path = write_ncnn(tmp_path / 'mine.ncnn', about)
+    assert open_exported(path).predict(PIXELS)['labels'].shape == PIXELS.shape[:2]
+    (tmp_path / 'ncnn.py').write_text('import os\n__version__ = ""\ndef Net():\n    os.abort()\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    if tries:
+        with pytest.raises(ValueError, match=r'mine.ncnn cannot be opened: ncnn 1.* crashes on it'):
+            open_exported(path)
+    else:
+        open_exported(path)
+
+
+def test_providers_that_do_not_start(tmp_path, monkeypatch):
+    """ONNX Runtime has CUDA's provider, does not find its libraries, and takes the CPU."""
+    import onnxruntime
+
+    path = write_onnx(tmp_path / 'mine.onnx', describe('boxes'))
+    names = ['CUDAExecutionProvider', 'CPUExecutionProvider']
+    start = onnxruntime.InferenceSession
+    monkeypatch.setattr(onnxruntime, 'get_available_providers', lambda: names)
+    monkeypatch.setattr(
+        onnxruntime,
+        'InferenceSession',
+        lambda *arguments, providers: start(*arguments, providers=names[1:]),
+    )
+    open_exported(path, providers=names[1:])
+    for providers in (names, names[:1], [('CUDAExecutionProvider', {}), *names[1:]]):
+        with pytest.raises(ValueError, match='ONNX Runtime cannot start CUDAExecutionProvider'):
+            open_exported(path, providers=providers)
+
+
+@pytest.mark.parametrize('kind', ['old', 'missing'])
+def test_engines_that_are_too_old(kind, tmp_path, monkeypatch):
+    """An engine that lacks a part is not called missing."""
+    if kind == 'old':
+        (tmp_path / 'ai_edge_litert').mkdir()
+        (tmp_path / 'ai_edge_litert/__init__.py').touch()
+        (tmp_path / 'ai_edge_litert/interpreter.py').write_text('class Interpreter: pass')
+        monkeypatch.syspath_prepend(tmp_path)
+        words = 'LiteRT is too old, or incomplete .*OpResolverType.*: pip install --upgrade ai-edge'
+    else:
+        monkeypatch.setattr('mmcare_runtime.model.find_spec', lambda _: None)
+        monkeypatch.setitem(sys.modules, 'ai_edge_litert.interpreter', None)
+        words = 'LiteRT is not installed: pip install ai-edge-litert'
+    for name in [name for name in sys.modules if name.startswith('ai_edge_litert')]:
+        if kind == 'old':
+            monkeypatch.delitem(sys.modules, name)
+    (tmp_path / 'mine.tflite').touch()
+    with pytest.raises(ImportError, match=words):
+        open_exported(tmp_path / 'mine.tflite')
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize('task', TASKS)
+def test_outputs_that_are_not_finite(task, value):
+    """They would become class 0, a score that JSON does not know, or nothing."""
+    about = describe(task)
+    outputs = outputs_of(about)
+    if outputs[-1].dtype != np.float32:  # labels have no such values
+        return
+    outputs[-1].flat[2] = value
+    model = Model(lambda _: outputs, (1, 3, *SHAPE), about)
+    name = about['outputs'][-1]['name']
+    with pytest.raises(ValueError, match=f'the file gives {name} with NaN or infinity'):
+        model.predict(PIXELS)
 
 
 @pytest.mark.parametrize('kind', ['link', 'fifo'])

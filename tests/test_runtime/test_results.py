@@ -1,17 +1,19 @@
-"""Pictures are prepared and outputs read as PyTorch, torchvision and Pillow do."""
+"""Pictures are prepared and outputs read as PyTorch, torchvision and mmcv do."""
+
+import sys
 
 import cv2
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import ImageFont
 from runtime_helpers import DECODE, SHAPE, describe, outputs_of
 from torchvision.ops import batched_nms
 
-from mmcare_runtime import Model, results
+from mmcare_runtime import Model, drawing, results
 from mmcare_runtime.masks import paste_masks
-from mmcare_runtime.prepare import check_pixels, prepare, read_picture, resize_as_pillow
+from mmcare_runtime.prepare import check_pixels, prepare, read_picture, resize
 
 
 def model_of(task, **changes):
@@ -88,17 +90,28 @@ def test_masks_stay_with_their_boxes():
 
 
 @pytest.mark.parametrize('name', ['nearest', 'box', 'bilinear', 'hamming', 'bicubic', 'lanczos'])
-def test_as_pillow(name):
-    """Bit for bit, but for the order of rows and columns, which Pillow 13 changed."""
-    draw = np.random.default_rng(0)
-    for size, target in [((90, 120), (37, 50)), ((50, 40), (77, 91)), ((120, 40), (30, 38))]:
-        pixels = draw.integers(0, 256, (*size, 3), np.uint8)
-        filter_ = getattr(Image.Resampling, name.upper())
-        wanted = np.array(Image.fromarray(pixels).resize(target[::-1], filter_))
-        actual = resize_as_pillow(pixels, target, name)
-        if size == (120, 40) and int(Image.__version__.split('.')[0]) < 13:
-            continue
-        np.testing.assert_array_equal(actual, wanted)
+@pytest.mark.parametrize('channels', [1, 3, 4])
+def test_as_pillow(name, channels):
+    """Levels are those of training, which resizes by mmcv and the same Pillow."""
+    mmcv = pytest.importorskip('mmcv')
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, channels), np.uint8)
+    options = dict(backend='pillow', interpolation=name)
+    wanted = mmcv.imresize(pixels.squeeze(), (49, 37), **options)
+    found = resize(pixels, dict(options, shorter=37, crop=None), (37, 49))
+    np.testing.assert_array_equal(found, np.atleast_3d(wanted))
+
+
+def test_pillow_is_asked_for_by_name(monkeypatch):
+    resizing = dict(backend='pillow', interpolation='bicubic', shorter=None, crop=None)
+    about = describe('classifier')
+    about['inputs'][0]['resize'] = resizing
+    model = Model(lambda _: outputs_of(about), (1, 3, *SHAPE), about)
+    assert len(model.predict(PIXELS)['scores']) == 3
+    with pytest.raises(ValueError, match='no pictures of 5 channels'):
+        resize(np.zeros((40, 60, 5), np.uint8), resizing, SHAPE)
+    monkeypatch.setitem(sys.modules, 'PIL', None)
+    with pytest.raises(ImportError, match='resized by Pillow: pip install pillow'):
+        model.predict(PIXELS)
 
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
@@ -202,3 +215,35 @@ def test_results_are_in_pixels_of_the_picture(size, letterbox):
     about['inputs'][0].update(letterbox=letterbox)
     model = Model(lambda image: [(image[:, 0] > 127).astype(np.uint8)], (1, 3, *SHAPE), about)
     assert (model.predict(picture)['labels'] == picture[..., 0] // 255).mean() > 0.95
+
+
+def test_labels_stay_inside_and_grow(monkeypatch):
+    """Text has a background, and a size that suits the picture, at each border."""
+    results = dict(names=['cat'], labels=np.zeros(1, int), scores=np.ones(1, np.float32))
+    heights = []
+    for side in (300, 3000):
+        for corner in ((0, 0), (side - 9, 0), (0, side - 9), (side - 9, side - 9)):
+            box = np.array([[*corner, corner[0] + 8, corner[1] + 8]], np.float32)
+            gray = np.full((side, side, 3), 99, np.uint8)
+            drawn = drawing.draw(gray, dict(results, boxes=box), [[250, 0, 0]])
+            rows, columns = (drawn != 99).any(2).nonzero()
+            heights.append(np.ptp(rows) + 1)
+            assert np.ptp(columns) > np.ptp(rows)  # a line of text, not a part of it
+    assert min(heights[4:]) > 5 * max(heights[:4])
+    drawn = drawing.draw(gray[:40, :40], dict(results, boxes=box), [[250, 0, 0]])
+    assert drawn.shape == (40, 40, 3)  # where no text fits
+
+
+def test_letters_that_opencv_does_not_draw(monkeypatch):
+    """Pillow draws them if it has a font; otherwise they are escapes."""
+    monkeypatch.setattr(drawing, 'FONTS', ('no.ttf', 'DejaVuSans.ttf'))
+    try:
+        ImageFont.truetype('DejaVuSans.ttf')
+    except OSError:
+        pytest.skip('the system has no DejaVuSans.ttf')
+    escaped = drawing._draw_text(r'\u043a\u043e\u0442', 2)
+    drawn = drawing._draw_text('кот', 2)
+    assert drawn.shape[1] < escaped.shape[1] / 3 and drawn.max() == 1
+    np.testing.assert_array_equal(drawing._draw_text('\U0010fffd', 2).shape[0], escaped.shape[0])
+    monkeypatch.setitem(sys.modules, 'PIL', None)
+    np.testing.assert_array_equal(drawing._draw_text('кот', 2), escaped)

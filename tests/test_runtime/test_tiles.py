@@ -7,8 +7,8 @@ from PIL import Image
 from runtime_helpers import SHAPE, describe, output
 
 from mmcare_runtime import Model
-from mmcare_runtime.description import check
 from mmcare_runtime.prepare import prepare, read_picture
+from mmcare_runtime.schema import check
 from mmcare_runtime.tiles import place_windows, tile_stride
 
 SLIDE = dict(stride=[20, 30], resize=None, multiple=None, size_divisor=None, size=None)

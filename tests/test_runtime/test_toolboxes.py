@@ -1,6 +1,7 @@
 """What a file finds in a picture is what the toolbox finds, without the toolbox."""
 
 import json
+import warnings
 
 import cv2
 import numpy as np
@@ -25,7 +26,8 @@ def describe(model, outputs, letterbox, folder):
     """Describe a file of this model, and return what computes its outputs."""
     from mmcare.export.backends.base import WriteResult
     from mmcare.export.backends.onnx import Onnx
-    from mmcare.export.export import prepare_export, write_file
+    from mmcare.export.export import write_file
+    from mmcare.export.plan import plan_export
     from mmcare.export.request import ExportRequest
 
     class Unwritten(Onnx):
@@ -34,7 +36,7 @@ def describe(model, outputs, letterbox, folder):
             return WriteResult({})
 
     request = ExportRequest(SHAPE, ('onnx',), outputs=outputs, letterbox=letterbox)
-    export, backend = prepare_export(model, request), Unwritten()
+    export, backend = plan_export(model, request), Unwritten()
     file = write_file(export, backend, export.choose_output_format(backend), folder)
     return json.loads(json.dumps(file.description)), file.graph.network
 
@@ -122,6 +124,20 @@ def test_as_the_toolbox(case):
         assert (found['labels'] == sample.pred_sem_seg.data[0].numpy()).mean() >= least
 
 
+def test_how_masks_are_read(tmp_path):
+    """mmseg's data sets have defaults of their own, which the description keeps."""
+    source = sure_model('segmentation', tmp_path)
+    for dataset, expected in (
+        (dict(type='ADE20KDataset'), True),
+        (dict(type='mmseg.ADE20KDataset', reduce_zero_label=False), False),
+        (dict(type='BaseSegDataset'), False),
+        (dict(type='BaseSegDataset', reduce_zero_label=True), True),
+    ):
+        source.config.test_dataloader.dataset = dataset
+        described = source.task.describe(source.config, [torch.zeros(1, 3, 8, 8)])
+        assert described['reduce_zero_label'] is expected
+
+
 SLIDE = {'model.test_cfg': dict(mode='slide', crop_size=SHAPE, stride=(40, 60))}
 SCALE = 'test_dataloader.dataset.pipeline.1.scale'
 PADDED = {'model.data_preprocessor.test_cfg': dict(size_divisor=32)}
@@ -157,6 +173,20 @@ def test_windows_as_mmseg(outputs, head, changes, tmp_path):
         wanted = by_mim_test(source, picture).pred_sem_seg.data[0].numpy()
         labels, whole = (model.predict(picture, tile=x)['labels'] for x in (None, 'whole'))
         assert (labels == wanted).mean() >= 0.999 > (whole == wanted).mean()
+
+
+@pytest.mark.parametrize('padded', [False, True])
+def test_pictures_smaller_than_a_window(padded, tmp_path):
+    """mmseg computes them as they are, which is said; or pads them, as the preprocessor says."""
+    size = {'model.data_preprocessor.test_cfg': dict(size=SHAPE)} if padded else {}
+    source = sure_model('segmentation', tmp_path, **SLIDE, **{SCALE: (50, 40)}, **size)
+    model = open_on_picture(source, 'raw', 'top-left', tmp_path)
+    wanted = by_mim_test(source, tmp_path / 'picture.png').pred_sem_seg.data[0].numpy()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        labels = model.predict(tmp_path / 'picture.png')['labels']
+    texts = [str(one.message) for one in caught if 'smaller than the windows' in str(one.message)]
+    assert ((labels == wanted).mean() >= 0.999, len(texts)) == (padded, int(not padded)), texts
 
 
 def test_corners_that_are_aligned(tmp_path):

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from exploits import Call, exploits
-from helpers import THIN, Images, thin_backbone
+from helpers import THIN, Images, thin_backbone, warned
 from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader, load_checkpoint
@@ -193,7 +193,6 @@ def test_flipped_bits(tmp_path, ending, step, monkeypatch):
         return loaded[key]
 
     monkeypatch.setattr(torch, 'load', load_once)
-    monkeypatch.setattr(reading, 'print_log', lambda *_, **__: None)  # of lost checksums
     file, weights = tmp_path / f'file{ending}', torch.arange(4.0) + 1
     write_checkpoint(dict(meta={}, state_dict={'a': weights}), file)
     content, refused = bytearray(file.read_bytes()), 0
@@ -429,13 +428,11 @@ def test_files_that_are_not_checkpoints(tmp_path, safe_loading, content):
     assert not (tmp_path / 'out.pth').exists()
 
 
-def test_files_without_checksums_are_told(tmp_path, state, monkeypatch):
-    messages = []
-    monkeypatch.setattr(reading, 'print_log', lambda text, **_: messages.append(text))
+def test_files_without_checksums_are_told(tmp_path, state, logged):
     write_checkpoint(dict(meta=dict(epoch=1), state_dict=state), tmp_path / 'new.safetensors')
     read_checkpoint(tmp_path / 'new.safetensors')
     read_checkpoint(save(state, tmp_path))
-    assert not messages
+    assert not logged
     read_checkpoint(save(state, tmp_path, _use_new_zipfile_serialization=False))
     if hasattr(torch.serialization, 'set_crc32_options'):  # from PyTorch 2.6 on
         torch.serialization.set_crc32_options(False)
@@ -444,8 +441,8 @@ def test_files_without_checksums_are_told(tmp_path, state, monkeypatch):
         finally:
             torch.serialization.set_crc32_options(True)
         assert torch.equal(found['stem.conv.weight'], state['stem.conv.weight'])
-        assert len(messages) == 2
-    assert messages and all('file.pth has no checksums' in text for text in messages)
+        assert len(logged) == 2
+    assert logged and warned(logged, 'file.pth has no checksums') == [text for _, text in logged]
 
 
 def test_safetensors_metadata_checksum(tmp_path, state):

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -67,12 +68,14 @@ def files(source, tmp_path_factory):
     torch.save(save['converted.pth'], folder / 'old.pth', _use_new_zipfile_serialization=False)
     write_checkpoint(dict(meta={}, state_dict=published), folder / 'published.safetensors')
     write_checkpoint(dict(meta={}, state_dict=converted), folder / 'converted.safetensors')
+    shutil.copy2(folder / 'converted.safetensors', folder / 'without_suffix')
     return folder
 
 
 NAMES = [
     *('published.pth.tar', 'published_alone.pth', 'published_with_ema.pth.tar', 'wrapped.pth'),
     *('converted.pth', 'old.pth', 'trained.pth', 'published.safetensors', 'converted.safetensors'),
+    'without_suffix',  # as in caches
 ]
 
 
@@ -111,10 +114,8 @@ def test_every_name_of_init_cfg(files, source, kind, tmp_path):
 
 
 @pytest.mark.parametrize('channels', [1, 2, 4, 5, 6])
-def test_rgb_weights_for_other_channels(files, source, channels, monkeypatch, tmp_path):
+def test_rgb_weights_for_other_channels(files, source, channels, logged, tmp_path):
     """Summed for gray images; else repeated, and scaled so that sums over channels stay."""
-    logged = []
-    monkeypatch.setattr('mmcare.models.loading.print_log', lambda text, **_: logged.append(text))
     rgb = source.stem.conv.weight
     expected = sum(rgb[:, i] for i in range(3))[:, None]
     if channels > 1:
@@ -129,20 +130,41 @@ def test_rgb_weights_for_other_channels(files, source, channels, monkeypatch, tm
         state = model.backbone.state_dict()
         torch.testing.assert_close(state.pop('stem.conv.weight'), expected)
         assert_equal(state, {k: v for k, v in source.state_dict().items() if k in state})
-    assert len(logged) == 2 and all(f'in_channels={channels}' in text for text in logged)
+    assert sum(f'in_channels={channels}' in text for _, text in logged) == 2
     torch.save(by_init_cfg.state_dict(), tmp_path / 'other.pth')
     words = rf'of another shape: .*stem.conv.weight[\s\S]*for {channels} channels.*in_channels=3'
     assert_refused(tmp_path / 'other.pth', words, arch=THIN)
 
 
-def test_prefix_selects_a_part(source, tmp_path):
-    both = dict(student=random_backbone().state_dict(), teacher=source.state_dict())
-    state = {f'{name}.{key}': v for name, part in both.items() for key, v in part.items()}
+@pytest.fixture
+def teacher(source, tmp_path):
+    """The ``init_cfg`` for a file of a student and a teacher, as DDP saves it."""
+    both = {'student.backbone': random_backbone(), 'teacher.backbone': source}
+    state = {f'module.{k}.{n}': v for k, part in both.items() for n, v in part.state_dict().items()}
     torch.save(dict(state_dict=state), tmp_path / 'both.pth')
-    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'both.pth'), prefix='teacher')
-    backbone = CARE(THIN, init_cfg=init_cfg)
+    return dict(type='Pretrained', checkpoint=str(tmp_path / 'both.pth'))
+
+
+@pytest.mark.parametrize('prefix', ['teacher.backbone', 'module.teacher.backbone.'])
+def test_prefix_selects_a_part(source, teacher, prefix):
+    backbone = CARE(THIN, init_cfg=(dict(teacher, prefix=prefix),))  # a tuple, too
     backbone.init_weights()
     assert_equal(backbone.state_dict(), source.state_dict())
+
+
+@pytest.mark.parametrize('wrong', [dict(prefix='techer.backbone'), dict(prefix='backbone'), {}])
+def test_a_wrong_prefix_names_those_of_the_file(teacher, wrong):
+    with pytest.raises(CheckpointError) as error:
+        CARE(THIN, init_cfg=dict(teacher, **wrong)).init_weights()
+    given = wrong.get('prefix', '') and f'{wrong["prefix"]}.'
+    for prefix in (given, 'student.backbone.', 'teacher.backbone.'):
+        assert f'prefix {prefix!r}' in str(error.value)
+
+
+@pytest.mark.parametrize('unknown', [dict(prefx='teacher.backbone'), dict(revise_keys=[])])
+def test_unknown_arguments_of_init_cfg(teacher, unknown):
+    with pytest.raises(TypeError, match=next(iter(unknown))):
+        CARE(THIN, init_cfg=dict(teacher, **unknown)).init_weights()
 
 
 @pytest.mark.parametrize('variant', ['s0', 's1', 's2'])

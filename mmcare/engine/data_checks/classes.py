@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn, examples
 from mmcare.registry import type_name
+from mmcare_runtime.suffixes import OTHER_PICTURES, PICTURES
 
 FOREIGN = ('__MACOSX', 'System Volume Information', '$RECYCLE.BIN')
 
@@ -121,7 +120,7 @@ def check_skipped_files(run: Run) -> Iterator[Warn]:
         extensions = getattr(split.dataset, 'extensions', None)
         if not extensions or getattr(split.dataset, 'ann_file', None) or '://' in split.folder:
             continue
-        known = {*Image.registered_extensions(), '.heic', '.heif', '.avif'} - {'.pdf', '.h5'}
+        known = {*PICTURES, *OTHER_PICTURES} - {'.npy'}
         files = Path(split.folder).rglob('*')
         skipped = Counter(
             file.suffix.lower()
@@ -185,37 +184,49 @@ def check_pictures(run: Run) -> Iterator[Stop | Warn]:
 
 def check_objects(run: Run) -> Iterator[Stop | Warn]:
     """Find data without objects; warn of classes without objects, which may be intended."""
-    train = run.of_mode('train')
-    wanted: set[str] = set()
-    seen: set[str | None] = set()
-    written: list[str] = []
-    for split in train:
-        names = split.dataset.metainfo.get('thing_classes') or split.classes
-        if not _has_boxes(split):
-            continue
-        wanted.update(names)
-        labels = {label for picture in split.pictures for label in picture.labels}
-        seen.update(names[i] if i in range(len(names)) else None for i in labels)
-        if not seen:  # mmdet leaves out objects of other names
-            written = _names_of_objects(split)
-    fault = f'no object in the training data is one of the classes {sorted(wanted - seen)}'
-    if wanted and not seen and any(split.pictures for split in train):
-        # Otherwise another check says why all are left out.
-        if not any(map(_file_has_objects, train)):
-            yield Stop(f'{fault}: objects are called {written}' if written else fault)
-    elif wanted - seen and None not in seen:
-        yield Warn(fault)
-    val = [split for split in run.of_mode('val') if _has_boxes(split) and split.pictures]
-    labelled = any(picture.labels for split in val for picture in split.pictures)
-    if val and not labelled and not any(map(_file_has_objects, val)):
-        yield Stop(
-            f'no object in the validation data {val[0].name} is one of the classes '
-            f'{val[0].classes}: AP would be -1'
-        )
+    yield from _check_trained_objects([s for s in run.of_mode('train') if _has_boxes(s)])
+    yield from _check_validated_objects([s for s in run.of_mode('val') if _has_boxes(s)])
     for split in run.splits:
         number = sum(len(picture.labels) for picture in split.pictures)
         if number and split.coco is None and number == sum(p.ignored for p in split.pictures):
             yield Stop(f'all {number} objects in {split.name} are ignored, as difficult ones are')
+
+
+def _check_trained_objects(splits: list[Split]) -> Iterator[Stop | Warn]:
+    """Compare the classes of training data with the labels of their objects."""
+    names = {name for split in splits for name in _object_classes(split)}
+    seen: set[str] = set()
+    has_other_labels = False
+    for split in splits:
+        classes = dict(enumerate(_object_classes(split)))
+        labels = {label for picture in split.pictures for label in picture.labels}
+        seen.update(classes[label] for label in labels if label in classes)
+        has_other_labels |= any(label not in classes for label in labels)
+    if names <= seen or has_other_labels:
+        return
+    fault = f'no object in the training data is one of the classes {sorted(names - seen)}'
+    if seen:
+        yield Warn(fault)
+    # Otherwise another check says why all pictures, or all objects of the classes, are left out.
+    elif any(split.pictures for split in splits) and not any(map(_file_has_objects, splits)):
+        written = sorted({name for split in splits for name in _names_of_objects(split)})
+        yield Stop(f'{fault}: objects are called {written}' if written else fault)
+
+
+def _check_validated_objects(splits: list[Split]) -> Iterator[Stop]:
+    """Find validation data that have pictures, and no object of a class."""
+    splits = [split for split in splits if split.pictures]
+    labelled = any(picture.labels for split in splits for picture in split.pictures)
+    if splits and not labelled and not any(map(_file_has_objects, splits)):
+        yield Stop(
+            f'no object in the validation data {splits[0].name} is one of the classes '
+            f'{splits[0].classes}: AP would be -1'
+        )
+
+
+def _object_classes(split: Split) -> list[str]:
+    """Return the names of the classes that objects have; panoptic data have more."""
+    return list(split.dataset.metainfo.get('thing_classes') or split.classes)
 
 
 def _names_of_objects(split: Split) -> list[str]:

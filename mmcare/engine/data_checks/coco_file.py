@@ -7,29 +7,15 @@ import re
 from collections.abc import Iterator
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from mmcare_runtime import coco
+from mmcare_runtime.coco import CocoFile
 
 WHOLE = 32 << 20  # bytes; smaller files are read whole, such as COCO's validation (36,781 objects)
 BLOCKS, BLOCK = 400, 50  # evenly spread blocks and objects in each, for larger files
 _decode = json.JSONDecoder().raw_decode
 _separator = re.compile(r'[\s,]*')
-
-
-class CocoFile(NamedTuple):
-    """The lists of a COCO file, as they are; None for a list that is missing.
-
-    If ``sampled``, ``annotations`` has at most 20,000 of the file's objects, evenly spread.
-    """
-
-    images: list[Any] | None
-    annotations: list[Any] | None
-    categories: list[Any] | None
-    sampled: bool = False
-
-    @property
-    def is_panoptic(self) -> bool:
-        """Whether the objects of a picture are in one annotation."""
-        return bool(self.annotations) and 'segments_info' in (self.annotations or [{}])[0]
 
 
 def read_coco(path: str) -> CocoFile:
@@ -47,14 +33,9 @@ def read_coco(path: str) -> CocoFile:
                     _read_list(mapped, b'categories', b'name'),
                     sampled=True,
                 )
-        content = json.loads(Path(path).read_text(encoding='utf-8'))
     except ValueError as error:  # it does not name the file
         raise ValueError(f'{path!r} is not JSON in UTF-8: {error}') from error
-    if not isinstance(content, dict):
-        raise ValueError(f'{path!r} is no COCO file: it holds a {type(content).__name__}')
-    lists = [content.get(key) for key in ('images', 'annotations', 'categories')]
-    images, annotations, categories = (p if isinstance(p, list) else None for p in lists)
-    return CocoFile(images, annotations, categories)
+    return coco.read_coco(path)
 
 
 def _read_list(content: mmap, name: bytes, key: bytes) -> list[Any] | None:

@@ -11,8 +11,9 @@ from typing import Any, Callable, NamedTuple
 from mmengine.dataset import BaseDataset
 from torch import nn
 
-from mmcare.engine.data_checks.coco_file import CocoFile, read_coco
+from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.headers import Header, read_headers
+from mmcare_runtime.coco import CocoFile
 
 NUMBER = 10_000  # pictures and masks that are read from a dataset, evenly spread
 

@@ -27,6 +27,8 @@ class CompileHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Compile when the first batch comes."""
+        if not self.enabled:
+            return
         for module in runner.model.modules():
             if isinstance(module, CARE):
                 module.compile(**self.options)

@@ -35,8 +35,9 @@ class DataCheckHook(SwitchableHook):
     masks until it has seen two classes. Of a COCO file above 32 MiB, it reads at most 20,000
     objects, evenly spread. Remote data (``backend_args``, ``://``) are not checked.
 
-    The first such hook wraps ``Runner.build_dataloader``, which does the same as before for runners
-    without the hook. ``FlexibleRunner`` has its own method: checks run only before the run.
+    MMEngine builds datasets before it calls the first hook. So the first hook of this kind wraps
+    the methods of ``Runner`` that build loops; they do the same as before for runners without the
+    hook. ``FlexibleRunner`` has its own methods: checks run only before the run.
 
     Args:
         enabled: False leaves out all checks.
@@ -56,11 +57,15 @@ class DataCheckHook(SwitchableHook):
         self.skip = {*skip}
         self._checked: set[str] = set()
         self._read = lru_cache(maxsize=None)(read_coco)
-        if not isinstance(vars(Runner)['build_dataloader'], _CheckedBuild):
-            Runner.build_dataloader = _CheckedBuild(Runner.build_dataloader)
+        for mode in ('train', 'val', 'test') if enabled else ():
+            build = getattr(Runner, f'build_{mode}_loop')
+            if not hasattr(build, 'is_checked'):
+                setattr(Runner, f'build_{mode}_loop', _check_before(build, mode))
 
     def before_build(self, dataloader: Any) -> None:
         """Check the files from which a config's datasets are about to be built."""
+        if not self.enabled:
+            return
         findings: list[tuple[str, Stop | Warn]] = []
         for config in _datasets(dataloader) if is_main_process() else ():
             root, file = config.get('data_root') or '', config.get('ann_file') or ''
@@ -83,6 +88,8 @@ class DataCheckHook(SwitchableHook):
 
     def before_run(self, runner: Runner) -> None:
         """Check the datasets that were built for this run, once for each mode."""
+        if not self.enabled:
+            return
         start = monotonic()
         splits = self._find_splits(runner) if is_main_process() else []
         fresh = [split for split in splits if split.mode not in self._checked]
@@ -101,6 +108,8 @@ class DataCheckHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Check the weights, which have been loaded by now, for the number of pictures."""
+        if not self.enabled:
+            return
         dataset = runner.train_dataloader.dataset
         if hasattr(dataset, '__len__'):
             model = _unwrap(runner.model)
@@ -110,6 +119,8 @@ class DataCheckHook(SwitchableHook):
         self, runner: Runner, batch_idx: int, data_batch: Any = None, mode: str = 'train'
     ) -> None:
         """Check the label maps (1, H, W) in an mmseg batch."""
+        if not self.enabled:
+            return
         dataset = getattr(runner, f'{mode}_dataloader').dataset
         metainfo = getattr(dataset, 'metainfo', {})  # a list for mmdet's ConcatDataset
         if 'reduce_zero_label' not in metainfo or not metainfo.get('classes'):
@@ -165,19 +176,18 @@ class DataCheckHook(SwitchableHook):
         return splits
 
 
-class _CheckedBuild(staticmethod):
-    """``Runner.build_dataloader``, which lets the runner's data check look at files first."""
+def _check_before(build_loop: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """Wrap a method of Runner that builds a loop, and with it the datasets."""
 
-    def __get__(self, runner: Any, owner: Any = None) -> Callable[..., Any]:
-        build = super().__get__(runner, owner)
-        hooks = [h for h in getattr(runner, 'hooks', ()) if isinstance(h, DataCheckHook)]
+    @wraps(build_loop)
+    def check_and_build(runner: Runner, loop: Any) -> Any:
+        for hook in runner.hooks:
+            if isinstance(hook, DataCheckHook) and not isinstance(loop, BaseLoop):
+                hook.before_build(getattr(runner, f'_{mode}_dataloader'))
+        return build_loop(runner, loop)
 
-        @wraps(build)
-        def check_and_build(dataloader: Any, *arguments: Any, **options: Any) -> Any:
-            hooks[0].before_build(dataloader)
-            return build(dataloader, *arguments, **options)
-
-        return check_and_build if hooks else build
+    check_and_build.is_checked = True  # type: ignore[attr-defined]
+    return check_and_build
 
 
 def _is_remote(backend_args: dict[str, Any] | None) -> bool:

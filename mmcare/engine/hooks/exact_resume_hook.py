@@ -2,17 +2,26 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 from mmengine.dataset import worker_init_fn
 from mmengine.dist import get_rank, get_world_size
+from mmengine.hooks import CheckpointHook
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapperDict
-from mmengine.runner import BaseLoop, EpochBasedTrainLoop, find_latest_checkpoint, set_random_seed
+from mmengine.runner import (
+    BaseLoop,
+    EpochBasedTrainLoop,
+    IterBasedTrainLoop,
+    find_latest_checkpoint,
+    set_random_seed,
+)
 
 from mmcare.compatibility import skips_batches
 from mmcare.engine import training_state
@@ -22,8 +31,14 @@ from mmcare.engine.optim import fit_groups
 from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
 from mmcare.weights.reading import CheckpointError
+from mmcare.weights.strict import find_not_finite
 
 STATE = 'training_state'  # in checkpoints
+# Entries of an optimizer's groups that do not change what a step computes.
+UNCOMPARED = {'params', 'param_names', 'capturable', 'differentiable', 'foreach', 'fused'}
+# Attributes of MMEngine's schedulers that configs set.
+SCHEDULE = {'T_max', 'begin', 'by_epoch', 'end', 'end_factor', 'eta_min', 'eta_min_ratio', 'factor'}
+SCHEDULE |= {'gamma', 'milestones', 'power', 'start_factor', 'step_size', 'total_iters'}
 
 
 @HOOKS.register_module()
@@ -40,10 +55,14 @@ class ExactResumeHook(SwitchableHook):
     ``BatchSyncRandomResize``, and those of ``EarlyStoppingHook`` are added to checkpoints. A
     warning names hooks and transforms whose state changes and is in no checkpoint.
 
+    MMEngine keeps the options of the checkpoint's optimizer and schedulers. A warning names those
+    that the config has changed.
+
     Raises:
         CheckpointError: If a run resumes from a file that lacks weights or the optimizer's state,
-            or has another number of schedulers, or other parameter groups that cannot be fitted to
-            the run's. MMEngine would silently reinitialize what is missing.
+            has weights that are not finite, is of another optimizer, other parameters, groups of
+            parameters that cannot be fitted to the run's, or another number of schedulers. MMEngine
+            would silently reinitialize what is missing.
     """
 
     priority = 'VERY_HIGH'
@@ -57,26 +76,40 @@ class ExactResumeHook(SwitchableHook):
 
     def before_run(self, runner: Any) -> None:
         """Warn if a resume cannot be exact."""
-        if not isinstance(runner._train_loop, BaseLoop):  # a validation or test
+        if not self.enabled or not isinstance(runner._train_loop, BaseLoop):  # a test
             return
         by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
         loader = runner.train_dataloader
+        accumulated = getattr(runner.optim_wrapper, '_accumulative_counts', 1)
+        hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
+        saving = [hook for hook in hooks if hook.interval > 0]
         advice = {
             'randomness.seed': runner._randomness_cfg.get('seed') is None,
             'train_dataloader.num_workers': not (by_epoch or loader.num_workers),
             'train_dataloader.persistent_workers=False': by_epoch and loader.persistent_workers,
             'default_hooks.checkpoint.type=mmcare.AtomicCheckpointHook': repeats_validation(runner)
-            and not any(isinstance(hook, AtomicCheckpointHook) for hook in runner.hooks),
+            and not any(isinstance(hook, AtomicCheckpointHook) for hook in hooks),
+            # Otherwise checkpoints are written within an epoch, or at the end of the run alone.
+            f'default_hooks.checkpoint.by_epoch={by_epoch}': any(
+                hook.by_epoch != by_epoch
+                for hook in saving
+                if isinstance(runner.train_loop, (EpochBasedTrainLoop, IterBasedTrainLoop))
+            ),
+            # Gradients that have been accumulated are not saved.
+            'default_hooks.checkpoint.interval to a multiple of accumulative_counts': any(
+                hook.interval * (len(loader) if hook.by_epoch else 1) % accumulated
+                for hook in saving
+            ),
         }
         if missing := ', '.join(setting for setting, needed in advice.items() if needed):
             _warn(runner, f'Set {missing}.')
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Check the checkpoint that training resumes from."""
-        if not runner._resume or not isinstance(runner._train_loop, BaseLoop):
+        if not self.enabled or not runner._resume or not isinstance(runner._train_loop, BaseLoop):
             return
-        state = checkpoint.get('state_dict', checkpoint)
-        saved = {k: getattr(v, 'shape', ()) for k, v in without_wrapper(state).items()}
+        state = without_wrapper(checkpoint.get('state_dict', checkpoint))
+        saved = {k: getattr(v, 'shape', ()) for k, v in state.items()}
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         wanted = {k: getattr(v, 'shape', ()) for k, v in model.state_dict().items()}
         unfit = [key for key in wanted if saved.get(key) != wanted[key]]
@@ -88,14 +121,23 @@ class ExactResumeHook(SwitchableHook):
             fault = 'the state of the optimizer is missing'
         elif needed is not None and len(held) != len(needed):
             fault = f'it has {len(held)} schedulers, the run has {len(needed)}'
-        elif fault := fit_groups(checkpoint, runner):
+        elif fault := (
+            fit_groups(checkpoint, runner)
+            or _find_misfit(checkpoint['optimizer'], runner.optim_wrapper)
+        ):
             pass
+        elif not_finite := find_not_finite(state, model):
+            fault = f'{len(not_finite)} weights are not finite, such as {not_finite[0]}'
         else:
-            lists = (held, map(vars, needed)) if isinstance(needed, list) else ((), ())
-            kept, ignored = ([s.get('T_max', s.get('end')) for s in part] for part in lists)
-            if kept != ignored:  # a longer run would keep the last rate, which is tiny
-                text = f"The checkpoint's schedules, which end at {kept}, are kept; the config's "
-                text += f'end at {ignored}. To train longer, start over, or use load_from.'
+            ignored = [*_compare_optimizers(checkpoint['optimizer'], runner.optim_wrapper)]
+            if isinstance(needed, list):
+                ignored += _compare_schedulers(held, needed)
+            if ignored:
+                names = [*dict.fromkeys(ignored)]  # the same for many groups
+                more = f' and {len(names) - 5} more' if len(names) > 5 else ''
+                text = "The checkpoint's settings are kept, and the config's ignored: "
+                text += f'{", ".join(names[:5])}{more}. To use those of the config, start over, or '
+                text += 'load only the weights: --cfg-options resume=False load_from=FILE.'
                 print_log(text, logger='current', level=logging.WARNING)
             objects = training_state.restorable(runner)
             self._numbers = training_state.read_numbers(objects)
@@ -109,6 +151,8 @@ class ExactResumeHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Replay the consumed batches, so that the workers' generators advance."""
+        if not self.enabled:
+            return
         iterator: Any = getattr(runner.train_loop, 'dataloader_iterator', None)
         if hasattr(iterator, 'skip_iter'):  # onedl-mmengine would skip the batches
             iterator.skip_iter = lambda number: deque(islice(iterator, number), maxlen=0)
@@ -118,11 +162,11 @@ class ExactResumeHook(SwitchableHook):
 
     def before_train_epoch(self, runner: Any) -> None:
         """Seed the workers for the epoch."""
+        if not self.enabled:
+            return
         if not self._objects:  # the run starts: before_train of all hooks has run
             self._objects = training_state.not_restorable(runner)
             self._contents = training_state.read_contents(self._objects)
-            changing = {i: training_state.find_changing(o) for i, o in self._objects.items()}
-            self._warn_of_lost_state(runner, [k for k in self._contents if k[1] in changing[k[0]]])
         self.before_train_iter(runner, 0)  # the loader may draw random numbers
         loader = runner.train_dataloader
         function, seeding = loader.worker_init_fn, training_state.seed_worker
@@ -135,6 +179,8 @@ class ExactResumeHook(SwitchableHook):
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Seed the generators for the iteration."""
+        if not self.enabled:
+            return
         # Without mixing, iterations of runs with neighboring seeds would draw the same numbers.
         mixed = np.random.SeedSequence([runner.seed, runner.iter, get_rank()])
         seed = int(mixed.generate_state(1)[0])
@@ -147,7 +193,7 @@ class ExactResumeHook(SwitchableHook):
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Add the numbers that have changed."""
-        if self._numbers is None:  # not in training
+        if not self.enabled or self._numbers is None:  # not in training
             return
         numbers = training_state.read_numbers(training_state.restorable(runner))
         checkpoint[STATE] = {
@@ -158,17 +204,14 @@ class ExactResumeHook(SwitchableHook):
         self._warn_of_changes(runner)
 
     def _warn_of_changes(self, runner: Any) -> None:
+        """Warn once of each attribute that has changed since the run started."""
         contents = training_state.read_contents(self._objects)
-        changed = [k for k, value in self._contents.items() if contents.get(k) != value]
-        self._warn_of_lost_state(runner, changed)
-
-    def _warn_of_lost_state(self, runner: Any, keys: list[tuple[int, str]]) -> None:
-        """Warn once of each attribute that training changes."""
-        if not keys:
+        changed = [key for key, value in self._contents.items() if contents.get(key) != value]
+        if not changed:
             return
-        for key in keys:
+        for key in changed:
             del self._contents[key]
-        names = {f'{type(self._objects[index]).__name__}.{name}' for index, name in keys}
+        names = {f'{type(self._objects[index]).__name__}.{name}' for index, name in changed}
         _warn(
             runner,
             f'Training changes {", ".join(sorted(names))}, which no checkpoint holds. For '
@@ -183,17 +226,72 @@ def _warn(runner: Any, advice: str) -> None:
     print_log(text, logger='current', level=logging.WARNING)
 
 
-def _holds_state(optimizer: dict[str, Any], wrapper: Any) -> bool:
-    """Return whether a state dict has the state that an optimizer, or each of several, needs.
+def _optimizers(
+    saved: dict[str, Any], wrapper: Any
+) -> Iterator[tuple[dict[str, Any], torch.optim.Optimizer]]:
+    """Yield each optimizer of a run, after its state in a checkpoint."""
+    if isinstance(wrapper, OptimWrapperDict):
+        for name, part in wrapper.items():
+            yield saved.get(name, {}), part.optimizer
+    else:
+        yield saved, wrapper.optimizer
+
+
+def _holds_state(saved: dict[str, Any], wrapper: Any) -> bool:
+    """Return whether a checkpoint has the state that an optimizer, or each of several, needs.
 
     Optimizers without momentum need no state, nor do optimizers of frozen parameters.
     """
-    if isinstance(wrapper, OptimWrapperDict):
-        return all(_holds_state(optimizer.get(name, {}), part) for name, part in wrapper.items())
-    groups = [
-        group
-        for group in wrapper.optimizer.param_groups
-        if any(parameter.requires_grad for parameter in group['params'])
-    ]
-    needed = any('betas' in group or group.get('momentum') for group in groups)
-    return 'param_groups' in optimizer and (bool(optimizer.get('state')) or not needed)
+    for state, optimizer in _optimizers(saved, wrapper):
+        needed = any(
+            'betas' in group or group.get('momentum')
+            for group in optimizer.param_groups
+            if any(parameter.requires_grad for parameter in group['params'])
+        )
+        if 'param_groups' not in state or (needed and not state.get('state')):
+            return False
+    return True
+
+
+def _find_misfit(saved: dict[str, Any], wrapper: Any) -> str:
+    """Say why optimizers could not go on from a checkpoint: PyTorch would fail in the first step.
+
+    Options that a later PyTorch has added are no reason: these are True, False or None.
+    """
+    for state, optimizer in _optimizers(saved, wrapper):
+        groups, kind = state['param_groups'], type(optimizer).__name__
+        sizes = [
+            [len(group.get('params', ())) for group in part]
+            for part in (groups, optimizer.param_groups)
+        ]
+        numeric = {k for k, v in optimizer.defaults.items() if type(v) in (int, float, tuple)}
+        lacking = sorted(numeric - {*groups[0]}) if groups else []
+        if lacking:
+            return f'its optimizer has no {", ".join(lacking)}, which the {kind} of the run needs'
+        if sizes[0] != sizes[1]:
+            numbers = [f'{sum(part)} parameters in {len(part)} groups' for part in sizes]
+            return f'its optimizer has {numbers[0]}, the {kind} of the run has {numbers[1]}'
+    return ''
+
+
+def _compare_optimizers(saved: dict[str, Any], wrapper: Any) -> Iterator[str]:
+    """Yield the options of optimizers that differ: ``'lr=0.1 (config: 0.2)'``."""
+    for state, optimizer in _optimizers(saved, wrapper):
+        for kept, given in zip(state['param_groups'], optimizer.param_groups):
+            for name in sorted(given.keys() & kept.keys() - UNCOMPARED):
+                # Schedulers change lr, and momentum, which is the first of betas.
+                if name.startswith('initial_') or (name == 'betas' and 'initial_momentum' in kept):
+                    continue
+                values = [group.get(f'initial_{name}', group[name]) for group in (kept, given)]
+                values = [list(v) if isinstance(v, tuple) else v for v in values]
+                if values[0] != values[1]:
+                    yield f'{name}={values[0]} (config: {values[1]})'
+
+
+def _compare_schedulers(held: Sequence[dict[str, Any]], needed: Sequence[Any]) -> Iterator[str]:
+    """Yield the options of schedulers that differ: ``'CosineAnnealingLR.T_max=4 (config: 9)'``."""
+    for kept, scheduler in zip(held, needed):
+        for name in sorted(SCHEDULE & kept.keys() & vars(scheduler).keys()):
+            value = getattr(scheduler, name)
+            if kept[name] != value:
+                yield f'{type(scheduler).__name__}.{name}={kept[name]} (config: {value})'

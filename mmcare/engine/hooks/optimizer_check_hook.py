@@ -42,6 +42,8 @@ class OptimizerCheckHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Compare the groups of the optimizer with the model and with the config."""
+        if not self.enabled:
+            return
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         wrapper = runner.optim_wrapper
         groups = {

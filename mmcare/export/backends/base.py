@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,12 +31,14 @@ class WriteResult:
     facts: Mapping[str, Any]  # for the report
     cross_check: Callable[[Tensor], Sequence[Any]] | None = None  # computes the same as the file
     cross_check_name: str = ''  # for messages
+    engines: Mapping[str, Callable[[Tensor], Sequence[Any]]] = field(default_factory=dict)  # others
 
 
 class Backend:
     """A format. A subclass names it, validates its options, and writes its files."""
 
     name: str  # for --format
+    format = ''  # of the description, if it is not the name
     suffix: str  # of its files
     packages: tuple[str, ...]  # needed for writing
     extra = 'export'  # the extra of mmcare that installs these packages
@@ -47,10 +49,14 @@ class Backend:
     # output's largest magnitude. None: the signal-to-quantization-noise ratio is compared.
     precisions: ClassVar[Mapping[str, float | None]] = {'float32': 1e-4}
     runtime: str  # what computes its files here
+    unnamed_precision = ''  # names of files do not say it; empty: the default precision
     layout = 'NCHW'  # of images and maps
     takes_batches = False  # several images at once
     separate_convolutions = False  # modules cannot share a convolution
     output_format = OutputFormat()  # of results
+    fixes_precision = False  # files fix the dtype of computation; otherwise the runtime chooses it
+    lacks: tuple[str, ...] = ()  # operators that a task may need
+    described: ClassVar[Mapping[str, Any]] = {}  # what the descriptions of all its files say
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # of this backend, for add_argument
 
     def require(self) -> None:
@@ -58,9 +64,10 @@ class Backend:
         for package in self.packages:
             require(package, f'export with --format {self.name}{self.systems}', self.extra)
 
-    def choose_precision(self, precision: str | None, options: Options) -> str:
-        """Return a precision that suits the options, or raise a ValueError."""
-        return precision or next(iter(self.precisions))
+    @property
+    def default_precision(self) -> str:
+        """The precision of files unless another is asked for."""
+        return next(iter(self.precisions))
 
     def choose_output_format(self, options: Options) -> OutputFormat:
         """Return how files of this backend give results."""
@@ -69,10 +76,6 @@ class Backend:
     def settings(self, options: Options) -> dict[str, str]:
         """Return other settings that tell files apart, for the file's name and its description."""
         return {}
-
-    def fixes_precision(self, options: Options) -> bool:
-        """Return whether files fix the dtype of computation; otherwise the runtime chooses it."""
-        return False
 
     def is_quantized(self, precision: str, options: Options) -> bool:
         """Return whether a file is compared by its signal-to-quantization-noise ratio."""
@@ -91,6 +94,10 @@ class Backend:
             images: Inputs to quantize with.
         """
         raise NotImplementedError
+
+    def reads(self, path: Path) -> bool:
+        """Return whether a file is of this backend."""
+        return path.suffix == self.suffix
 
     def open(self, path: Path, **options: Any) -> Model:
         """Open a file as :func:`mmcare_runtime.open_exported` does."""

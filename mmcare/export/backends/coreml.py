@@ -51,6 +51,7 @@ class CoreML(Backend):
     uint8_input = True
     precisions: ClassVar = {'float16': FLOAT16, **Backend.precisions}
     runtime = 'the interpreter of ML Programs'
+    fixes_precision = True
     output_format = OutputFormat(  # as Vision expects results
         nms='pipeline',
         box_format='cxcywh',
@@ -68,10 +69,6 @@ class CoreML(Backend):
     def settings(self, options: Options) -> dict[str, str]:
         """Name the compression of the weights, if they are compressed."""
         return dict(compress=options['compress']) if 'compress' in options else {}
-
-    def fixes_precision(self, options: Options) -> bool:
-        """Return True: ML Programs fix their types."""
-        return True
 
     def is_quantized(self, precision: str, options: Options) -> bool:
         """Return whether weights are compressed; such files are compared as quantized ones."""
@@ -97,7 +94,7 @@ class CoreML(Backend):
         for texts in (model.input_description, model.output_description):
             for name in texts:
                 texts[name] = known.get(name, TEXTS['maps'])
-        model.short_description = 'CARE {arch}: {part}'.format(**description)
+        model.short_description = '{name}: {part}'.format(**description)
         model.author, model.license = (options.get(key, '') for key in ('author', 'license'))
         model.version = description['mmcare_version']
         model.user_defined_metadata['mmcare'] = json.dumps(description)

@@ -1,6 +1,7 @@
 """LiteRT, Android's runtime, with XNNPACK."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ class LiteRT(Backend):
     layout = 'NHWC'
     uint8_input = True
     # As MediaPipe expects boxes.
-    output_format = OutputFormat(relative=True, labels=torch.float32)
+    output_format = OutputFormat(relative=True, labels=torch.float32, with_count=True)
     options: ClassVar = AUTHORS
 
     def write(
@@ -92,15 +93,26 @@ def _cast(path: Path) -> None:
 
 
 def _quantize(path: Path, images: Sequence[np.ndarray], names: Sequence[str]) -> None:
-    """Quantize the convolutions of a file, in place."""
+    """Quantize the convolutions of a file, in place.
+
+    Pieces of large depth-wise kernels (see :data:`mmcare.export.rewrites.LITERT`), which are not
+    square, stay in float32: the sum of pieces in int8 would take longer.
+    """
     from ai_edge_litert import schema_py_generated as schema
     from ai_edge_litert.tools import flatbuffer_utils
     from ai_edge_quantizer import calibrator, qtyping, quantizer
     from ai_edge_quantizer.utils.qsv_utils import min_max_update
 
     quantized = quantizer.Quantizer(str(path))
-    for name in ('CONV_2D', 'DEPTHWISE_CONV_2D'):
-        quantized.add_static_config('.*', qtyping.TFLOperationName[name], 8, 8)
+    dense, depth_wise = map(qtyping.TFLOperationName, ('CONV_2D', 'DEPTHWISE_CONV_2D'))
+    for kind in (dense, depth_wise):
+        quantized.add_static_config('.*', kind, 8, 8)
+    for name in _find_pieces(path):
+        quantized.update_quantization_recipe(
+            f'^{re.escape(name)};?$',  # the quantizer appends a semicolon
+            depth_wise,
+            algorithm_key=quantizer.AlgorithmName.NO_QUANTIZE,
+        )
     data = [dict(image=image) for image in images]
     # By default the calibrator averages the ranges of pictures, which cuts off rare activations.
     ranges = calibrator.Calibrator(str(path), 1, qsv_update_func=min_max_update)
@@ -123,6 +135,22 @@ def _quantize(path: Path, images: Sequence[np.ndarray], names: Sequence[str]) ->
         if len(op.inputs) > 1 and small[op.inputs[1]]:
             op.inputs[0] = integers.get(op.inputs[0], op.inputs[0])
     flatbuffer_utils.write_model(model, str(path))
+
+
+def _find_pieces(path: Path) -> list[str]:
+    """Name the outputs of depth-wise convolutions whose kernels are not square."""
+    from ai_edge_litert import schema_py_generated as schema
+    from ai_edge_litert.tools import flatbuffer_utils
+
+    model = flatbuffer_utils.read_model(str(path))
+    (graph,), code = model.subgraphs, schema.BuiltinOperator.DEPTHWISE_CONV_2D
+    names = []
+    for op in graph.operators:
+        if model.operatorCodes[op.opcodeIndex].builtinCode == code:
+            _, height, width, _ = graph.tensors[op.inputs[1]].shape
+            if height != width:
+                names.append(graph.tensors[op.outputs[0]].name.decode())
+    return names
 
 
 def _store(path: Path, entries: Mapping[str, bytes]) -> None:

@@ -2,16 +2,20 @@
 
 import json
 import subprocess
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 
 from mmcare.export.backends.base import Backend, Inputs, WriteResult
-from mmcare.export.check import ExportError
+from mmcare.export.errors import ExportError
 from mmcare.export.graph import Graph
 from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
+
+BATCH = {'12', '13'}  # parameters of Reshape: the axes of its input and output that are the batch
 
 
 class Ncnn(Backend):
@@ -24,9 +28,10 @@ class Ncnn(Backend):
     precisions: ClassVar = {**Backend.precisions, 'float16': 5e-3}
     runtime = 'ncnn'
     separate_convolutions = True
-    output_format = OutputFormat(
-        nms='outside', label_map=torch.float32, lacks='ncnn has neither topk nor gather'
-    )
+    output_format = OutputFormat(nms='outside', label_map=torch.float32)
+    lacks = 'topk', 'gather'
+    # Versions of ncnn that files were computed in; `make test-ncnn` computes some in the first.
+    described: ClassVar = dict(tried_with=['1.0.20240820', '1.0.20250916', '1.0.20261020'])
 
     def write(
         self, graph: Graph, path: Path, description: Description, options: Options, images: Inputs
@@ -60,5 +65,16 @@ class Ncnn(Backend):
         lacking = sorted({layer for layer in layers if ncnn.create_layer(layer) is None})
         if lacking:
             raise ExportError(f'ncnn has no {", ".join(lacking)}; {path.name} is not written')
-        path.joinpath('mmcare.json').write_text(json.dumps(description))
-        return WriteResult({})
+        if folded := [line[1] for line in words if line[0] == 'Reshape' and BATCH & keys(line)]:
+            raise ExportError(
+                f'pnnx takes an axis of {", ".join(folded)} for the batch, which ncnn before 2026 '
+                f'crashes on; {path.name} is not written'
+            )
+        about = dict(description, converter=f'pnnx {version("pnnx")}')
+        path.joinpath('mmcare.json').write_text(json.dumps(about))
+        return WriteResult(dict(converter=about['converter']))
+
+
+def keys(line: Sequence[str]) -> set[str]:
+    """Return the keys of a layer's parameters."""
+    return {word.partition('=')[0] for word in line if '=' in word}

@@ -2,15 +2,13 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from torch import Tensor
 
+from mmcare.export.backends import onnx_int8
 from mmcare.export.backends.base import Backend, Inputs, WriteResult, count_convolutions
 from mmcare.export.backends.onnx_float16 import round_to_float16
 from mmcare.export.graph import Graph
@@ -43,6 +41,11 @@ class Onnx(Backend):
             help='outside: decoded detectors in ONNX return all boxes and scores, for engines '
             'without NonMaxSuppression or with an NMS of their own',
         ),
+        'int8_for': dict(
+            choices=('tensorrt',),
+            help='tensorrt: ONNX files in int8 have no zero points, as TensorRT needs; they are '
+            'slow in ONNX Runtime, and OpenVINO computes them wrongly',
+        ),
     }
 
     def choose_output_format(self, options: Options) -> OutputFormat:
@@ -52,8 +55,8 @@ class Onnx(Backend):
         return OutputFormat(nms='operator')
 
     def settings(self, options: Options) -> dict[str, str]:
-        """Name where NMS is, if it is not in the file."""
-        return {key: options[key] for key in ('nms',) if key in options}
+        """Name where NMS is, if it is not in the file, and the engine that int8 is for."""
+        return {key: options[key] for key in ('nms', 'int8_for') if key in options}
 
     def write(
         self, graph: Graph, path: Path, description: Description, options: Options, images: Inputs
@@ -82,8 +85,15 @@ class Onnx(Backend):
         if description['precision'] != 'int8':
             return WriteResult(facts)
         batch = len(graph.example)
-        quantize(path, [x.repeat(batch, 1, 1, 1).numpy().astype(dtype) for x in images])
-        return WriteResult(facts, open_unfused(path), 'ONNX Runtime without fused operators')
+        arrays = [x.repeat(batch, 1, 1, 1).numpy().astype(dtype) for x in images]
+        if options.get('int8_for') == 'tensorrt':
+            onnx_int8.quantize_for_tensorrt(path, arrays)
+            engines = {}
+        else:
+            onnx_int8.quantize(path, arrays)
+            engines = onnx_int8.open_others(path)
+        unfused = onnx_int8.open_unfused(path)
+        return WriteResult(facts, unfused, 'ONNX Runtime without fused operators', engines)
 
     def open_float16(self, path: Path) -> Model:
         """Open a file in ONNX Runtime, with each tensor rounded to float16."""
@@ -91,52 +101,6 @@ class Onnx(Backend):
             rounded = Path(folder, path.name)
             round_to_float16(path, rounded)
             return open_exported(rounded, verify=False)
-
-
-def quantize(path: Path, images: Sequence[np.ndarray]) -> None:
-    """Quantize the convolutions of a file, in place: symmetrically, with weights per channel.
-
-    The file gets pairs of ``QuantizeLinear`` and ``DequantizeLinear``, by which engines recognize
-    quantization. Zero points are 0, since TensorRT takes no others. Weights have 7 bits, which
-    costs up to 2.3 dB: with 8, x86 without VNNI adds two products in 16 bits and saturates, see
-    https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html
-    """
-    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
-
-    class Reader(CalibrationDataReader):
-        def __init__(self) -> None:
-            self.images: Iterator[np.ndarray] = iter(images)
-
-        def get_next(self) -> dict[str, np.ndarray] | None:
-            image = next(self.images, None)
-            return None if image is None else dict(image=image)
-
-    with TemporaryDirectory() as folder:
-        quantized = Path(folder, path.name)
-        quantize_static(
-            path,
-            quantized,
-            Reader(),
-            op_types_to_quantize=['Conv'],
-            per_channel=True,
-            reduce_range=True,
-            activation_type=QuantType.QInt8,
-            weight_type=QuantType.QInt8,
-            extra_options=dict(ActivationSymmetric=True, WeightSymmetric=True),
-        )
-        path.write_bytes(quantized.read_bytes())
-
-
-def open_unfused(path: Path) -> Callable[[Tensor], Sequence[Any]]:
-    """Open a quantized file so that its operators compute floats between roundings to int8."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(path.read_bytes(), options, ['CPUExecutionProvider'])
-    dtype = np.uint8 if session.get_inputs()[0].type == 'tensor(uint8)' else np.float32
-    return lambda image: session.run(None, dict(image=image.numpy().astype(dtype)))
 
 
 def translate_gelu(x: Any, approximate: str = 'none') -> Any:
@@ -152,16 +116,19 @@ def translate_gelu(x: Any, approximate: str = 'none') -> Any:
     return op.Mul(op.Mul(x, op.Add(share, 1.0)), 0.5)
 
 
-def translate_nms(boxes: Any, scores: Any, iou_threshold: float, labels: Any, classes: int) -> Any:
+def translate_nms(boxes: Any, iou_threshold: float, labels: Any, classes: int, valid: Any) -> Any:
     """Write :func:`mmcare.export.plain_operators.nms_mask_operator` as ``NonMaxSuppression``.
 
-    The scores (1, K, N) keep classes apart: a box has score 0 for classes other than its own, and
-    ``NonMaxSuppression`` skips boxes with score 0. So no label is computed in floats.
+    Scores (1, K, N) are ranks, from N to 1, and keep classes apart: a box has score 0 for classes
+    other than its own, and ``NonMaxSuppression`` skips boxes with score 0. So no label is computed
+    in floats. Float16 gives some ranks above 2048 to two boxes, of which the first is better.
     """
     from onnxscript import opset18
 
     op: Any = opset18  # its types do not know constants
-    number, scores = boxes.shape[0], op.Unsqueeze(scores, [0])
+    number = boxes.shape[0]
+    ranks = op.Constant(value_floats=[float(rank) for rank in range(number, 0, -1)])
+    scores = op.Unsqueeze(ranks if valid is None else op.Mul(ranks, valid), [0])
     if classes > 1:
         numbers = op.Unsqueeze(op.Constant(value_ints=[*range(classes)]), [1])
         is_label = op.Equal(numbers, op.Unsqueeze(labels, [0]))

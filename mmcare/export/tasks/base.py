@@ -12,13 +12,14 @@ from mmengine.registry import DATASETS
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from mmcare.models.deployment import BackboneInfo
+from mmcare.deployment import BackboneInfo
+from mmcare.export.errors import Argument, RequestError
 
 Shape = tuple[int, int]  # height and width
 Options = Mapping[str, Any]
 Description = Mapping[str, Any]  # of a file
 Outputs = Sequence[Tensor]
-Run = Callable[[Tensor], Outputs]
+RunImages = Callable[[Tensor], Outputs]
 Substitutes = list[tuple[Any, str, Callable[..., Any]]]  # owner, method's name, what replaces it
 
 
@@ -37,17 +38,12 @@ class OutputFormat:
     label_map: torch.dtype = torch.uint8
     probabilities: bool = False  # of all classes, in place of a map of labels
     with_batch: bool = False  # if NMS is left to the app, boxes have an axis for images
-    lacks: str = ''  # says that the runtime cannot select rows, if it cannot
+    with_count: bool = False  # the number of boxes is a result, as in LiteRT's own detectors
 
     @property
     def has_nms(self) -> bool:
         """Whether the network itself keeps the best boxes, not something that follows it."""
         return self.nms in ('matrix', 'operator')
-
-    @property
-    def has_count(self) -> bool:
-        """Whether the number of boxes is a result, as in LiteRT's own detectors."""
-        return self.labels == torch.float32
 
 
 class PostProcess(nn.Module):
@@ -95,10 +91,9 @@ class Task(nn.Module):
     part = 'model'
     summary = ''  # for messages
     head_name = ''  # attribute of the model
-    # Maps of different strides are added up, so sides of images are multiples of the last stride.
-    pad_to_stride = True
     has_probabilities = False  # of all classes, for the image or for each pixel
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # for add_argument
+    operators: tuple[str, ...] = ()  # of decoded files, which a runtime may lack
     model: Any
 
     def __init__(self, model: nn.Module, backbone_name: str, info: BackboneInfo) -> None:
@@ -125,21 +120,34 @@ class Task(nn.Module):
         """Map images (B, C, H, W) to maps of stages or neck, logits, or all maps of a head."""
         return tuple(tree_leaves(self.model(images)))
 
-    def check_shape(self, shape: Shape) -> None:
-        """Raise a ValueError if images of this height and width cannot be computed."""
-        stride = self.info.stride
-        if self.pad_to_stride and any(side % stride for side in shape):
-            raise ValueError(
+    def check_request(self, request: Any) -> None:
+        """Raise a RequestError if the model cannot be exported as requested.
+
+        Args:
+            request: An :class:`mmcare.export.request.ExportRequest` with a shape.
+        """
+        stride, shape = self.info.stride, request.shape
+        if self.pads_to_stride(shape) and any(side % stride for side in shape):
+            raise RequestError(
                 f'height and width must be multiples of {stride} where maps of different strides '
                 f'are added up, got {shape}'
             )
+        if request.outputs == 'probabilities' and not self.has_probabilities:
+            outputs = Argument('outputs', 'probabilities')
+            raise RequestError(outputs, ' is for classifiers and segmentors')
+
+    def pads_to_stride(self, shape: Shape) -> bool:
+        """Whether sides of images are multiples of the last stride, as maps are added up."""
+        return True
 
     def name_outputs(self, outputs: Outputs) -> list[str]:
         """Name the outputs, in their order; raise a ValueError if they are not as expected."""
         if len(outputs) != 1:
-            raise ValueError(
-                f'the {type(self.head).__name__} does not predict from one map of logits: use '
-                "part='neck' or part='backbone'"
+            raise RequestError(
+                f'the {type(self.head).__name__} does not predict from one map of logits: use ',
+                Argument('part', 'neck'),
+                ' or ',
+                Argument('part', 'backbone'),
             )
         return ['logits']
 
@@ -150,27 +158,22 @@ class Task(nn.Module):
         """
         return dict(activation=None)
 
-    def check_outputs(self, outputs: str) -> None:
-        """Raise a ValueError if files cannot have these outputs, see :class:`ExportRequest`."""
-        if outputs == 'probabilities' and not self.has_probabilities:
-            raise ValueError("outputs='probabilities' is for classifiers and segmentors")
-
     def keeps_best(self, output_format: OutputFormat) -> bool:
         """Say whether only the best results are kept, whose number options of the task set."""
         return False
-
-    def check_centered(self) -> None:
-        """Raise a ValueError if pictures cannot be in the middle of the image."""
 
     def post_process(
         self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
     ) -> PostProcess:
         """Make the module that turns outputs into results, or raise a ValueError."""
-        raise ValueError(
-            f"outputs='decoded' is for part='model', and not for {self.summary or self.part}"
+        raise RequestError(
+            Argument('outputs', 'decoded'),
+            ' is for ',
+            Argument('part', 'model'),
+            f', and not for {self.summary or self.part}',
         )
 
-    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+    def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Say what is replaced in the model so that a file computes this part of it.
 
         Args:
@@ -194,11 +197,7 @@ def describe_classes(config: Config | None, number: int) -> dict[str, Any]:
     """Return ``classes`` and ``palette`` of the test data, if the head has as many classes."""
     if config is None or not config.get('test_dataloader'):
         return {}
-    dataset = innermost_dataset(config.test_dataloader.dataset)
-    dataset_type: Any = dataset.type
-    if isinstance(dataset_type, str):
-        with DATASETS.switch_scope_and_registry(config.get('default_scope')) as registry:
-            dataset_type = registry.get(dataset_type)
+    dataset, dataset_type = test_dataset(config)
     load = getattr(dataset_type, '_load_metainfo', None)  # concatenated data sets have none
     metainfo = load(deepcopy(dataset.get('metainfo'))) if load else {}
     if load and dataset.get('classes'):  # mmpretrain's argument: names, or a file of names
@@ -209,6 +208,16 @@ def describe_classes(config: Config | None, number: int) -> dict[str, Any]:
         if len(values) == number and not isinstance(values, str):
             described[key] = [convert(value) for value in values]
     return described
+
+
+def test_dataset(config: Config) -> tuple[Any, Any]:
+    """Return the config of the test data set, and its class, or the function that makes it."""
+    dataset = innermost_dataset(config.test_dataloader.dataset)
+    dataset_type: Any = dataset.type
+    if isinstance(dataset_type, str):
+        with DATASETS.switch_scope_and_registry(config.get('default_scope')) as registry:
+            dataset_type = registry.get(dataset_type)
+    return dataset, dataset_type
 
 
 def innermost_dataset(dataset: Any) -> Any:

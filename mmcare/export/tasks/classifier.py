@@ -12,7 +12,7 @@ from mmcare.export.tasks.base import (
     OutputFormat,
     Outputs,
     PostProcess,
-    Run,
+    RunImages,
     Shape,
     Substitutes,
     Task,
@@ -27,13 +27,16 @@ class Classifier(Task):
 
     summary = 'classifiers'
     head_name = 'head'
-    pad_to_stride = False
     has_probabilities = True
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
         """Say whether a model is a classifier with a head."""
         return is_of_class(model, 'BaseClassifier') and hasattr(model, 'head')
+
+    def pads_to_stride(self, shape: Shape) -> bool:
+        """Return False: a classifier has one map."""
+        return False
 
     def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
         """Describe the activation, which is sigmoid if several classes can be right."""
@@ -46,7 +49,7 @@ class Classifier(Task):
         """Make the module that turns logits into probabilities."""
         return Probabilities(self.describe(None, outputs)['activation'])
 
-    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+    def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace the methods that make logits; probabilities become logits again."""
         output = description['outputs'][0]
 

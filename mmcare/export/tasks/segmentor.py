@@ -1,6 +1,7 @@
 """Segmentors of mmseg: logits, probabilities, or a map of labels."""
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from mmengine.config import Config
 from torch import Tensor, nn
 
+from mmcare.deployment import BackboneInfo
 from mmcare.export.preprocessing import describe_sliding, is_slid
 from mmcare.export.tasks.base import (
     Description,
@@ -15,15 +17,15 @@ from mmcare.export.tasks.base import (
     OutputFormat,
     Outputs,
     PostProcess,
-    Run,
+    RunImages,
     Shape,
     Substitutes,
     Task,
     describe_classes,
     is_of_class,
+    test_dataset,
 )
 from mmcare.export.tasks.classifier import Probabilities
-from mmcare.models.deployment import BackboneInfo
 from mmcare_runtime.results import to_logits
 
 # ncnn has no argmax. A logit that is at least 1 / 60000**2 = 3e-10 below the largest is not chosen;
@@ -71,16 +73,16 @@ class Segmentor(Task):
             del self.head.predict_by_feat  # restores the method of the class
         return tuple(logits)
 
-    def check_shape(self, shape: Shape) -> None:
-        """Raise a ValueError if images cannot be computed; windows of mmseg's test can be."""
+    def pads_to_stride(self, shape: Shape) -> bool:
+        """Return True, except for windows of mmseg's test, which are as they are."""
         test_cfg = getattr(self.model, 'test_cfg', None) or {}
-        if [*shape] != [*(test_cfg.get('crop_size') or ())]:
-            super().check_shape(shape)
+        return [*shape] != [*(test_cfg.get('crop_size') or ())]
 
     def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
         """Describe how logits are enlarged and read, and the windows that the test uses, if any.
 
         With one channel, ``threshold`` is the probability above which a pixel is class 1.
+        ``reduce_zero_label`` says how the test data's masks are read.
         """
         channels = outputs[0].shape[1]
         described: dict[str, Any] = dict(
@@ -90,6 +92,12 @@ class Segmentor(Task):
             described['threshold'] = self.head.threshold
         if config is not None and is_slid(config):
             described['slide'] = describe_sliding(config)
+        if config is not None and config.get('test_dataloader'):
+            dataset, dataset_type = test_dataset(config)
+            parameters = signature(dataset_type).parameters
+            default = getattr(parameters.get('reduce_zero_label'), 'default', False)
+            reduced = bool(dataset.get('reduce_zero_label', default))
+            described['reduce_zero_label'] = reduced
         return described | describe_classes(config, self.head.num_classes)
 
     def choose_activation(self, channels: int) -> str:
@@ -109,7 +117,7 @@ class Segmentor(Task):
             return ProbabilityMap(activation, shape, self.head.align_corners)
         return LabelMap(self.head, channels, shape, output_format.label_map)
 
-    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+    def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace the method that makes logits; labels become one-hot logits, or one channel.
 
         Logits made from probabilities keep the network's largest class, even if they are averaged.

@@ -25,11 +25,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from mmcare.compatibility import autocast_off
-from mmcare.models.arguments import NUM_STAGES, check, resolve_arch
-from mmcare.models.fusing import build_norm, check_fusible, fuse, is_fixed
-from mmcare.models.loading import pretrained_cfgs, read_state_dict
+from mmcare.deployment import check_fusible, fuse, is_fusible
+from mmcare.models.arguments import NUM_STAGES, resolve_arch
+from mmcare.models.fusing import build_norm
+from mmcare.models.loading import check_care, pretrained_cfgs, read_state_dict
 from mmcare.models.recompute import recompute
 from mmcare.registry import MODELS
+from mmcare.weights.strict import check_weights
 
 STEM_STRIDE = 4
 TOTAL_STRIDE = STEM_STRIDE * 2 ** (NUM_STAGES - 1)
@@ -48,8 +50,13 @@ def layout(*maps: Tensor) -> torch.memory_format:
     return torch.channels_last if last else torch.contiguous_format
 
 
+def phi(x: Tensor) -> Tensor:
+    """Compute ELU + 1 as exp(min(x, 0)) + max(x, 0), which does not cancel far below zero."""
+    return x.clamp(max=0.0).exp() + x.relu()  # at 0, only the first has a gradient: 1, as of ELU
+
+
 class LinearAttention(nn.Module):
-    """Multi-head linear attention over all positions, Eq. 2 and 6, with phi = ELU + 1.
+    """Multi-head linear attention over all positions, Eq. 2 and 6, with :func:`phi`.
 
     out = phi(q) (phi(k)^T v / N) / (phi(q) . mean_N phi(k) + eps)
 
@@ -80,7 +87,7 @@ class LinearAttention(nn.Module):
 
     def attend(self, query_key: Tensor, values: Tensor) -> Tensor:
         """Map (B, 2 * heads * C, H, W) and (B, heads * C, H, W) to (B * heads, C, H * W)."""
-        queries, keys = (F.elu(query_key) + 1.0).chunk(2, dim=1)
+        queries, keys = phi(query_key).chunk(2, dim=1)
         queries, keys, values = map(self.split_heads, (queries, keys, values))
         # A row of ones below the values gives the denominator. Neither sum is divided by N.
         values = F.pad(values, (0, 0, 0, 1), value=1.0)
@@ -396,18 +403,20 @@ class CARE(BaseModule):
             convs = dict(type='Kaiming', layer=['Conv2d'], mode='fan_in', distribution='normal')
         norms = dict(type='Constant', layer=['_BatchNorm', 'LayerNorm', 'GroupNorm'], val=1.0)
         super().__init__(init_cfg or [convs, norms])
-        good = not (from_scratch and pretrained_cfgs(self))
-        check('from_scratch', from_scratch, 'False where init_cfg names a file', good)
+        if from_scratch and pretrained_cfgs(self):
+            raise ValueError('from_scratch must be False where init_cfg names a file, got True')
         self.arch = resolve_arch(arch, self.arch_zoo)
         indices = [out_indices] if isinstance(out_indices, int) else list(out_indices)
         self.out_indices = tuple(index + NUM_STAGES if index < 0 else index for index in indices)
-        ascending = [index for index in range(NUM_STAGES) if index in self.out_indices]
-        good = len(ascending) > 0 and list(self.out_indices) == ascending
-        check('out_indices', out_indices, 'some of -4 to 3, ascending', good)
-        check('drop_path_rate', drop_path_rate, 'in [0, 1)', 0 <= drop_path_rate < 1)
-        check('frozen_stages', frozen_stages, '-1 to 4', frozen_stages in range(-1, NUM_STAGES + 1))
-        known = type(with_cp) in (bool, str) and with_cp in RECOMPUTATIONS  # 1 == True
-        check('with_cp', with_cp, f'one of {RECOMPUTATIONS}', known)
+        ascending = sorted({*self.out_indices} & {*range(NUM_STAGES)})
+        if not ascending or list(self.out_indices) != ascending:
+            raise ValueError(f'out_indices must be some of -4 to 3, ascending, got {out_indices!r}')
+        if not 0 <= drop_path_rate < 1:
+            raise ValueError(f'drop_path_rate must be in [0, 1), got {drop_path_rate!r}')
+        if frozen_stages not in range(-1, NUM_STAGES + 1):
+            raise ValueError(f'frozen_stages must be -1 to 4, got {frozen_stages!r}')
+        if type(with_cp) not in (bool, str) or with_cp not in RECOMPUTATIONS:  # 1 == True
+            raise ValueError(f'with_cp must be one of {RECOMPUTATIONS}, got {with_cp!r}')
         if layer_scale_init_value is None:
             layer_scale_init_value = 0.1 if from_scratch else 1e-6
         self.layer_scale_init_value = layer_scale_init_value
@@ -551,7 +560,7 @@ class CARE(BaseModule):
         convs = {
             name: 'expand' if isinstance(module, Interaction) else 'conv'
             for name, module in self.named_modules()
-            if isinstance(module, (Stem, Downsampling, Interaction)) and is_fixed(module.norm)
+            if isinstance(module, (Stem, Downsampling, Interaction)) and is_fusible(module.norm)
         }
         for name, conv in convs.items():
             for part in (f'{name}.norm', f'{name}.{conv}'):
@@ -584,16 +593,21 @@ class CARE(BaseModule):
         """Initialize as ``init_cfg`` says.
 
         Raises:
-            ValueError: If ``type='Pretrained'`` names no file.
+            TypeError: If ``type='Pretrained'`` has an unknown argument.
+            ValueError: If it names no file.
             FileNotFoundError: If there is no such file; the message says where weights are.
             CheckpointError: If it cannot be read without running code, or does not fill the CARE.
         """
         init_cfg: Any = self.init_cfg
         files = pretrained_cfgs(self)
         for cfg in files:
-            check('init_cfg', cfg, 'a Pretrained with checkpoint=FILE', bool(cfg.get('checkpoint')))
-        states = [] if self.is_init else [read_state_dict(self, **cfg) for cfg in files]
-        cfgs = init_cfg if isinstance(init_cfg, list) else [init_cfg]
+            if not cfg.get('checkpoint'):
+                raise ValueError(f'init_cfg must be a Pretrained with checkpoint=FILE, got {cfg!r}')
+        states = []
+        for cfg in [] if self.is_init else files:
+            arguments = {k: v for k, v in cfg.items() if k not in ('type', '_scope_')}
+            states.append(read_state_dict(self, **arguments))
+        cfgs = init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg]
         self.init_cfg = [cfg for cfg in cfgs if cfg not in files]
         try:
             super().init_weights()
@@ -603,3 +617,6 @@ class CARE(BaseModule):
             self.load_state_dict(state, strict=False)
             if hasattr(self, '_params_init_info'):  # set by the model around it, for the log
                 update_init_info(self, f'Loaded from {cfg["checkpoint"]}')
+
+
+check_weights.register(CARE, check_care)

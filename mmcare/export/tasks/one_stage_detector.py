@@ -11,6 +11,7 @@ from mmengine.structures import InstanceData
 from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
 
+from mmcare.export.errors import Argument, RequestError
 from mmcare.export.plain_operators import nms_mask, nms_mask_operator
 from mmcare.export.tasks.base import (
     Description,
@@ -18,13 +19,14 @@ from mmcare.export.tasks.base import (
     OutputFormat,
     Outputs,
     PostProcess,
-    Run,
+    RunImages,
     Shape,
     Substitutes,
     Task,
     describe_classes,
     is_of_class,
 )
+from mmcare.export.tasks.matching import Detected, distances, leads_of_missing, surplus
 from mmcare_runtime.results import read_detections
 
 BOXES, CENTERS = ('cls_score', 'bbox_pred'), ('cls_score', 'bbox_pred', 'centerness')
@@ -49,12 +51,9 @@ MAP_NAMES: dict[str, Sequence[str]] = {
 }
 CANDIDATES = 1000  # boxes for NMS; mmdet's own configs keep 1000 to 30000 per level
 MAX_DETECTIONS = 100  # COCO's metrics look at 100 boxes per image
-# Near NMS's threshold, rounding decides. When files are compared, boxes whose overlap is within a
-# tenth of the threshold may be kept or removed.
-IOU_MARGIN = 0.1
 
 
-class Detector(Task):
+class OneStageDetector(Task):
     """All maps of the head: scores of each level, then boxes, then factors of scores if any."""
 
     summary = 'one-stage detectors'
@@ -84,9 +83,10 @@ class Detector(Task):
         levels = len(priors.strides) if priors else 0
         sizes = [output.shape[2:] for output in outputs]
         if not names or sizes != sizes[:levels] * len(names):
-            raise ValueError(
+            raise RequestError(
                 f'the {len(outputs)} outputs of the {type(self.head).__name__} are not known by '
-                "name, or are not one map of each name for each level: use part='neck'"
+                'name, or are not one map of each name for each level: use ',
+                Argument('part', 'neck'),
             )
         return [f'{name}{level + 1}' for name in names for level in range(levels)]
 
@@ -102,10 +102,12 @@ class Detector(Task):
         """Say whether NMS is in the network."""
         return output_format.has_nms
 
-    def check_centered(self) -> None:
-        """Raise a ValueError if only the toolbox can decode the head."""
-        if not describe_decoding(self.head):
-            raise ValueError(
+    def check_request(self, request: Any) -> None:
+        """Raise a RequestError if only the toolbox can decode the head, and files should."""
+        super().check_request(request)
+        decodes = request.outputs == 'decoded' or request.letterbox == 'center'
+        if decodes and not describe_decoding(self.head):
+            raise RequestError(
                 f'the {type(self.head).__name__} has a decoding of its own, or not the plain NMS '
                 'of each class: use raw outputs, at the top left'
             )
@@ -114,14 +116,13 @@ class Detector(Task):
         self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
     ) -> PostProcess:
         """Make the module that decodes boxes."""
-        self.check_centered()
         number = options.get('max_detections', MAX_DETECTIONS)
         results = Boxes(self.head, outputs, shape, number, output_format)
         if 'max_detections' in options:
             results.metadata['test_cfg']['max_per_img'] = results.number
         return results
 
-    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+    def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace the method that makes maps, or ``predict`` of the head if the file decodes."""
         head, structure = self.head, tree_structure(self.model(image))
 
@@ -247,7 +248,7 @@ class Detections(PostProcess):
     def write(self, boxes: Tensor, scores: Tensor, labels: Tensor) -> list[Tensor]:
         """Write boxes (N, 4), scores (N,) and labels (N,) as the format says."""
         results = [self.write_boxes(boxes)[None], scores[None], labels[None].to(self.format.labels)]
-        return results + [(scores > 0).float().sum()[None]] * self.format.has_count
+        return results + [(scores > 0).float().sum()[None]] * self.format.with_count
 
     def write_boxes(self, boxes: Tensor) -> Tensor:
         """Write boxes (N, 4), x1, y1, x2, y2 as shares of the image, as the format says."""
@@ -263,6 +264,28 @@ class Detections(PostProcess):
             center, size = boxes.chunk(2, 1)
             boxes = torch.cat([center - size / 2, center + size / 2], 1)
         return boxes
+
+    def read_results(self, results: Sequence[Any]) -> Detected:
+        """Read the objects of a file; unused rows have score 0."""
+        boxes, scores, labels = (torch.as_tensor(x)[0] for x in results[:3])
+        return Detected(self.read_boxes(boxes), scores, labels.long())
+
+    def suppress(
+        self,
+        boxes: Tensor,
+        iou: float,
+        labels: Tensor | None = None,
+        classes: int = 1,
+        valid: Tensor | None = None,
+    ) -> Tensor:
+        """Return 1 for boxes (N, 4) that stay, from the best to the worst, and 0 for others.
+
+        Only boxes of the same label are compared. Invalid boxes do not stay.
+        """
+        labels = labels if classes > 1 else None
+        if self.format.nms == 'operator':
+            return nms_mask_operator(boxes, iou, labels, classes, valid)
+        return nms_mask(boxes, iou, labels, valid)
 
 
 class Boxes(Detections):
@@ -285,7 +308,7 @@ class Boxes(Detections):
         output_format: OutputFormat,
     ) -> None:
         kinds = ['boxes', 'scores'] + ['labels'] * output_format.has_nms
-        super().__init__(shape, output_format, kinds + ['count'] * output_format.has_count)
+        super().__init__(shape, output_format, kinds + ['count'] * output_format.with_count)
         generator, config = head.prior_generator, read_test_cfg(head.test_cfg)
         assert config is not None, 'others are refused'
         self.levels = len(generator.strides)
@@ -334,49 +357,26 @@ class Boxes(Detections):
         boxes = boxes.index_select(0, best)
         boxes = boxes.index_select(0, self.pair_rows.index_select(0, pairs))
         labels = self.pair_labels.index_select(0, pairs)
-        scores, order = (scores * self.suppress(boxes, scores, labels)).topk(self.number)
+        kept = self.suppress(boxes, self.iou, labels, self.labels)
+        scores, order = (scores * kept).topk(self.number)
         boxes, labels = boxes.index_select(0, order), labels.index_select(0, order)
         return tuple(self.write(boxes, scores, labels))
 
-    def suppress(self, boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
-        """Return 1 for boxes (N, 4) that stay, from the best to the worst, and 0 for others."""
-        if self.format.nms == 'operator':
-            return nms_mask_operator(boxes, scores, self.iou, labels, self.labels)
-        return nms_mask(boxes, self.iou, labels if self.labels > 1 else None)
-
     def max_error(self, raw: Outputs, results: Sequence[Any]) -> float:
         """Compare a file's results with candidates and with the results that it should have.
-
-        Elements cannot be compared one by one, since roundings change the order of equal scores
-        and, at the threshold, which boxes overlap.
 
         Returns:
             The largest of: the distance of a box and its score from the nearest candidate of its
             class; the lead of a missing box's score over the scores of its neighbours, or over the
             last score that takes part in NMS; 1 for a surplus box.
         """
-        from torchvision.ops import box_iou
-
         if not self.format.has_nms:
             return super().max_error(raw, results)
-
-        def read(tensors: Sequence[Any]) -> list[Tensor]:
-            boxes, scores, labels = (torch.as_tensor(x)[0] for x in tensors[:3])
-            return [self.read_boxes(boxes), scores, labels.long()]
-
-        boxes, scores, labels = read(results)
-        least, used = scores.min(), scores > 0
-        boxes, scores, labels = boxes[used], scores[used], labels[used]
-        candidates, their_scores = self.read(raw)
-        differences = (their_scores[:, labels].T - scores[:, None]).abs()
-        strange = torch.cdist(boxes, candidates, torch.inf).maximum(differences).amin(1)
-        wanted, wanted_scores, wanted_labels = read(self(raw))
-        same = wanted_labels[:, None] == labels
-        near = ~(box_iou(wanted, boxes) <= (1 - IOU_MARGIN) * self.iou) & same
-        lower = (wanted_scores[:, None] - scores).masked_fill(~near, torch.inf)
-        last = their_scores.flatten().topk(self.candidates).values[-1]  # the last score in NMS
-        spare = wanted_scores - torch.maximum(least, last)
-        missing = torch.cat([lower, spare[:, None]], 1).clamp(min=0).amin(1)
-        same = labels[:, None] == labels
-        near = (box_iou(boxes, boxes) > (1 + IOU_MARGIN) * self.iou) & same
-        return torch.cat([strange, missing, near.triu(1).any().float()[None]]).max().item()
+        rows = self.read_results(results)
+        found, wanted = rows.used(), self.read_results(self(raw))
+        candidates, scores = self.read(raw)
+        strange = distances(found, candidates[:, None], scores)
+        last = scores.flatten().topk(self.candidates).values[-1]  # the last score in NMS
+        lead = wanted.scores - torch.maximum(rows.scores.min(), last)
+        missing = leads_of_missing(wanted, found, self.iou, lead[:, None])
+        return torch.cat([strange, missing, surplus(found, self.iou)]).max().item()

@@ -9,21 +9,26 @@ from mmengine.structures import InstanceData
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from mmcare.export.errors import Argument, RequestError
 from mmcare.export.tasks.base import (
     Description,
     Options,
     OutputFormat,
     Outputs,
     PostProcess,
-    Run,
+    RunImages,
     Shape,
     Substitutes,
     Task,
     describe_classes,
     is_of_class,
 )
-from mmcare.export.tasks.detector import MAX_DETECTIONS, Detector, read_test_cfg
-from mmcare.export.tasks.two_stage import TwoStageResults
+from mmcare.export.tasks.one_stage_detector import (
+    MAX_DETECTIONS,
+    OneStageDetector,
+    read_test_cfg,
+)
+from mmcare.export.tasks.two_stage_results import TwoStageResults
 from mmcare_runtime.masks import paste_masks
 from mmcare_runtime.results import read_boxes, read_detections, suppress
 
@@ -95,13 +100,13 @@ def explain_refusal(model: Any) -> str:
     return ''
 
 
-class Instances(Task):
+class TwoStageDetector(Task):
     """The neck's maps that RoIs are taken from, and the RPN's scores and deltas of each level."""
 
     summary = 'two-stage detectors'
     head_name = 'roi_head'
     options: ClassVar = {
-        **Detector.options,
+        **OneStageDetector.options,
         'proposals': dict(
             type=int,
             metavar='N',
@@ -109,6 +114,7 @@ class Instances(Task):
             'number if it is lower',
         ),
     }
+    operators = 'topk', 'gather'
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
@@ -118,7 +124,7 @@ class Instances(Task):
     def __init__(self, model: nn.Module, *arguments: Any) -> None:
         super().__init__(model, *arguments)
         if refusal := explain_refusal(model):
-            raise ValueError(f"{refusal}: use part='neck'")
+            raise RequestError(f'{refusal}: use ', Argument('part', 'neck'))
 
     @property
     def number_of_maps(self) -> int:
@@ -142,13 +148,24 @@ class Instances(Task):
         numbers = dict(neck=self.number_of_maps, rpn_cls_score=levels, rpn_bbox_pred=levels)
         return [f'{name}{index + 1}' for name, number in numbers.items() for index in range(number)]
 
-    def check_outputs(self, outputs: str) -> None:
-        """Raise a ValueError for raw outputs, which only the toolbox can read."""
-        if outputs != 'decoded':
-            raise ValueError(
-                'raw outputs of two-stage detectors mean nothing without what follows them: use '
-                "outputs='decoded'"
+    def check_request(self, request: Any) -> None:
+        """Raise a RequestError for what only the toolbox can do.
+
+        It alone reads raw outputs. It pastes masks into pictures at the top left, and single ones.
+        """
+        super().check_request(request)
+        if request.outputs != 'decoded':
+            raise RequestError(
+                'raw outputs of two-stage detectors mean nothing without what follows them: use ',
+                Argument('outputs', 'decoded'),
             )
+        if request.letterbox == 'center':
+            letterbox = Argument('letterbox', 'center')
+            raise RequestError(letterbox, f' is not for {self.summary}')
+        if 'nms' in request.options:
+            raise RequestError(Argument('nms'), ' is for one-stage detectors')
+        if request.batch > 1:
+            raise RequestError(Argument('batch'), f' is not for {self.summary}')
 
     def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
         """Describe classes."""
@@ -158,10 +175,6 @@ class Instances(Task):
         """Return True: NMS is in the network in every format."""
         return True
 
-    def check_centered(self) -> None:
-        """Raise a ValueError: mmdet pastes masks into pictures at the top left."""
-        raise ValueError("letterbox='center' is not for two-stage detectors")
-
     def post_process(
         self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
     ) -> PostProcess:
@@ -170,15 +183,6 @@ class Instances(Task):
         NMS is always in the network: NMS after the network, as in Vision, takes only the boxes of
         one-stage detectors.
         """
-        if output_format.lacks:
-            raise ValueError(
-                f"{output_format.lacks}, which two-stage detectors need: use part='neck', or leave "
-                'out the format'
-            )
-        if 'nms' in options:
-            raise ValueError('nms= is for one-stage detectors')
-        if len(outputs[0]) > 1:
-            raise ValueError('batch= is not for two-stage detectors')
         if not output_format.has_nms:
             output_format = OutputFormat()
         number = options.get('max_detections', MAX_DETECTIONS)
@@ -189,7 +193,7 @@ class Instances(Task):
             results.metadata['test_cfg']['max_per_img'] = results.number
         return results
 
-    def substitutes(self, run: Run, description: Description, image: Tensor) -> Substitutes:
+    def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace the methods that find boxes and masks; paste masks as users of the file do."""
         head = self.head
 

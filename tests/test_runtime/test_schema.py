@@ -4,12 +4,15 @@ import copy
 
 import numpy as np
 import pytest
+from helpers import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from runtime_helpers import SHAPE, TASKS, describe, output, outputs_of
 
 from mmcare_runtime import Model
-from mmcare_runtime.description import check, match, parse
+from mmcare_runtime.prepare import CV2_CODES, CV2_FLAGS, DECODERS
+from mmcare_runtime.schema import SCHEMA, check, find_differences, match, parse
 
 
 def change(description, path, value):
@@ -33,7 +36,7 @@ def test_valid_descriptions(task):
 @pytest.mark.parametrize(
     ('task', 'path', 'value', 'words'),
     [
-        ('classifier', ('inputs',), ..., 'inputs = None'),
+        ('classifier', ('inputs',), ..., 'lacks inputs'),
         ('classifier', ('inputs',), [], 'inputs = '),
         ('classifier', ('inputs',), [3], r'inputs\[0\] = 3'),
         ('classifier', ('outputs',), [], 'outputs = '),
@@ -95,6 +98,24 @@ def test_other_json(text):
         parse(text, 'mine.onnx')
 
 
+def test_schema_and_tables():
+    """What the schema allows is what is read, and docs/deploy.md explains each key."""
+    definitions = SCHEMA['definitions']
+    loader = definitions['input']['properties']['loader']['properties']
+    assert {*loader['color_type']['enum']} == {*CV2_FLAGS, None}
+    assert {*loader['imdecode_backend']['enum']} == {*DECODERS, None}
+    interpolation = definitions['interpolation']
+    names = {
+        k: {*interpolation[k]['properties']['interpolation']['enum']} for k in ('then', 'else')
+    }
+    assert names['else'] == {*CV2_CODES}
+    assert all(hasattr(Image, name.upper()) for name in names['then'])
+    text = (ROOT / 'docs/deploy.md').read_text(encoding='utf-8')
+    tables = [SCHEMA, *(definitions[k] for k in ('tensor', 'input', 'slide', 'output', 'decode'))]
+    keys = {key for table in tables for key in table['properties']}
+    assert not [key for key in keys if f'`{key}`' not in text]
+
+
 def test_control_characters_are_escaped():
     with pytest.raises(ValueError) as caught:
         check(describe('classifier', activation='\x1b[2J\u202e\u200b'), '\x1b.onnx')
@@ -111,6 +132,17 @@ def test_match():
         match(about, 'f', (1, 3, *SHAPE), [(1, 3), (1, 3)])
     with pytest.raises(ValueError, match='names logits, the file scores'):
         match(about, 'f', (1, 3, *SHAPE), [(1, 3)], ['image', 'scores'])
+
+
+def test_differences():
+    """What a tool finds between a file and a config; what one of them does not say is none."""
+    about = describe('binary', inputs=[dict(describe('binary')['inputs'][0], mean=[1.0, 2, 3])])
+    same = dict(classes=('a',), threshold=0.4, slide=None, reduce_zero_label=True)
+    assert not [*find_differences(about, dict(same, inputs=[dict(mean=(1, 2, 3), std=[1] * 3)]))]
+    (text,) = find_differences(about, dict(same, classes=['b']))
+    assert text == "classes is ['a'] in the file, ['b'] in the config"
+    texts = find_differences(about, dict(inputs=[dict(channels='BGR', mean=[1, 2, 4])]))
+    assert [text.partition(' ')[0] for text in texts] == ['inputs[0].channels', 'inputs[0].mean']
 
 
 def test_layouts():

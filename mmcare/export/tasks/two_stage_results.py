@@ -7,11 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmcare.export.plain_operators import RoIAlign, nms_mask, nms_mask_operator
+from mmcare.export.plain_operators import RoIAlign
 from mmcare.export.tasks.base import OutputFormat
-from mmcare.export.tasks.detector import (
-    CANDIDATES,
+from mmcare.export.tasks.matching import (
     IOU_MARGIN,
+    Detected,
+    distances,
+    leads_of_missing,
+    surplus,
+)
+from mmcare.export.tasks.one_stage_detector import (
+    CANDIDATES,
     Detections,
     limit_boxes,
     read_test_cfg,
@@ -19,6 +25,7 @@ from mmcare.export.tasks.detector import (
 
 # What float16 may add to a box's size: a share of the size, and two steps of coordinates above 0.5.
 FLOAT16_ROUNDING, FLOAT16_STEPS = 2e-3, 1e-3
+REMOVED = 6e4  # below each logit, and within float16's range
 
 
 def round_sizes(boxes: Tensor) -> list[Tensor]:
@@ -144,7 +151,7 @@ class TwoStageResults(Detections):
         proposals: int,
     ) -> None:
         rpn, head = model.rpn_head, model.roi_head
-        kinds = ['boxes', 'scores', 'labels'] + ['count'] * output_format.has_count
+        kinds = ['boxes', 'scores', 'labels'] + ['count'] * output_format.with_count
         super().__init__(shape, output_format, kinds + ['masks'] * head.with_mask)
         if head.with_mask:
             self.outputs[-1]['layout'] = 'NCHW'  # N masks, in every format
@@ -192,7 +199,7 @@ class TwoStageResults(Detections):
         return tuple(results)
 
     def find_candidates(self, raw: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Return the RPN's best boxes (N, 4) of each level, as shares, and their scores (N,)."""
+        """Return the RPN's best boxes (N, 4) of each level, as shares, and their logits (N,)."""
         candidates = []
         for level, number in enumerate(self.candidates):
             logits, deltas = (
@@ -206,44 +213,25 @@ class TwoStageResults(Detections):
             priors = getattr(self, f'priors{level}').index_select(0, best)
             boxes = self.rpn_coder.decode(priors, deltas.index_select(0, best))
             boxes = boxes.clamp(0, 1) if self.rpn_coder.clip_border else boxes
-            candidates.append((boxes, logits.sigmoid()))
+            candidates.append((boxes, logits))
         return candidates
 
     def propose(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return proposals (P, 4) as shares, whether each is in use, as 1 or 0, and scores."""
+        """Return proposals (P, 4) as shares, whether each is in use, as 1 or 0, and logits."""
         candidates = self.find_candidates(raw)
         kept = []
-        for boxes, scores in candidates:
+        for boxes, _ in candidates:
             valid = None
             if self.least >= 0:
                 sides = (boxes[:, 2:] - boxes[:, :2]) - self.least / self.sides[:2]
                 valid = (sides.amin(1) > 0).to(boxes.dtype)
-            kept.append(self._suppress(boxes, scores, self.rpn_iou, valid=valid))
-        boxes, scores = (torch.cat(values) for values in zip(*candidates, strict=True))
+            kept.append(self.suppress(boxes, self.rpn_iou, valid=valid))
+        boxes, logits = (torch.cat(values) for values in zip(*candidates, strict=True))
         valid = torch.cat(kept)
-        scores, best = (scores * valid).topk(self.proposals)
-        return boxes.index_select(0, best), valid.index_select(0, best), scores
-
-    def _suppress(
-        self,
-        boxes: Tensor,
-        scores: Tensor,
-        iou: float,
-        labels: Tensor | None = None,
-        valid: Tensor | None = None,
-    ) -> Tensor:
-        """Return 1 for boxes (N, 4) that stay, from the best to the worst, and 0 for others.
-
-        If there are labels, only boxes of the same label are compared. Invalid boxes do not stay.
-        """
-        if self.format.nms != 'operator':
-            return nms_mask(boxes, iou, labels, valid)
-        if valid is not None:  # invalid boxes come last, and suppress none
-            scores = scores * valid
-        classes = 1 if labels is None else self.classes
-        labels = torch.zeros_like(scores, dtype=torch.long) if labels is None else labels
-        kept = nms_mask_operator(boxes, scores, iou, labels, classes)
-        return kept if valid is None else kept * valid
+        # By logits, as above. Removed boxes come last.
+        _, best = (logits * valid - REMOVED * (1 - valid)).topk(self.proposals)
+        chosen = [x.index_select(0, best) for x in (boxes, valid, logits)]
+        return chosen[0], chosen[1], chosen[2]
 
     def classify(self, maps: Sequence[Tensor], proposals: Tensor) -> tuple[Tensor, Tensor]:
         """Return scores (P, K) of proposals, and deltas (P * K, 4), or (P, 4) for all classes."""
@@ -259,7 +247,7 @@ class TwoStageResults(Detections):
         boxes = self._repeat(proposals).index_select(0, pairs)
         boxes = self.refine(boxes, self._repeat(deltas).index_select(0, pairs))
         labels = self.pair_labels.index_select(0, pairs)
-        kept = self._suppress(boxes, scores, self.iou, labels if self.classes > 1 else None)
+        kept = self.suppress(boxes, self.iou, labels, self.classes)
         scores, best = (scores * kept).topk(self.number)
         boxes, labels, pairs = (x.index_select(0, best) for x in (boxes, labels, pairs))
         return boxes, scores, labels, pairs
@@ -288,7 +276,7 @@ class TwoStageResults(Detections):
 
         Roundings change which proposals are kept, where they overlap as much as the threshold or
         have equal scores, and everything after them. Each result is compared with what the heads
-        make of any proposal, and may be missing if its proposal could be.
+        make of any proposal.
 
         Returns:
             The largest of: the distance of a box and its score from the nearest ones that a
@@ -296,90 +284,73 @@ class TwoStageResults(Detections):
             compute for the box, as a root mean square over points, since float16 moves some points
             by 2e-2; what :meth:`_find_missing` returns; 1 for a surplus box.
         """
-        from torchvision.ops import box_iou
-
         maps = raw[: len(raw) - 2 * self.levels]
-        by_kind: dict[str, Tensor] = {}
-        for output, values in zip(self.outputs, results, strict=True):
-            by_kind[output['kind']] = torch.as_tensor(values)[0]
-        boxes, scores, labels = (
-            self.read_boxes(by_kind['boxes']),
-            by_kind['scores'],
-            by_kind['labels'],
-        )
-        labels = labels.long()
-        strange = self._find_strange(maps, raw, boxes, scores, labels)
-        errors = [strange[scores > 0]]
+        rows = self.read_results(results)
+        found = rows.used()
+        errors = [self._find_strange(maps, raw, found), surplus(found, self.iou)]
         if self.mask_head is not None:
             masks = torch.stack(
-                [self.segment(maps, x, labels) for x in (boxes, *round_sizes(boxes))]
+                [self.segment(maps, x, rows.labels) for x in (rows.boxes, *round_sizes(rows.boxes))]
             )
-            distances = (masks - by_kind['masks']).square().mean((2, 3)).sqrt().amin(0)
-            errors.append(distances[scores > 0])
-        least, used = scores.min(), scores > 0
-        boxes, scores, labels = boxes[used], scores[used], labels[used]
-        errors.append(self._find_missing(raw, boxes, scores, labels, least))
-        same = labels[:, None] == labels
-        twice = (box_iou(boxes, boxes) > (1 + IOU_MARGIN) * self.iou) & same
-        errors.append(twice.triu(1).any().float()[None])
+            differences = (masks - torch.as_tensor(results[-1])[0]).square().mean((2, 3)).sqrt()
+            errors.append(differences.amin(0)[rows.scores > 0])
+        errors.append(self._find_missing(raw, found, rows.scores.min()))
         return torch.cat(errors).max().item()
 
     def _find_strange(
-        self,
-        maps: Sequence[Tensor],
-        raw: Sequence[Tensor],
-        boxes: Tensor,
-        scores: Tensor,
-        labels: Tensor,
+        self, maps: Sequence[Tensor], raw: Sequence[Tensor], found: Detected
     ) -> Tensor:
         """Return how far boxes and scores are from the nearest of all that candidates give (N,).
 
         In float16, a candidate at the bound of two levels may be taken from either.
         """
-        nearest = torch.full_like(scores, torch.inf)
         candidates = torch.cat([boxes for boxes, _ in self.find_candidates(raw)])
         rounded = round_sizes(candidates)
         smaller, larger = (torch.stack(self.box_rois.reach(x)) for x in rounded)
         at_bound = (smaller != larger).any(0)
         candidates = torch.cat([candidates, *(x[at_bound] for x in rounded)])
+        nearest = torch.full_like(found.scores, torch.inf)
         for part in candidates.split(256):  # all at once would take gigabytes
-            part_scores, deltas = self.classify(maps, part)
+            scores, deltas = self.classify(maps, part)
             count = 1 if self.box_head.reg_class_agnostic else self.classes
             refined = self.refine(part.repeat_interleave(count, 0), deltas)
-            refined = refined.reshape(len(part), count, 4).expand(-1, self.classes, -1)
-            distances = (refined[:, labels] - boxes).abs().amax(2)
-            differences = (part_scores[:, labels] - scores).abs()
-            nearest = nearest.minimum(distances.maximum(differences).amin(0))
+            refined = refined.reshape(len(part), count, 4)
+            nearest = nearest.minimum(distances(found, refined, scores))
         return nearest
 
-    def _find_missing(
-        self, raw: Sequence[Tensor], boxes: Tensor, scores: Tensor, labels: Tensor, least: Tensor
-    ) -> Tensor:
+    def _find_missing(self, raw: Sequence[Tensor], found: Detected, least: Tensor) -> Tensor:
         """Return, for each expected box, by how much scores must change for it to be missing (N,).
 
-        This is the least of four leads: of its score over its neighbours' scores, and over the last
-        score of the file; of its proposal's score over the scores of overlapping proposals, and
-        over the last proposal's score. Its own score is the least that its proposal has with the
+        See :func:`leads_of_missing`. Other leads are: of its score over the last score of the file;
+        of its proposal's logit over those of overlapping proposals, and over the last proposal's,
+        as shares of the largest logit. Its own score is the least that its proposal has with the
         sizes of :func:`round_sizes`.
+
+        Args:
+            raw: Outputs of the network.
+            found: Objects in the file.
+            least: The last score of the file, 0 if it has unused rows.
         """
         from torchvision.ops import box_iou
 
         maps = raw[: len(raw) - 2 * self.levels]
-        proposals, valid, objectness = self.propose(raw)
-        wanted, wanted_scores, wanted_labels, pairs = self.detect(maps, proposals, valid)
+        candidates = self.find_candidates(raw)
+        proposals, valid, logits = self.propose(raw)
+        boxes, scores, labels, pairs = self.detect(maps, proposals, valid)
         for part in round_sizes(proposals):
             their_scores, _ = self.classify(maps, part)
-            wanted_scores = wanted_scores.minimum(their_scores.flatten()[pairs])
-        same = wanted_labels[:, None] == labels
-        near = ~(box_iou(wanted, boxes) <= (1 - IOU_MARGIN) * self.iou) & same
-        lower = (wanted_scores[:, None] - scores).masked_fill(~near, torch.inf)
-        last, rows = objectness.min(), pairs // self.classes
-        proposals, objectness = proposals[rows], objectness[rows]
-        rivals = torch.zeros_like(objectness)
-        for candidates, their_scores in self.find_candidates(raw):
-            overlaps = box_iou(proposals, candidates)
+            scores = scores.minimum(their_scores.flatten()[pairs])
+        largest = torch.cat([logits for _, logits in candidates]).abs().max()
+        # Where proposals are unused, no last one stands in for another.
+        last = logits[-1] if valid.all() else logits.new_tensor(-torch.inf)
+        rows = pairs // self.classes
+        proposals, logits = proposals[rows], logits[rows]
+        rivals = torch.full_like(logits, -torch.inf)
+        for others, their_logits in candidates:
+            overlaps = box_iou(proposals, others)
             itself = overlaps > 1 - 1e-6
-            others = (overlaps > (1 - IOU_MARGIN) * self.rpn_iou) & ~itself & itself.any(1, True)
-            rivals = rivals.maximum((their_scores * others.float()).amax(1))
-        causes = [wanted_scores - least, objectness - rivals, objectness - last]
-        return torch.cat([lower, torch.stack(causes, 1)], 1).clamp(min=0).amin(1)
+            near = (overlaps > (1 - IOU_MARGIN) * self.rpn_iou) & ~itself & itself.any(1, True)
+            rivals = rivals.maximum(their_logits.where(near, -torch.inf).amax(1))
+        leads = [scores - least, (logits - rivals) / largest, (logits - last) / largest]
+        wanted = Detected(boxes, scores, labels)
+        return leads_of_missing(wanted, found, self.iou, torch.stack(leads, 1))

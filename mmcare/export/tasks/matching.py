@@ -1,0 +1,74 @@
+"""Match a file's boxes with those that PyTorch computes.
+
+Boxes cannot be compared one by one: roundings change the order of equal scores and, at the
+threshold of non-maximum suppression, which boxes overlap.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Near NMS's threshold, rounding decides. Boxes whose overlap is within a tenth of the threshold may
+# be kept or removed.
+IOU_MARGIN = 0.1
+PART = 1024  # candidates that are compared at once; all at once would take gigabytes
+
+
+class Detected(NamedTuple):
+    """Objects: boxes (N, 4) as shares of the image, scores (N,) and labels (N,)."""
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+
+    def used(self) -> 'Detected':
+        """Return the objects without unused rows."""
+        used = self.scores > 0
+        return Detected(*(values[used] for values in self))
+
+
+def distances(found: Detected, boxes: Tensor, scores: Tensor) -> Tensor:
+    """Return how far boxes and scores are from the nearest candidate of their class (N,).
+
+    Args:
+        found: Objects in a file.
+        boxes: Of candidates, (P, K, 4) for each class, or (P, 1, 4).
+        scores: Of candidates, (P, K).
+    """
+    nearest = torch.full_like(found.scores, torch.inf)
+    labels = found.labels if boxes.shape[1] > 1 else torch.zeros_like(found.labels)
+    for part, part_scores in zip(boxes.split(PART), scores.split(PART), strict=True):
+        moved = (part[:, labels] - found.boxes).abs().amax(2)
+        changed = (part_scores[:, found.labels] - found.scores).abs()
+        nearest = nearest.minimum(moved.maximum(changed).amin(0))
+    return nearest
+
+
+def leads_of_missing(wanted: Detected, found: Detected, iou: float, leads: Tensor) -> Tensor:
+    """Return by how much scores must change for each expected object to be missing (W,).
+
+    It may be missing if a neighbour of its class has nearly its score, or if it nearly was not
+    chosen; its lead is 0 if it is there.
+
+    Args:
+        wanted: Objects that PyTorch finds.
+        found: Objects in a file.
+        iou: Threshold of NMS.
+        leads: (W, n), other leads that rounding may turn around.
+    """
+    from torchvision.ops import box_iou  # here, since torchvision imports PyTorch's compiler
+
+    same = wanted.labels[:, None] == found.labels
+    near = ~(box_iou(wanted.boxes, found.boxes) <= (1 - IOU_MARGIN) * iou) & same
+    lower = (wanted.scores[:, None] - found.scores).masked_fill(~near, torch.inf)
+    return torch.cat([lower, leads], 1).clamp(min=0).amin(1)
+
+
+def surplus(found: Detected, iou: float) -> Tensor:
+    """Return 1 if NMS should have removed one of the objects, else 0, (1,)."""
+    from torchvision.ops import box_iou  # here, since torchvision imports PyTorch's compiler
+
+    same = found.labels[:, None] == found.labels
+    near = (box_iou(found.boxes, found.boxes) > (1 + IOU_MARGIN) * iou) & same
+    return near.triu(1).any().float()[None]
