@@ -19,7 +19,7 @@ OPTIM_WRAPPER_CONSTRUCTORS = root.Registry(
     locations=['mmcare.engine'],
 )
 TRANSFORMS = root.Registry(
-    'transform', parent=root.TRANSFORMS, scope='mmcare', locations=['mmcare.export.preprocessing']
+    'transform', parent=root.TRANSFORMS, scope='mmcare', locations=['mmcare.export.pipelines']
 )
 
 

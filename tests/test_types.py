@@ -135,20 +135,20 @@ def ask(config, logged):
 
 
 def ask_export(config):
-    from mmcare.export import preprocessing
+    from mmcare.export import pipelines
     from mmcare.export.loading import read_normalization
     from mmcare.export.tasks.base import describe_classes
 
     numbers = 2, 80, 150, 1000
-    shape, reason = preprocessing.choose_shape(config)
+    shape, reason = pipelines.choose_shape(config)
     fitted = deepcopy(config)
-    steps = preprocessing.fit_config(fitted, shape)
+    steps = pipelines.fit_config(fitted, shape)
     return dict(
         shape=(shape, reason),
         steps={name: dict(step, type=name) for name, step in steps.items()},
         left=len(fitted.test_dataloader.dataset.pipeline),
-        padding=preprocessing.read_padding(config, 3),
-        resizing=preprocessing.describe_resizing(config, shape),
+        padding=pipelines.read_padding(config, 3),
+        resizing=pipelines.describe_resizing(config, shape),
         normalization=read_normalization(config),
         classes=[describe_classes(config, number) for number in numbers],
     )

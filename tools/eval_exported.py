@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from mmcare.export.evaluation import pad_images, replaced_part, sliced
+    from mmcare.export.in_toolbox import pad_images, replaced_part, sliced
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
@@ -39,7 +39,7 @@ from torch import Tensor
 from mmcare.analysis.timing import measure_in_turn
 from mmcare.export.loading import read_config, read_normalization
 from mmcare.export.opening import open_exported
-from mmcare.export.preprocessing import fit_config, is_slid
+from mmcare.export.pipelines import fit_config, is_slid
 from mmcare.export.tasks import make_task
 from mmcare.files import check_writable_file, moved_into_place, size_of
 from mmcare.models import CARE

@@ -26,7 +26,7 @@ try:
     from mmcare.export.backends import BACKENDS
     from mmcare.export.errors import Argument, ExportError, RequestError
     from mmcare.export.export import LOGGER, run_request
-    from mmcare.export.preprocessing import LETTERBOXES
+    from mmcare.export.pipelines import LETTERBOXES
     from mmcare.export.request import (
         CALIBRATION,
         INPUT_KINDS,

@@ -57,5 +57,5 @@ param_scheduler = [
 default_hooks = dict(
     logger=dict(interval=10),
     checkpoint=dict(interval=iterations),
-    channels_last=dict(type='mmcare.ChannelsLastHook'),  # shortens steps: see docs/multi_gpu.md
+    channels_last=dict(type='mmcare.ChannelsLastHook'),  # faster on CPUs: docs/multi_gpu.md
 )

@@ -92,5 +92,5 @@ param_scheduler = [
 auto_scale_lr = dict(base_batch_size=4)
 default_hooks = dict(
     logger=dict(interval=25, log_metric_by_epoch=False),
-    channels_last=dict(type='mmcare.ChannelsLastHook'),  # shortens steps: see docs/multi_gpu.md
+    channels_last=dict(type='mmcare.ChannelsLastHook'),  # faster on CPUs: docs/multi_gpu.md
 )

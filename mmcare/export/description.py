@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmcare.export.graph import Graph
 from mmcare.export.loading import LoadedModel
-from mmcare.export.preprocessing import describe_resizing
+from mmcare.export.pipelines import describe_resizing
 from mmcare.version import __version__
 from mmcare.weights.reading import digest_weights
 from mmcare_runtime.files import NO_HASH

@@ -18,8 +18,8 @@ from mmcare.export.errors import ExportError
 from mmcare.export.file_check import ExportedFile, check_file, check_results
 from mmcare.export.images import Pictures
 from mmcare.export.loading import LoadedModel
+from mmcare.export.pipelines import name_steps
 from mmcare.export.plan import ExportPlan, plan_export
-from mmcare.export.preprocessing import name_steps
 from mmcare.export.request import ExportRequest
 from mmcare.export.tasks import OutputFormat
 from mmcare.files import check_writable, moved_into_place, size_of

@@ -14,7 +14,7 @@ from mmengine.registry import DATASETS
 from torch import Tensor
 
 from mmcare.export.loading import LoadedModel, Normalization
-from mmcare.export.preprocessing import (
+from mmcare.export.pipelines import (
     describe_loader,
     describe_resizing,
     describe_sliding,
@@ -129,7 +129,7 @@ def look_at_pictures(
     """Describe how pictures are read. If their bits depend on the files, look at some of them.
 
     Returns:
-        See :func:`mmcare.export.preprocessing.describe_loader`. ``range`` has the least and the
+        See :func:`mmcare.export.pipelines.describe_loader`. ``range`` has the least and the
         largest value of the pictures that were looked at.
     """
     described = describe_loader(model.config)
@@ -172,7 +172,7 @@ def read_images(
         number: The largest number of pictures.
         folder: Searched recursively. None: the config's data, through its test pipeline.
         loader: ``'train_dataloader'`` or ``'test_dataloader'``, whose data are read.
-        letterbox: See :func:`mmcare.export.preprocessing.pad_to`.
+        letterbox: See :func:`mmcare.export.pipelines.pad_to`.
         described_loader: See :func:`look_at_pictures`; None: the config's.
     """
     if model.normalization is None:

@@ -13,7 +13,7 @@ from mmengine.utils import import_modules_from_strings
 from torch import Tensor
 
 from mmcare.deployment import ARCHS, fuse_all
-from mmcare.export.preprocessing import read_padding
+from mmcare.export.pipelines import read_padding
 from mmcare.export.tasks import PARTS, Task, make_task
 from mmcare.weights.names import is_fused, of_backbone
 from mmcare.weights.reading import load_weights

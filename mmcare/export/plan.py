@@ -16,7 +16,7 @@ from mmcare.export.errors import Argument, RequestError
 from mmcare.export.graph import Graph, build_graph
 from mmcare.export.images import Images, load_images
 from mmcare.export.loading import LoadedModel
-from mmcare.export.preprocessing import choose_shape
+from mmcare.export.pipelines import choose_shape
 from mmcare.export.reference import Reference
 from mmcare.export.request import LARGEST_SIDE, ExportRequest, name_formats
 from mmcare.export.tasks import OPTIONS as TASK_OPTIONS

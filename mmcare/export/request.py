@@ -9,7 +9,7 @@ from mmcare.export.backends import BACKENDS
 from mmcare.export.backends.base import Backend
 from mmcare.export.errors import Argument, RequestError
 from mmcare.export.images import Pictures
-from mmcare.export.preprocessing import LETTERBOXES
+from mmcare.export.pipelines import LETTERBOXES
 from mmcare.export.tasks import OPTIONS as TASK_OPTIONS
 from mmcare_runtime.description import LARGEST_BATCH
 

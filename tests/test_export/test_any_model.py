@@ -93,6 +93,6 @@ def test_names_of_the_toolboxes(tmp_path):
     torch.save(state, tmp_path / 'resnet.pth')
     with pytest.raises(CheckpointError, match=r'backbone\.layer1\.0\.conv1\.weight'):
         load_model('mmpretrain::resnet/resnet18_8xb32_in1k.py', tmp_path / 'resnet.pth', 'model')
-    with pytest.raises(FileNotFoundError, match='gone.py'):
+    with pytest.raises(FileNotFoundError, match=r'gone\.py'):
         load_model('mmpretrain::resnet/gone.py')
     assert removed.shape == (64, 64, 3, 3)

@@ -12,7 +12,7 @@ from torch import nn
 
 from mmcare.deployment import BackboneInfo
 from mmcare.export import load_model
-from mmcare.export.preprocessing import choose_shape
+from mmcare.export.pipelines import choose_shape
 from mmcare.export.tasks import make_task
 from mmcare.export.tasks.base import describe_classes
 from mmcare.export.tasks.classifier import Classifier

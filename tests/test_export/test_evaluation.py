@@ -19,7 +19,7 @@ from toy_configs import make_data, toy_config
 
 from mmcare.export import export_model, load_model, open_exported
 from mmcare.export.loading import read_normalization
-from mmcare.export.preprocessing import (
+from mmcare.export.pipelines import (
     ResizeToFit,
     describe_resizing,
     describe_sliding,

@@ -12,11 +12,11 @@ from helpers import newer
 from mmengine.config import Config
 from torch import nn
 
-from mmcare.export.evaluation import pad_images
 from mmcare.export.images import load_images
+from mmcare.export.in_toolbox import pad_images
 from mmcare.export.loading import Normalization
+from mmcare.export.pipelines import describe_loader, describe_sliding, fit_config
 from mmcare.export.plan import plan_export
-from mmcare.export.preprocessing import describe_loader, describe_sliding, fit_config
 from mmcare.export.request import ExportRequest
 
 pytestmark = newer

@@ -86,8 +86,8 @@ def by_mim_test(source, picture):
 
 @torch.no_grad()
 def by_the_toolbox(source, picture, letterbox):
-    from mmcare.export.evaluation import pad_images
-    from mmcare.export.preprocessing import fit_config
+    from mmcare.export.in_toolbox import pad_images
+    from mmcare.export.pipelines import fit_config
 
     config = source.config.copy()
     fit_config(config, SHAPE)

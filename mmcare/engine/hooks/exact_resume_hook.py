@@ -60,8 +60,9 @@ class ExactResumeHook(SwitchableHook):
 
     Raises:
         CheckpointError: If a run resumes from a file that lacks weights or the optimizer's state,
-            has weights that are not finite, or is of another optimizer, other parameters or another
-            number of schedulers. MMEngine would silently reinitialize what is missing.
+            has weights that are not finite, is of another optimizer, other parameters, groups of
+            parameters that cannot be fitted to the run's, or another number of schedulers. MMEngine
+            would silently reinitialize what is missing.
     """
 
     priority = 'VERY_HIGH'

@@ -16,9 +16,10 @@ from mmcare.registry import HOOKS
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 LAYER_SCALE = 'gamma'  # the last part of the name of a CARE's layer scales, and of ConvNeXt's
+KINDS = {LAYER_SCALE: 'layer scales', 'norm': 'parameters of norms'}
 FACTORS = {'lr': 'lr_mult', 'weight_decay': 'decay_mult'}  # of MMEngine, for each option
 SHOWN = 3  # names in a warning
-PAGE = 'docs/use_in_your_project.md#rates-of-parts'
+PAGE = 'docs/use_in_your_project.md#parameter-groups'
 
 
 @HOOKS.register_module()
@@ -80,19 +81,19 @@ class OptimizerCheckHook(SwitchableHook):
         self, runner: Any, config: Mapping[str, Any], kinds: dict[str, str], groups: dict[str, dict]
     ) -> None:
         """Compare the options of layer scales and norms with ``paramwise_cfg``."""
-        unlike: dict[tuple[str, str | None], list[str]] = {}
+        unlike: dict[tuple[str, str, str | None], list[str]] = {}
         for name, group in groups.items():
             setting, options, key = _find_setting(name, kinds[name], config['paramwise_cfg'])
             for option, factor in FACTORS.items():
-                base = config['optimizer'].get(option)
+                base = (config.get('optimizer') or {}).get(option)
                 if option == 'lr' and (runner.auto_scale_lr or {}).get('enable'):
                     base = None  # the runner has changed it
                 if base is None or factor not in options:
                     continue
                 if not isclose(base * options[factor], _read(group, option)):
-                    unlike.setdefault((setting, key), []).append(name)
+                    unlike.setdefault((kinds[name], setting, key), []).append(name)
                     break
-        for (setting, key), names in unlike.items():
+        for (kind, setting, key), names in unlike.items():
             held = [groups[name] for name in names]
             found = ', '.join(f'{option}={_range(held, option)}' for option in FACTORS)
             reason = f'{config.get("constructor", "the constructor")} does not follow it'
@@ -101,8 +102,8 @@ class OptimizerCheckHook(SwitchableHook):
             elif runner._resume:
                 reason = 'a resumed run keeps the options of its checkpoint'
             _warn(
-                f'{len(names)} parameters train with {found}, not as paramwise_cfg.{setting} says: '
-                f'{_join(names)}. Reason: {reason}.'
+                f'{len(names)} {KINDS[kind]} train with {found}, not as paramwise_cfg.{setting} '
+                f'says: {_join(names)}. Reason: {reason}.'
             )
 
 

@@ -10,7 +10,7 @@ from mmengine.config import Config
 from torch import Tensor, nn
 
 from mmcare.deployment import BackboneInfo
-from mmcare.export.preprocessing import describe_sliding, is_slid
+from mmcare.export.pipelines import describe_sliding, is_slid
 from mmcare.export.tasks.base import (
     Description,
     Options,

@@ -9,7 +9,7 @@ from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
 from mmcare.export.loading import Normalization
-from mmcare.export.preprocessing import pad_to
+from mmcare.export.pipelines import pad_to
 from mmcare.export.tasks import Task, make_task
 from mmcare.weights.reading import digest_weights
 
@@ -30,8 +30,8 @@ def pad_images(
         model: Changed in place.
         shape: Height and width.
         normalization: Has the padding; None: zeros.
-        letterbox: See :func:`mmcare.export.preprocessing.pad_to`.
-        tile: See :func:`mmcare.export.preprocessing.fit_config`.
+        letterbox: See :func:`mmcare.export.pipelines.pad_to`.
+        tile: See :func:`mmcare.export.pipelines.fit_config`.
     """
     slides = tile == 'slide'
     letterbox = 'top-left' if slides else letterbox
