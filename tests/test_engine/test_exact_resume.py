@@ -117,10 +117,11 @@ def test_incomplete_resume_is_refused(tmp_path, change, words):
     train(tmp_path, hooks=[StopAt(5)])
     checkpoint = torch.load(tmp_path / 'epoch_1.pth', weights_only=True)
     checkpoint.update(change) if isinstance(change, dict) else change(checkpoint)
-    torch.save(checkpoint, tmp_path / 'epoch_1.pth')
+    file = tmp_path / 'epoch_1.pth'
+    torch.save(checkpoint, file)
     refused = pytest.raises(CheckpointError, match=rf'epoch_1\.pth.*{words}.*load_from')
     with refused if words else nullcontext():
-        train(tmp_path, resume=True, hooks=[StopAt(5)])
+        train(tmp_path, resume=True, load_from=str(file), hooks=[StopAt(5)])
 
 
 def test_another_schedule_is_a_warning(tmp_path, logged):

@@ -1,6 +1,9 @@
 """Hooks, registered as ``mmcare.X``."""
 
+from typing import Any
+
 from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
 
 
 class SwitchableHook(Hook):
@@ -16,3 +19,8 @@ class SwitchableHook(Hook):
     def __init__(self, enabled: bool = True) -> None:
         super().__init__()
         self.enabled = enabled
+
+
+def unwrap(model: Any) -> Any:
+    """Return the model within DDP and the like."""
+    return model.module if is_model_wrapper(model) else model

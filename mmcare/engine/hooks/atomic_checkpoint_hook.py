@@ -12,10 +12,10 @@ from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import Tensor
 
+from mmcare.engine.hooks import unwrap
 from mmcare.files import lock_directory, moved_into_place
 from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
@@ -79,7 +79,7 @@ class AtomicCheckpointHook(CheckpointHook):
         if not isinstance(runner, Runner):  # strategies of FlexibleRunner write without a backend
             return
         register_backend(ATOMIC, _AtomicBackend, force=True)
-        files = dict(outdated=[], are_finite=True, not_finite=[])
+        files: dict[str, list[str]] = dict(outdated=[], broken_weights=[], broken=[])
         self.backend_args = dict(backend=ATOMIC, files=files)
         if self._folder is None:  # MMEngine changes out_dir in before_train
             self._folder = Path(runner.work_dir)
@@ -132,7 +132,8 @@ class AtomicCheckpointHook(CheckpointHook):
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Convert everything to tensors and plain values; look for weights that are not finite."""
         if self._folder:
-            self._check_weights(runner, checkpoint)
+            names = find_not_finite(checkpoint['state_dict'], unwrap(runner.model))
+            self.backend_args['files']['broken_weights'] = names
         hub = checkpoint['message_hub']
         hub['log_scalars'] = {}  # buffers of MMEngine's own type
         hub['resumed_keys'] = dict.fromkeys(hub['runtime_info'], True)
@@ -152,20 +153,6 @@ class AtomicCheckpointHook(CheckpointHook):
         """Let other runs write to the folder."""
         if self._lock:
             self._lock.close()
-
-    def _check_weights(self, runner: Any, checkpoint: dict) -> None:
-        """Warn if weights are not finite, and tell the backend."""
-        names = find_not_finite(checkpoint['state_dict'], unwrap(runner.model))
-        self.backend_args['files']['are_finite'] = not names
-        if names:
-            print_log(
-                f'{len(names)} weights are not finite after iteration {runner.iter}, such as '
-                f'{names[0]}. Their checkpoint replaces no other one. Stop the run: with --resume, '
-                'it goes on from the last checkpoint whose weights are finite. A lower learning '
-                'rate or optim_wrapper.clip_grad may prevent it.',
-                'current',
-                logging.WARNING,
-            )
 
     def _check_folder(self, runner: Any) -> None:
         """Lock the folder, and raise an error if checkpoints could not be written there.
@@ -271,11 +258,6 @@ def repeats_validation(runner: Any) -> bool:
     )
 
 
-def unwrap(model: Any) -> Any:
-    """Return the model within DDP and the like."""
-    return model.module if is_model_wrapper(model) else model
-
-
 def _hand_over(runner: Any, content: Any) -> None:
     """Let the runner resume from a checkpoint that has been read: reading takes time and memory."""
     load_or_resume = runner.load_or_resume
@@ -295,27 +277,30 @@ class _AtomicBackend(LocalBackend):
 
     Args:
         files: What all backends of a hook share: ``outdated``, files to delete then;
-            ``are_finite``, whether the weights that are written next are finite; and
-            ``not_finite``, files whose weights are not. Writing such a file deletes no others.
+            ``broken_weights``, the names of weights that are written next and are not finite; and
+            ``broken``, files that have such weights. Writing one of these deletes no others.
     """
 
-    def __init__(self, files: dict[str, Any]) -> None:
+    def __init__(self, files: dict[str, list[str]]) -> None:
         self.files = files
 
     def put(self, obj: bytes, filepath: str | Path) -> None:
         with moved_into_place(Path(filepath)) as temporary:
             temporary.write_bytes(obj)
-        written, outdated, not_finite = (
-            str(filepath),
-            self.files['outdated'],
-            self.files['not_finite'],
-        )
-        kept = []
-        if not self.files['are_finite']:
-            kept = [path for path in outdated if path not in not_finite]
-            not_finite.append(written)
+        outdated, kept, weights = self.files['outdated'], [], self.files['broken_weights']
+        if weights:
+            print_log(
+                f'{len(weights)} weights in {filepath} are not finite, such as {weights[0]}. No '
+                'other checkpoint is deleted for it. Stop the run: with --resume, it goes on from '
+                'the last checkpoint whose weights are finite. A lower learning rate or '
+                'optim_wrapper.clip_grad may prevent it.',
+                'current',
+                logging.WARNING,
+            )
+            kept = [path for path in outdated if path not in self.files['broken']]
+            self.files['broken'].append(str(filepath))
         for path in outdated:
-            if path not in (*kept, written):
+            if path not in (*kept, str(filepath)):
                 Path(path).unlink(missing_ok=True)
         outdated[:] = kept  # in place, since the message hub has the list
 

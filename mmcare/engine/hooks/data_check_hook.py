@@ -9,14 +9,13 @@ from typing import Any, Callable
 
 from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.registry import DATASETS
 from mmengine.runner import BaseLoop, Runner
 
 from mmcare.engine.data_checks import CHECKS, OTHERS, classes, coco, masks, weights
 from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn
-from mmcare.engine.hooks import SwitchableHook
+from mmcare.engine.hooks import SwitchableHook, unwrap
 from mmcare.registry import HOOKS, built_type, type_name
 
 _log = partial(print_log, logger='current')
@@ -96,7 +95,7 @@ class DataCheckHook(SwitchableHook):
         fresh = [split for split in splits if split.mode not in self._checked]
         self._checked.update(split.mode for split in splits)
         first = splits[0] if splits else None
-        run = Run(_unwrap(runner.model), fresh, first, runner.cfg)
+        run = Run(unwrap(runner.model), fresh, first, runner.cfg)
         findings: list[tuple[str, Stop | Warn]] = []
         for name, check in CHECKS.items() if fresh else ():
             findings += self._run(name, check, run)
@@ -112,7 +111,7 @@ class DataCheckHook(SwitchableHook):
         """Check the weights, which have been loaded by now, for the number of pictures."""
         if not self.enabled:
             return
-        dataset, model = runner.train_dataloader.dataset, _unwrap(runner.model)
+        dataset, model = runner.train_dataloader.dataset, unwrap(runner.model)
         if not getattr(runner, '_has_loaded', True):  # of FlexibleRunner, nobody knows
             self._report(self._run('frozen', weights.check_frozen, model))
         if hasattr(dataset, '__len__'):
@@ -130,7 +129,7 @@ class DataCheckHook(SwitchableHook):
             return
         samples = data_batch['data_samples']
         views = isinstance(samples[0], (list, tuple))
-        arguments = _unwrap(runner.model), dataset, samples[0] if views else samples
+        arguments = unwrap(runner.model), dataset, samples[0] if views else samples
         findings = self._run('label_values', masks.check_label_values, *arguments)
         if mode == 'train':
             findings += self._run('class_weights', masks.check_class_weights, *arguments)
@@ -195,11 +194,6 @@ def _check_before(build_loop: Callable[..., Any], mode: str) -> Callable[..., An
 
 def _is_remote(backend_args: dict[str, Any] | None) -> bool:
     return bool(backend_args) and backend_args != dict(backend='local')
-
-
-def _unwrap(model: Any) -> Any:
-    """Return the model within DDP and the like."""
-    return model.module if is_model_wrapper(model) else model
 
 
 def _datasets(config: Any) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,6 @@ from mmengine.dataset import worker_init_fn
 from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import CheckpointHook
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapperDict
 from mmengine.runner import (
     BaseLoop,
@@ -25,7 +24,7 @@ from mmengine.runner import (
 
 from mmcare.compatibility import skips_batches
 from mmcare.engine import training_state
-from mmcare.engine.hooks import SwitchableHook
+from mmcare.engine.hooks import SwitchableHook, unwrap
 from mmcare.engine.hooks.atomic_checkpoint_hook import AtomicCheckpointHook, repeats_validation
 from mmcare.engine.optim import fit_groups
 from mmcare.registry import HOOKS
@@ -108,46 +107,31 @@ class ExactResumeHook(SwitchableHook):
         """Check the checkpoint that training resumes from."""
         if not self.enabled or not runner._resume or not isinstance(runner._train_loop, BaseLoop):
             return
-        state = without_wrapper(checkpoint.get('state_dict', checkpoint))
-        saved = {k: getattr(v, 'shape', ()) for k, v in state.items()}
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        wanted = {k: getattr(v, 'shape', ()) for k, v in model.state_dict().items()}
-        unfit = [key for key in wanted if saved.get(key) != wanted[key]]
-        held, needed = checkpoint.get('param_schedulers') or (), runner.param_schedulers
-        if unfit:
-            fault = f'{len(unfit)} weights of the model are not in it or have another shape: '
-            fault += ', '.join(unfit[:10])
-        elif not _holds_state(checkpoint.get('optimizer', {}), runner.optim_wrapper):
-            fault = 'the state of the optimizer is missing'
-        elif needed is not None and len(held) != len(needed):
-            fault = f'it has {len(held)} schedulers, the run has {len(needed)}'
-        elif fault := (
-            fit_groups(checkpoint, runner)
+        fault = (
+            _find_fault(runner, checkpoint)
+            or fit_groups(checkpoint, runner)
             or _find_misfit(checkpoint['optimizer'], runner.optim_wrapper)
-        ):
-            pass
-        elif not_finite := find_not_finite(state, model):
-            fault = f'{len(not_finite)} weights are not finite, such as {not_finite[0]}'
-        else:
-            ignored = [*_compare_optimizers(checkpoint['optimizer'], runner.optim_wrapper)]
-            if isinstance(needed, list):
-                ignored += _compare_schedulers(held, needed)
-            if ignored:
-                names = [*dict.fromkeys(ignored)]  # the same for many groups
-                more = f' and {len(names) - 5} more' if len(names) > 5 else ''
-                text = "The checkpoint's settings are kept, and the config's ignored: "
-                text += f'{", ".join(names[:5])}{more}. To use those of the config, start over, or '
-                text += 'load only the weights: --cfg-options resume=False load_from=FILE.'
-                print_log(text, logger='current', level=logging.WARNING)
-            objects = training_state.restorable(runner)
-            self._numbers = training_state.read_numbers(objects)
-            if isinstance(checkpoint.get(STATE), dict):
-                training_state.write_numbers(objects, checkpoint[STATE])
-            return
-        raise CheckpointError(
-            f'{runner._load_from or find_latest_checkpoint(runner.work_dir)} cannot be resumed '
-            f'from: {fault}. To load only its weights: --cfg-options resume=False load_from=FILE'
         )
+        if fault:
+            raise CheckpointError(
+                f'{runner._load_from or find_latest_checkpoint(runner.work_dir)} cannot be resumed '
+                f'from: {fault}. To load only its weights: --cfg-options resume=False '
+                'load_from=FILE'
+            )
+        ignored = [*_compare_optimizers(checkpoint['optimizer'], runner.optim_wrapper)]
+        if isinstance(runner.param_schedulers, list):
+            ignored += _compare_schedulers(checkpoint['param_schedulers'], runner.param_schedulers)
+        if ignored:
+            names = [*dict.fromkeys(ignored)]  # the same for many groups
+            more = f' and {len(names) - 5} more' if len(names) > 5 else ''
+            text = "The checkpoint's settings are kept, and the config's ignored: "
+            text += f'{", ".join(names[:5])}{more}. To use those of the config, start over, or '
+            text += 'load only the weights: --cfg-options resume=False load_from=FILE.'
+            print_log(text, logger='current', level=logging.WARNING)
+        objects = training_state.restorable(runner)
+        self._numbers = training_state.read_numbers(objects)
+        if isinstance(checkpoint.get(STATE), dict):
+            training_state.write_numbers(objects, checkpoint[STATE])
 
     def before_train(self, runner: Any) -> None:
         """Replay the consumed batches, so that the workers' generators advance."""
@@ -224,6 +208,26 @@ def _warn(runner: Any, advice: str) -> None:
     run = 'This resumed run does' if runner._resume else 'A resume of this run will'
     text = f'{run} not reproduce an uninterrupted run. {advice}'
     print_log(text, logger='current', level=logging.WARNING)
+
+
+def _find_fault(runner: Any, checkpoint: dict[str, Any]) -> str:
+    """Say why a run cannot go on from a checkpoint; empty if it can."""
+    model = unwrap(runner.model)
+    state = without_wrapper(checkpoint.get('state_dict', checkpoint))
+    saved = {k: getattr(v, 'shape', ()) for k, v in state.items()}
+    wanted = {k: getattr(v, 'shape', ()) for k, v in model.state_dict().items()}
+    unfit = [key for key in wanted if saved.get(key) != wanted[key]]
+    if unfit:
+        fault = f'{len(unfit)} weights of the model are not in it or have another shape: '
+        return fault + ', '.join(unfit[:10])
+    if not_finite := find_not_finite(state, model):
+        return f'{len(not_finite)} weights are not finite, such as {not_finite[0]}'
+    if not _holds_state(checkpoint.get('optimizer', {}), runner.optim_wrapper):
+        return 'the state of the optimizer is missing'
+    held, needed = checkpoint.get('param_schedulers') or (), runner.param_schedulers
+    if needed is not None and len(held) != len(needed):
+        return f'it has {len(held)} schedulers, the run has {len(needed)}'
+    return ''
 
 
 def _optimizers(
