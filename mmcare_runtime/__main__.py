@@ -166,7 +166,7 @@ class Predictor:
 
     def __init__(self, model: Model, arguments: argparse.Namespace, stop: Stop) -> None:
         self.model, self.arguments, self.stop = model, arguments, stop
-        self.count, self.drawn, self.seconds = 0, 0, 0.0
+        self.count, self.drawn, self.entries, self.seconds = 0, 0, 0, 0.0
 
     def show(self, job: Job, pixels: np.ndarray, **where: Any) -> np.ndarray:
         """Print what is found in a picture, and return it drawn."""
@@ -184,8 +184,6 @@ class Predictor:
             print(f'{escape(job.name)}{words}: {describe(list_objects(results))}', flush=True)
         self.count += 1
         return draw(pixels, results, self.model.description.get('palette'))
-
-    entries = 0
 
     def print_entry(self, text: str) -> None:
         """Print an entry of a list of JSON."""

@@ -183,6 +183,8 @@ def evaluate_labels(
         matrix = pairs
     assert matrix is not None, 'there are pictures'
     right, expected = np.diag(matrix), matrix.sum(1)
+    if not expected.any():
+        raise ValueError(f'no pixel in {masks} has a class')
     union = expected + matrix.sum(0) - right
     with np.errstate(invalid='ignore'):
         shares, accuracies = right / union, right / expected

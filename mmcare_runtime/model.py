@@ -135,7 +135,8 @@ class Model:
 
         Raises:
             ValueError: If the file is not of a whole model, or does not describe what is needed,
-                or if ``picture`` is not a picture.
+                if ``picture`` is not a picture, or if an output has NaN or infinity.
+            ImportError: If the test pipeline resizes by Pillow, which is not installed.
             FileNotFoundError: If there is no picture.
         """
         if not self.description:

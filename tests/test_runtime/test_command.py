@@ -253,6 +253,9 @@ def test_masks_are_read_as_the_file_says(tmp_path):
             else:
                 with pytest.raises(ValueError, match=r'0.png has class 3, and .* 3 classes'):
                     evaluate(model, *folders, reduce_zero_label=flag)
+    cv2.imwrite(str(tmp_path / 'masks/0.png'), np.full(SHAPE, 255, np.uint8))
+    with pytest.raises(ValueError, match=r'no pixel in .*masks has a class'):
+        evaluate(model, *folders)
 
 
 def test_masks_of_one_bit(tmp_path):
