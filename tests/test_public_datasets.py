@@ -1,19 +1,16 @@
 """The configs for public sets of pictures, on a few files drawn in the layouts of these sets."""
 
-import sys
-
 import cv2
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, THIN, run
+from helpers import ROOT, THIN, run_tool
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, METRICS, MODELS, DefaultScope
 from mmengine.runner import Runner
 from pycocotools.coco import COCO
 
-TOOL = ROOT / 'tools/nuclei_to_coco.py'
 VOID = 11  # the label of pixels without a class
 NUCLEI = dict(a='test', b='train', c='train', d='train', e='train', f='val')
 SPLITS = ('train', 'val', 'test')
@@ -91,7 +88,7 @@ def read(tmp_path, monkeypatch):
         name, draw, _ = CONFIGS[task]
         draw(tmp_path / 'data' / task)
         if task == 'nuclei':
-            run(sys.executable, TOOL)
+            run_tool(monkeypatch, 'nuclei_to_coco')
         return Config.fromfile(ROOT / f'configs/{name}.py')
 
     return read
