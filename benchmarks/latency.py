@@ -3,8 +3,8 @@
 Engines are ONNX Runtime, XNNPACK (of ExecuTorch) and LiteRT, the last two also with convolutions in
 int8, and on request ONNX Runtime in int8, OpenVINO and ncnn, all with the same number of threads of
 the CPU, one by default. Peers are timm's. Networks have random weights, are fused as far as
-possible, and are exported by the same function. The output is recording.json (all times, and the instruction
-sets of the machine), latency.csv (every median and quartile), latency.md (the table of
+possible, and are exported by the same function. The output is recording.json (all times, and the
+instruction sets of the machine), latency.csv (every median and quartile), latency.md (the table of
 docs/latency.md), and for each engine a figure, accuracy_<engine>.png: published accuracy over
 latency, with the Pareto line.
 """
