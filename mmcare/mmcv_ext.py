@@ -3,7 +3,7 @@
 mmcv-lite has all of MMCV's Python files; only the compiled module ``mmcv._ext`` is missing::
 
     python -m mmcare.mmcv_ext           # writes mmcv/_ext.py, which imports this file
-    python -m mmcare.mmcv_ext --remove  # deletes it
+    python -m mmcare.mmcv_ext --remove  # deletes it, as pip does not: before mmcv-lite goes
 
 An operator that this file lacks raises an error when it is called; docs/faq.md says which models
 need such an operator. Operators work on all devices for which torchvision has them: CPU, CUDA, MPS.
@@ -28,7 +28,8 @@ CONTENTS = """# `python -m mmcare.mmcv_ext --remove` deletes this file.
 from mmcare.mmcv_ext import *
 """
 COMPILE = (
-    'needs MMCV with its compiled operators: pip uninstall mmcv-lite, then '
+    'needs MMCV with its compiled operators: python -m mmcare.mmcv_ext --remove, '
+    'pip uninstall mmcv-lite, then '
     'MMCV_WITH_OPS=1 pip install --no-build-isolation mmcv==2.1.0'
 )
 
