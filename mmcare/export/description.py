@@ -11,7 +11,7 @@ from mmcare.export.loading import LoadedModel
 from mmcare.export.pipelines import describe_resizing
 from mmcare.version import __version__
 from mmcare.weights.reading import digest_weights
-from mmcare_runtime.files import NO_HASH
+from mmcare_runtime.verify import NO_HASH
 
 
 def describe_model(

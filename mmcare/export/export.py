@@ -23,7 +23,7 @@ from mmcare.export.plan import ExportPlan, plan_export
 from mmcare.export.request import ExportRequest
 from mmcare.export.tasks import OutputFormat
 from mmcare.files import check_writable, moved_into_place, size_of
-from mmcare_runtime.files import write_hash
+from mmcare_runtime.verify import write_hash
 
 LOGGER = logging.getLogger('mmcare')
 

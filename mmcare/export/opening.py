@@ -6,8 +6,8 @@ from typing import Any
 
 import mmcare_runtime
 from mmcare.export.backends import BACKENDS
-from mmcare_runtime.files import check_file, check_hash
 from mmcare_runtime.text import escape
+from mmcare_runtime.verify import check_file, check_hash
 
 
 def open_exported(

@@ -11,7 +11,7 @@ from mmcare.export.errors import Argument, RequestError
 from mmcare.export.images import Pictures
 from mmcare.export.pipelines import LETTERBOXES
 from mmcare.export.tasks import OPTIONS as TASK_OPTIONS
-from mmcare_runtime.description import LARGEST_BATCH
+from mmcare_runtime.schema import LARGEST_BATCH
 
 INPUT_KINDS = ('image', 'tensor')
 OUTPUTS = ('raw', 'decoded', 'probabilities')

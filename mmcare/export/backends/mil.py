@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mmcare.compatibility import require
 from mmcare_runtime import Model
-from mmcare_runtime.description import parse
-from mmcare_runtime.files import check_package
+from mmcare_runtime.schema import parse
+from mmcare_runtime.verify import check_package
 
 
 def refuse_options(path: Path, options: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from mmcare.export.tasks.features import Backbone, Neck
 from mmcare.export.tasks.one_stage_detector import OneStageDetector
 from mmcare.export.tasks.segmentor import Segmentor
 from mmcare.export.tasks.two_stage_detector import TwoStageDetector
-from mmcare_runtime.description import PARTS
+from mmcare_runtime.schema import PARTS
 
 __all__ = ['OPTIONS', 'PARTS', 'OutputFormat', 'PostProcess', 'Task', 'make_task']
 
