@@ -32,6 +32,7 @@ except KeyboardInterrupt:
     print('stopped: nothing is written', file=sys.stderr)
     sys.exit(130)
 import pandas as pd
+import torch
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 from torch import Tensor
@@ -42,15 +43,17 @@ from mmcare.export.opening import open_exported
 from mmcare.export.pipelines import fit_config, is_slid
 from mmcare.export.tasks import make_task
 from mmcare.files import check_writable_file, moved_into_place, size_of
-from mmcare.models import CARE
-from mmcare.models.loading import load_strictly
 from mmcare.weights.reading import CheckpointError, load_weights
+from mmcare.weights.strict import load_strictly
+from mmcare_runtime.schema import find_differences
 from mmcare_runtime.text import escape
 from mmcare_runtime.tiles import TILES
 
 ROUNDS = 5
 PYTORCH = 'PyTorch'
 WIDTH = 100  # of the printed table
+# What a description says and metrics depend on, besides the images.
+DECISIVE = ('activation', 'align_corners', 'classes', 'reduce_zero_label', 'threshold')
 SCREEN = sys.stderr  # also while what others print goes to the log
 
 
@@ -153,7 +156,7 @@ def build_runner(arguments: argparse.Namespace, config: Config) -> Runner:
         raise ValueError(f'{arguments.config} cannot be built: {error}') from error
     if arguments.checkpoint:
         weights = load_weights(arguments.checkpoint)
-        load_strictly(runner.model, weights, (CARE,), arguments.checkpoint)
+        load_strictly(runner.model, weights, arguments.checkpoint)
     return runner
 
 
@@ -167,15 +170,43 @@ def test_unchanged(arguments: argparse.Namespace, config: Config) -> dict[str, f
         return {}
 
 
-def build_fitted(arguments: argparse.Namespace, config: Config, program: Any, tile: str) -> Runner:
-    """Build a runner whose model sees images of a file's size; change the config."""
+def build_fitted(
+    arguments: argparse.Namespace, config: Config, programs: Mapping[Path, Any], tile: str
+) -> Runner:
+    """Build a runner whose model sees images of the files' size; change the config.
+
+    Raises:
+        ValueError: If a file says something else of itself than the config does.
+    """
+    program = next(iter(programs.values()))
     size = program.input_shape[2:]
-    normalization = read_normalization(config)  # with the Pad that the next line removes
-    fit_config(config, size, tile)
-    runner = build_runner(arguments, config)
+    normalization = read_normalization(config)  # with the Pad that fit_config removes
+    fitted = config.copy()
+    fit_config(fitted, size, tile)
+    runner = build_runner(arguments, fitted)
     pad_images(runner.model, size, normalization, program.letterbox, tile)
     runner.model.eval()
+    for file, program in programs.items():
+        compare_with_config(file, program, config, normalization, runner.model)
     return runner
+
+
+def compare_with_config(
+    file: Path, program: Any, config: Config, normalization: Any, model: Any
+) -> None:
+    """Raise a ValueError if a file was exported from a config with other images or classes."""
+    said = program.description
+    if not said:
+        return  # as replaced_part says
+    task = make_task(model, said['part'])
+    outputs = task(torch.zeros(1, task.info.in_channels, *program.input_shape[2:]))
+    wanted = {k: v for k, v in task.describe(config, outputs).items() if k in DECISIVE}
+    if normalization is not None:
+        channels = normalization.expand(task.info.in_channels)
+        images = said.get('inputs', ())
+        wanted['inputs'] = [channels.describe(x['kind'], x['dtype']) for x in images]
+    if differences := [*find_differences(said, wanted)]:
+        raise ValueError(f'{file} is not of this config: {"; ".join(differences)}')
 
 
 def test_fitted(runner: Runner, name: str, size: tuple[int, int]) -> dict[str, float]:
@@ -237,7 +268,7 @@ def measure(
     slices = tile == 'slide' and not has_mode(config)
     tile = 'whole' if slices else tile
     unchanged = test_unchanged(arguments, config) if checked else {}
-    runner = build_fitted(arguments, config, first, tile)
+    runner = build_fitted(arguments, config, programs, tile)
     batch = runner.model.data_preprocessor(next(iter(runner.test_dataloader)))
     picture = batch['inputs'][..., : size[0], : size[1]].cpu()
 

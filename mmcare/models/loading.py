@@ -44,10 +44,10 @@ the downloaded file itself as the checkpoint, or train from scratch:
         model.backbone.from_scratch=True optim_wrapper.paramwise_cfg.custom_keys.gamma.lr_mult=3"""
 BLOCK = r'stages\.([0-3])\.blocks\.([0-9]+)\.'
 FIRST = 'stem.conv.weight'
-NO_CARE = (
-    'It has no weights of a CARE. Load weights of a backbone alone by init_cfg=dict('
-    'type="Pretrained", checkpoint=FILE) of the backbone, and a published file into a classifier '
-    'with mmcare.SafeLoadingHook or mmcare.engine.safe_loading.'
+OF_A_BACKBONE = (
+    'Load the weights of a backbone by its init_cfg=dict(type="Pretrained", checkpoint=FILE, '
+    'prefix=PREFIX), and a published file into a classifier with mmcare.SafeLoadingHook or '
+    'mmcare.engine.safe_loading.'
 )
 # Names of no other backbone; Swin and ConvNeXt have stages, too, and RTMDet's CSPNeXt has a stem.
 OWN = rf'stem\.conv\.|folded$|{BLOCK}(mixer|inter[12])\.'
@@ -181,12 +181,8 @@ def check_care(care: Any, state: Mapping[str, Any], prefix: str, file: Any) -> d
         _adapt_channels(weights, wanted[FIRST], file)
     faults = find_faults(weights, wanted, optional=('out_norms.',))
     if faults:
-        text = describe_faults(faults, care, prefix, file)
-        if not weights:
-            prefixes = [key[: -len(FIRST)] for key in state if f'.{key}'.endswith(f'.{FIRST}')]
-            lines = [f'It has weights of a CARE with the prefix {name!r}.' for name in prefixes]
-            raise CheckpointError('\n  '.join([text, *(lines or [NO_CARE])]))
-        raise CheckpointError('\n  '.join([text, *_advise(care, weights)]))
+        advice = _advise(care, weights) if weights else _name_prefixes(state)
+        raise CheckpointError('\n  '.join([describe_faults(faults, care, prefix, file), *advice]))
     return weights
 
 
@@ -219,6 +215,13 @@ def _adapt_channels(state: dict[str, Any], wanted: Tensor, file: Any) -> None:
     state[FIRST] = adapted.to(weight)
     text = f'{file}: the RGB weights of {FIRST} are {change} for in_channels={channels}'
     print_log(text, logger='current')
+
+
+def _name_prefixes(state: Iterable[str]) -> list[str]:
+    """Return lines that say where a file has weights of a CARE."""
+    prefixes = [key[: -len(FIRST)] for key in state if f'.{key}'.endswith(f'.{FIRST}')]
+    lines = [f'It has the weights of a CARE with the prefix {prefix!r}.' for prefix in prefixes]
+    return [*(lines or ['It has no weights of a CARE.']), OF_A_BACKBONE]
 
 
 def _advise(backbone: Any, weights: Mapping[str, Any]) -> list[str]:

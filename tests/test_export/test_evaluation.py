@@ -260,6 +260,7 @@ def test_each_of_the_toolboxes_words_swaps_channels(name):
 STAGES, LOGITS = [(1, 16, 16, 24), (1, 16, 8, 12), (1, 32, 4, 6), (1, 128, 2, 3)], [(1, 8, 16, 24)]
 RESIZE = 'test_dataloader.dataset.pipeline.1'
 LARGER = ['--cfg-options', f'{RESIZE}.type=RandomChoiceResize', f'{RESIZE}.scales=[(160,160)]']
+IMAGE = dict(kind='tensor', dtype='float32')
 NO_DATA, SLIDE = ['--cfg-options', 'test_dataloader=None'], ['--tile', 'slide']
 
 
@@ -282,15 +283,25 @@ NO_DATA, SLIDE = ['--cfg-options', 'test_dataloader=None'], ['--tile', 'slide']
         ('segmentation', ('model', LOGITS), ['--checkpoint'], 'of other weights than the check'),
         ('detection', ('model', LOGITS), [*SLIDE, '--checkpoint'], 'of other weights than the'),
         ('segmentation', ('model', LOGITS), NO_DATA, 'toy.py has no test_dataloader'),
+        *(
+            ('segmentation', ('model', LOGITS, said), [], f'is not of this config: {words}')
+            for said, words in (
+                (dict(classes=['a', 'b']), r'classes is \[.a., .b.\] in the file, '),
+                (dict(inputs=[IMAGE | dict(mean=[0, 0, 0])]), r'inputs\[0\].mean is \[0'),
+                (dict(inputs=[IMAGE | dict(channels='BGR')]), "inputs.0..channels is 'BGR'"),
+                (dict(align_corners=True), 'align_corners is True in the file, False'),
+            )
+        ),
     ],
 )
 def test_bad_input(task, file, options, words, made, evaluate, capsys, tmp_path, monkeypatch):
     options = options + [made(task) / 'weights.pth'] * (options[-1:] == ['--checkpoint'])
     if not isinstance(file, str):
-        part, shapes = file
+        part, shapes, *said = file
         outputs = [np.zeros(shape, np.float32) for shape in shapes]
         boxes = dict(kind='boxes') if options[:2] == SLIDE else {}
         about = dict(part=part, sha256='', outputs=[boxes]) if part else {}
+        about.update(*said)
         program = SimpleNamespace(run=lambda _: outputs, input_shape=(1, 3, *SHAPE))
         program.__dict__.update(description=about, input_kind='tensor', letterbox='top-left')
         monkeypatch.setattr('mmcare.export.opening.open_exported', lambda *_, **__: program)

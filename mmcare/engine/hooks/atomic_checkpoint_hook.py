@@ -63,16 +63,14 @@ class AtomicCheckpointHook(CheckpointHook):
         RuntimeError: If another run writes to the folder.
     """
 
-    priority = 'LOWEST'  # see before_run
+    priority = 'LOWEST'  # and then the last, see _come_last
     backend_args: Any  # CheckpointHook's
     _folder: Path | None = None  # of the checkpoints, if it is on a local disk
     _lock: IO | None = None  # the folder's .lock, while this process trains
 
     def before_run(self, runner: Any) -> None:
         """Choose the backend and, before the runner looks for it, the checkpoint to resume from."""
-        # After all hooks that add values to a checkpoint, to make these plain as well. MMEngine is
-        # in a loop over the old list.
-        runner._hooks = [*(hook for hook in runner.hooks if hook is not self), self]
+        self._come_last(runner)
         backend = (self.backend_args or {}).get('backend', 'local')
         if backend not in ('local', ATOMIC) or self.file_client_args or '://' in str(self.out_dir):
             return
@@ -101,8 +99,14 @@ class AtomicCheckpointHook(CheckpointHook):
         if content is not None:
             _hand_over(runner, content)
 
+    def _come_last(self, runner: Any) -> None:
+        """Come after all hooks that add values to a checkpoint, to make these plain as well."""
+        # A new list, since MMEngine is in a loop over the old one.
+        runner._hooks = [*(hook for hook in runner.hooks if hook is not self), self]
+
     def before_train(self, runner: Any) -> None:
         """Prepare as MMEngine does, and remove what a killed run has left."""
+        self._come_last(runner)
         info = runner.message_hub.runtime_info
         # MMEngine deletes the files that these entries name; a checkpoint could name any file.
         info[KEPT] = [step for step in info.get(KEPT, []) if type(step) is int]
