@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 import yaml
-from helpers import ROOT, run
+from helpers import ROOT, run_tool
 from mmengine.analysis import get_model_complexity_info
 
 from mmcare.analysis import build_network, compare_with_paper, count_complexity
@@ -49,9 +49,10 @@ def test_of_a_detector_the_backbone_is_counted(tmp_path):
         build_network(tmp_path / 'other.py')
 
 
-def test_the_tool(tmp_path):
-    tool = [ROOT / 'tools/complexity.py', 's0', '--no-head', '--shape', 64, 96]
-    printed = run('python', *tool, '--out-dir', tmp_path).stdout
+def test_the_tool(tmp_path, monkeypatch, capsys):
+    options = '--no-head', '--shape', 64, 96, '--out-dir', tmp_path
+    run_tool(monkeypatch, 'complexity', 's0', *options)
+    printed = capsys.readouterr().out
     table = count_complexity(build_network('s0', head=False), (64, 96))
     for quantity in table:
         assert f'{table[quantity].sum():,}' in printed

@@ -144,7 +144,7 @@ def choose_tile(tile: str | None, config: Config, programs: Mapping[Path, Any]) 
 def printed_to(log: Path) -> Iterator[None]:
     """Write to a file what is printed."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open('w') as file, redirect_stdout(file), redirect_stderr(file):
+    with log.open('w', encoding='utf-8') as file, redirect_stdout(file), redirect_stderr(file):
         yield
 
 
