@@ -34,7 +34,7 @@ endef
 
 .DEFAULT_GOAL := help
 .PHONY: .venv .venv-mmcv .venv-onedl bench demo demo-seg dist docs help install lint phone test test-arm test-core \
-	test-cuda test-export test-mmcv test-onedl test-onnx test-phone test-third-party test-slow test-torch2.0 test-torch2.1 typecheck
+	test-cuda test-export test-mmcv test-ncnn test-onedl test-onnx test-phone test-third-party test-slow test-torch2.0 test-torch2.1 typecheck
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -143,7 +143,7 @@ bench: $(READY) ## measure latency next to the peers, into work_dirs/latency
 	$(BIN)/python benchmarks/latency.py
 
 # Always on the CPU, so that the outcome does not depend on the machine.
-test test-core test-export test-mmcv test-onedl test-onnx test-phone test-third-party test-slow test-torch2.0 test-torch2.1: \
+test test-core test-export test-mmcv test-ncnn test-onedl test-onnx test-phone test-third-party test-slow test-torch2.0 test-torch2.1: \
 	export CUDA_VISIBLE_DEVICES := -1
 # One thread for each process. The tests of a file run in one process, since they share fixtures.
 test test-core test-export test-mmcv test-onedl test-phone test-torch2.0 test-torch2.1: export OMP_NUM_THREADS := 1
@@ -213,8 +213,27 @@ $(ARM)/.ready: $(READY)
 # The oldest version that docs/boards.md names. It needs an older NumPy, so it has its own folder.
 OLD_ORT := .venv/onnxruntime-1.15
 
-test-onnx: $(READY) $(OLD_ORT)/.ready ## run exported files on the oldest ONNX Runtime that is supported
+# Whatever OpenVINO is installed checks int8 files; here, it is not in the environment of all tests.
+OPENVINO := .venv/openvino
+
+test-onnx: $(READY) $(OLD_ORT)/.ready $(OPENVINO)/.ready ## run exported files on the oldest ONNX Runtime that is supported, and in OpenVINO
 	$(BIN)/python -m pytest tests/test_export/test_onnx.py -m slow
+
+$(OPENVINO)/.ready: $(READY)
+	rm -rf $(OPENVINO)
+	$(PIP) install --no-deps --target $(OPENVINO) openvino==2026.4.1
+	@touch $@
+
+# The oldest version that docs/app.md names: earlier ones cannot read UperNet's pooling.
+OLD_NCNN := .venv/ncnn-20250503
+
+test-ncnn: $(READY) $(OLD_NCNN)/.ready ## run exported files on the oldest ncnn that is supported
+	$(BIN)/python -m pytest tests/test_export/test_ncnn.py -m slow
+
+$(OLD_NCNN)/.ready: $(READY)
+	rm -rf $(OLD_NCNN)
+	$(PIP) install --no-deps --target $(OLD_NCNN) ncnn==1.0.20250503
+	@touch $@
 
 $(OLD_ORT)/.ready: $(READY)
 	rm -rf $(OLD_ORT)

@@ -5,8 +5,13 @@ int8, and on request ONNX Runtime in int8, OpenVINO and ncnn, all with the same 
 the CPU, one by default. Peers are timm's. Networks have random weights, are fused as far as
 possible, and are exported by the same function. The output is recording.json (all times, and the
 instruction sets of the machine), latency.csv (every median and quartile), latency.md (the table of
+<<<<<<< HEAD
 docs/latency.md), and for each engine a figure, accuracy_<engine>.png: published accuracy over
 latency, with the Pareto line.
+=======
+docs/latency.md), engines.md (each time as a share of ONNX Runtime's in float32), and for each
+engine a figure, accuracy_<engine>.png: published accuracy over latency, with the Pareto line.
+>>>>>>> wt-engines
 """
 
 import argparse
@@ -66,6 +71,11 @@ ON_REQUEST = {
 }
 FILES = ENGINES | ON_REQUEST
 RUNTIMES = dict(onnx='onnxruntime', executorch='executorch', litert='ai-edge-litert', ncnn='ncnn')
+<<<<<<< HEAD
+=======
+BASE = 'onnxruntime'  # the engine whose times others are divided by
+LATE = 1.3  # times the largest share of a peer
+>>>>>>> wt-engines
 BUSY = 0.9  # share of a core; a lower share means that something else was running
 Run = Callable[[], object]
 Prepared = tuple[Run, dict[str, Any]]  # a run of a file, and the file's report
@@ -307,6 +317,28 @@ def markdown(recording: Recording) -> str:
     return '\n\n'.join(parts) + '\n'
 
 
+def engines_table(recording: Recording) -> str:
+    """Write each network's time in each engine as a share of ONNX Runtime's time in float32.
+
+    Shares are medians over the rounds. A star marks a CARE's share of more than 1.3 times the
+    largest share of its peers: an engine that makes less of it than of the others.
+    """
+    base = pd.DataFrame(recording['milliseconds'][BASE])
+    shares = pd.DataFrame(
+        {
+            engine: (pd.DataFrame(times) / base).median()
+            for engine, times in recording['milliseconds'].items()
+        }
+    )
+    ours = shares.index.isin(CARES.index)
+    is_late = shares.gt(LATE * shares[~ours].max()) & ours[:, None]
+    shown = shares.map('{:.2f}'.format) + is_late.map({True: ' \\*', False: ''}.get)
+    shown.index = PEERS['label'].reindex(shares.index)
+    shown = shown.replace('nan', '')
+    shown.index.name = f'x {BASE}'
+    return shown.to_markdown(disable_numparse=True)
+
+
 def draw(recording: Recording, engine: str) -> Figure:
     """Draw published accuracy over latency, with quartiles and the Pareto line."""
     table = latency_table(recording, engine).dropna(subset='top1')
@@ -340,6 +372,8 @@ def write(recording: Recording, out_dir: Path) -> None:
     tables = [latency_table(recording, engine) for engine in recording['milliseconds']]
     save(out_dir / 'latency.csv', pd.concat(tables).round(3).reset_index())
     save(out_dir / 'latency.md', markdown(recording))
+    if BASE in recording['milliseconds']:
+        save(out_dir / 'engines.md', engines_table(recording) + '\n')
     for engine in recording['milliseconds']:
         if PEERS.index.isin(recording['milliseconds'][engine]).any():
             save(out_dir / f'accuracy_{engine}.png', draw(recording, engine))

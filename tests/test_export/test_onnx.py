@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import onnx
@@ -12,8 +13,15 @@ from helpers import ROOT, run
 from test_postprocessing import source_of
 
 from mmcare.export import export_model, open_exported
+from mmcare.export.backends import onnx_int8
+from mmcare.export.backends.onnx import OPSETS
+from mmcare.export.errors import ExportError
 
-OLDEST = ROOT / '.venv/onnxruntime-1.15'
+sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
+
+import int8_operators
+
+OLDEST, OPENVINO = ROOT / '.venv/onnxruntime-1.15', ROOT / '.venv/openvino'
 
 
 def pictures(number):
@@ -80,16 +88,55 @@ def test_batches_of_maps_in_int8(tmp_path, monkeypatch):
     report = export_model(thin_model(), tmp_path, SHAPE, **options)['onnx']
     assert report['file'] == 'thin_64x96_batch2_int8.onnx' and report['calibration_images'] == 2
     assert min(report['sqnr_db'].values()) > 15
-    model = onnx.load(tmp_path / report['file'])
-    types = {x.name: x.data_type for x in model.graph.initializer}
-    convs = [node for node in model.graph.node if node.op_type == 'Conv']
-    made = {node.output[0]: node for node in model.graph.node}
+
+
+def quantized_maps(path):
+    """Return the zero points of a file's maps, and the types of operators that write int8 maps."""
+    graph = onnx.load(path).graph
+    made = {name: node for node in graph.node for name in node.output}
+    convs = [node for node in graph.node if node.op_type == 'Conv']
     assert convs and all(made[x].op_type == 'DequantizeLinear' for c in convs for x in c.input[:2])
-    zeros = [node.input[2] for node in model.graph.node if node.op_type == 'QuantizeLinear']
-    assert {types[name] for name in zeros} == {onnx.TensorProto.INT8}
-    assert not any(
-        onnx.numpy_helper.to_array(x).any() for x in model.graph.initializer if x.name in zeros
-    )
+    constants = {x.name: onnx.numpy_helper.to_array(x) for x in graph.initializer}
+    nodes = [node for node in graph.node if node.op_type == 'QuantizeLinear']
+    writers = {made[node.input[0]].op_type for node in nodes if node.input[0] in made}
+    return [constants[node.input[2]] for node in nodes], writers
+
+
+@pytest.fixture(scope='module')
+def small(tmp_path_factory, pictures):
+    """A CARE in int8 by opset, and for TensorRT."""
+    options = dict(formats=('onnx',), precision='int8', images=pictures)
+    jobs = {opset: dict(opset=opset) for opset in OPSETS} | dict(tensorrt=dict(int8_for='tensorrt'))
+    reports = {}
+    for key, job in jobs.items():
+        folder = tmp_path_factory.mktemp(str(key))
+        report = export_model(thin_model(), folder, SHAPE, **options, **job)['onnx']
+        reports[key] = dict(report, path=folder / report['file'])
+    return reports
+
+
+@pytest.mark.conversion
+@pytest.mark.parametrize('opset', OPSETS)
+def test_what_onnx_runtime_fuses_in_int8(small, opset):
+    """No convolution computes in float32, and each GELU is one operator, as in float32."""
+    report, network = small[opset], thin_model().task
+    counts = int8_operators.count_operators(report['path'])
+    assert not counts['Conv'] + counts['FusedConv'] + counts['Erf']
+    assert counts['QLinearConv'] == sum(number for _, number in report['convolutions'])
+    assert counts['Gelu'] == sum(isinstance(x, torch.nn.GELU) for x in network.modules()) > 0
+    zeros, writers = quantized_maps(report['path'])
+    assert {zero.dtype for zero in zeros} == {np.dtype(np.uint8)} and 'Concat' in writers
+
+
+@pytest.mark.conversion
+def test_int8_for_tensorrt(small):
+    """Maps have no zero points."""
+    assert small['tensorrt']['path'].name == 'thin_64x96_int8_tensorrt.onnx'
+    assert small['tensorrt']['int8_for'] == 'tensorrt' and 'int8_for' not in small[18]
+    zeros, _ = quantized_maps(small['tensorrt']['path'])
+    assert {zero.dtype for zero in zeros} == {np.dtype(np.int8)} and not np.any(zeros)
+    ratios = zip(small['tensorrt']['sqnr_db'].values(), small[18]['sqnr_db'].values(), strict=True)
+    assert all(other < ratio for other, ratio in ratios)  # ranges must be symmetric
 
 
 def test_int8_does_not_saturate(tmp_path):
@@ -107,6 +154,7 @@ def test_what_does_not_fit(tmp_path):
         (dict(batch=2, formats=('onnx', 'ncnn')), "batch=2 is only for formats='onnx'"),
         (dict(batch=0), 'batch= is 1 to 64'),
         (dict(nms='outside'), "nms= is for outputs='decoded'"),
+        (dict(int8_for='tensorrt'), "int8_for= is for precision='int8'"),
         (dict(nms='outside', outputs='decoded', max_detections=9), "'executorch', 'litert'"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -137,3 +185,24 @@ def test_oldest_engine(tmp_path):
     code += 'sys.argv[:] = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name="__main__")'
     printed = run(sys.executable, '-c', code, script, tmp_path, PYTHONPATH=str(OLDEST)).stdout
     assert printed.startswith('1.15.')
+
+
+@pytest.mark.slow
+def test_residuals_in_openvino(tmp_path, pictures, monkeypatch):
+    """int8 has as little noise as in ONNX Runtime; what is for TensorRT is refused there."""
+    if not (OPENVINO / '.ready').exists():
+        pytest.skip('no OpenVINO: `make test-onnx` fetches it')
+    monkeypatch.syspath_prepend(OPENVINO)
+    options = dict(shape=SHAPE, formats=('onnx',), precision='int8', images=pictures)
+    export = partial(export_model, thin_model(), tmp_path, **options)
+    report = export()['onnx']
+    for name, ratio in report['sqnr_db_openvino'].items():
+        assert abs(ratio - report['sqnr_db'][name]) < 1
+    report = export(int8_for='tensorrt')['onnx']
+    assert 'sqnr_db_openvino' not in report
+    with pytest.raises(ValueError, match='OpenVINO computes int8 without zero points wrongly'):
+        open_exported(tmp_path / report['file'], engine='openvino')
+    monkeypatch.setattr(onnx_int8, 'quantize', onnx_int8.quantize_for_tensorrt)
+    monkeypatch.setattr('mmcare_runtime.engines.openvino._has_signed_maps', lambda model: False)
+    with pytest.raises(ExportError, match=r'stage\d has \S+ dB in OpenVINO and \S+ dB in ONNX'):
+        export()

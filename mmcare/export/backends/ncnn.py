@@ -1,6 +1,7 @@
 """ncnn, through pnnx."""
 
 import json
+import re
 import subprocess
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -15,7 +16,10 @@ from mmcare.export.graph import Graph
 from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
 
-BATCH = {'12', '13'}  # parameters of Reshape: the axes of its input and output that are the batch
+# Parameters of Reshape: the axes of its input and output that are the batch.
+BATCH = {'12', '13'}
+# How pnnx writes the shape of a globally pooled map after a convolution: by its batch, which is 1.
+POOLED = re.compile(r'12=0 13=0 6="1,1,//\((\d+),0n\),0n"')
 
 
 class Ncnn(Backend):
@@ -30,8 +34,12 @@ class Ncnn(Backend):
     separate_convolutions = True
     output_format = OutputFormat(nms='outside', label_map=torch.float32)
     lacks = 'topk', 'gather'
-    # Versions of ncnn that files were computed in; `make test-ncnn` computes some in the first.
-    described: ClassVar = dict(tried_with=['1.0.20240820', '1.0.20250916', '1.0.20261020'])
+    # Versions that computed files of each kind; `make test-ncnn` computes some in the first.
+    described: ClassVar = dict(
+        tried_with=[
+            f'ncnn 1.0.{date}' for date in (20250503, 20250916, 20260114, 20260526, 20261020)
+        ]
+    )
 
     def write(
         self, graph: Graph, path: Path, description: Description, options: Options, images: Inputs
@@ -55,7 +63,7 @@ class Ncnn(Backend):
         for file in {*path.iterdir()} - {param, weights}:
             file.unlink()
         # After two lines of header, each line is a layer, its type first. The first is the input.
-        lines = param.read_text().splitlines()
+        lines = POOLED.sub(r'0=1 1=1 2=\1', param.read_text()).splitlines()
         lines[2] += f' 0={width} 1={height} 2={channels}'
         names = {f'out{index}': name for index, name in enumerate(graph.output_names)}
         names['in0'] = 'image'
@@ -67,8 +75,8 @@ class Ncnn(Backend):
             raise ExportError(f'ncnn has no {", ".join(lacking)}; {path.name} is not written')
         if folded := [line[1] for line in words if line[0] == 'Reshape' and BATCH & keys(line)]:
             raise ExportError(
-                f'pnnx takes an axis of {", ".join(folded)} for the batch, which ncnn before 2026 '
-                f'crashes on; {path.name} is not written'
+                f'pnnx takes an axis of {", ".join(folded)} for the batch, on which older versions '
+                f'of ncnn crash; {path.name} is not written'
             )
         about = dict(description, converter=f'pnnx {version("pnnx")}')
         path.joinpath('mmcare.json').write_text(json.dumps(about))
