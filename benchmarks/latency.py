@@ -5,13 +5,8 @@ int8, and on request ONNX Runtime in int8, OpenVINO and ncnn, all with the same 
 the CPU, one by default. Peers are timm's. Networks have random weights, are fused as far as
 possible, and are exported by the same function. The output is recording.json (all times, and the
 instruction sets of the machine), latency.csv (every median and quartile), latency.md (the table of
-<<<<<<< HEAD
-docs/latency.md), and for each engine a figure, accuracy_<engine>.png: published accuracy over
-latency, with the Pareto line.
-=======
 docs/latency.md), engines.md (each time as a share of ONNX Runtime's in float32), and for each
 engine a figure, accuracy_<engine>.png: published accuracy over latency, with the Pareto line.
->>>>>>> wt-engines
 """
 
 import argparse
@@ -71,11 +66,8 @@ ON_REQUEST = {
 }
 FILES = ENGINES | ON_REQUEST
 RUNTIMES = dict(onnx='onnxruntime', executorch='executorch', litert='ai-edge-litert', ncnn='ncnn')
-<<<<<<< HEAD
-=======
 BASE = 'onnxruntime'  # the engine whose times others are divided by
 LATE = 1.3  # times the largest share of a peer
->>>>>>> wt-engines
 BUSY = 0.9  # share of a core; a lower share means that something else was running
 Run = Callable[[], object]
 Prepared = tuple[Run, dict[str, Any]]  # a run of a file, and the file's report

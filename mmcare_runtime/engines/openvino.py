@@ -26,13 +26,8 @@ def open_file(path: Path, threads: int, bfloat16: bool = False) -> OpenedFile:
     description = parse(text, path)
     if description.get('precision') == 'int8' and _has_signed_maps(model):
         raise ValueError(
-<<<<<<< HEAD
-            'OpenVINO computes int8 without zero points wrongly, as TensorRT needs it and as '
-            'mmcare wrote it before 1.1: export it again, without --int8-for'
-=======
             'OpenVINO computes int8 without zero points wrongly, which TensorRT needs and mmcare '
             'wrote before 1.1: export it again, without --int8-for'
->>>>>>> wt-engines
         )
     options = {
         'INFERENCE_NUM_THREADS': threads,
