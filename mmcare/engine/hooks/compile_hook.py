@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
+from mmcare.deployment import has_answers
 from mmcare.engine.hooks import SwitchableHook
-from mmcare.models import CARE
 from mmcare.registry import HOOKS
 
 
@@ -23,14 +25,14 @@ class CompileHook(SwitchableHook):
     def __init__(self, enabled: bool = True, **options: Any) -> None:
         super().__init__(enabled)
         self.options = options
-        self._compiled: dict[CARE, Any] = {}
+        self._compiled: dict[nn.Module, Any] = {}
 
     def before_train(self, runner: Any) -> None:
         """Compile when the first batch comes."""
         if not self.enabled:
             return
         for module in runner.model.modules():
-            if isinstance(module, CARE):
+            if has_answers(module):
                 module.compile(**self.options)
                 self._compiled[module] = module._compiled_call_impl
 
