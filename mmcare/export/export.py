@@ -89,7 +89,7 @@ def run_request(
     reports: dict[str, dict[str, Any]] = {}
     failures: list[ExportError] = []
     for index, backend in enumerate(request.backends, 1):
-        LOGGER.info('%d/%d %s: started', index, len(request.backends), backend.name)
+        LOGGER.info('%d/%d %s', index, len(request.backends), backend.name)
         start = perf_counter()
         try:
             with TemporaryDirectory() as folder:
@@ -174,6 +174,7 @@ def write_file(
     words += [value for value in settings.values() if value != unnamed]
     path = folder / ('_'.join(words) + backend.suffix)
     calibration = [plan.to_input(pixels, input_kind) for pixels in plan.images.calibration]
+    LOGGER.info('writing %s', path.name)
     try:
         result = backend.write(graph, path, description, options, calibration)
     except ExportError:
@@ -190,6 +191,11 @@ def _say_what_is_missing(plan: ExportPlan, report: Mapping[str, Any]) -> dict[st
     if reason and config is not None:
         missing['pictures'] = f'none compared: {reason}'
     slides = report.get('slide') is not None
+    if slides and not report['slide']['size']:
+        missing['windows'] = (
+            'padded where a picture is smaller, which mmseg computes at its own size: for equal '
+            f'results, set model.data_preprocessor.test_cfg=dict(size={(*report["shape"],)})'
+        )
     if config is not None and report['inputs'][0]['resize'] is None and not slides:
         missing['resize'] = 'none in the test pipeline: larger pictures cannot be tested'
     resize = name_steps(config).get('Resize', {}) if config is not None else {}

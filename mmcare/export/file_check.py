@@ -1,5 +1,6 @@
 """Compare a written file with PyTorch, on all images and in float16 as well."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from mmcare.export.request import ExportRequest
 from mmcare.export.tasks.base import max_rel_error, of_each_image
 from mmcare_runtime import Model
 
+LOGGER = logging.getLogger('mmcare')
+
 
 @dataclass(frozen=True)
 class ExportedFile:
@@ -42,6 +45,7 @@ def check_file(plan: ExportPlan, backend: Backend, file: ExportedFile) -> dict[s
     """
     request, runtime, options = plan.request, backend.runtime, plan.request.options
     precision, cross_check = file.description['precision'], file.result.cross_check
+    LOGGER.info('comparing %s with PyTorch', file.path.name)
     checker = make_checker(plan, file)
     run = open_run(backend, file.path)
     half, why_no_half = open_float16(backend, file.path, request)

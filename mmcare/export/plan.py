@@ -97,6 +97,7 @@ def plan_export(model: LoadedModel, request: ExportRequest) -> ExportPlan:
     Raises:
         ValueError: If the model cannot be exported as requested.
     """
+    LOGGER.info('preparing %s', model.name)
     task = model.task
     shape, reason = (request.shape, '') if request.shape else choose_shape(model.config)
     if reason:
