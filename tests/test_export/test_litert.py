@@ -13,7 +13,7 @@ from mmcare.export.check import ExportError, sqnr_db
 from mmcare.export.loading import IMAGENET
 
 pytest.importorskip('litert_torch')
-from ai_edge_litert.interpreter import Interpreter
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from mmcare_runtime.engines import litert
 
@@ -64,6 +64,20 @@ def test_structure(exported):
         assert any(x['dtype'] == np.int8 for x in program.get_tensor_details()) == bool(end)
         kinds = {node['op_name'] for node in program._get_ops_details()}
         assert not {'BROADCAST_TO', 'ELU'} & kinds and {'CONV_2D', 'BATCH_MATMUL'} <= kinds
+
+
+def test_pieces_of_large_kernels_stay_in_float32(exported):
+    """Sums of pieces would take longer in int8."""
+    out_dir, _, quantized = exported
+    program = Interpreter(
+        str(out_dir / quantized['litert']['file']),
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    )
+    details = {tensor['index']: tensor for tensor in program.get_tensor_details()}
+    nodes = [x for x in program._get_ops_details() if x['op_name'] == 'DEPTHWISE_CONV_2D']
+    kernels = [details[node['inputs'][1]] for node in nodes]
+    found = {(kernel['shape'][1] == kernel['shape'][2], kernel['dtype']) for kernel in kernels}
+    assert found == {(True, np.int8), (False, np.float32)}
 
 
 @pytest.mark.parametrize('delegate', [True, False])

@@ -10,6 +10,10 @@ from helpers import ROOT, run
 from test_postprocessing import source_of
 from torch import nn
 
+sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
+
+import heads
+
 from mmcare.export import export_model, open_exported
 from mmcare.export.backends.ncnn import Ncnn
 from mmcare.export.errors import ExportError
@@ -42,8 +46,8 @@ def test_oldest_version(tmp_path):
     if not (OLDEST / '.ready').exists():
         pytest.skip('no old ncnn: `make test-ncnn` fetches it')
     jobs, image = {}, np.random.default_rng(0).normal(size=(1, 3, *SHAPE)).astype(np.float32)
-    kinds = 'fpn', 'upernet', 'RetinaNet', 'classifier'
-    for source in thin_model(), *(source_of(kind, tmp_path) for kind in kinds):
+    kinds = (source_of(kind, tmp_path) for kind in ('fpn', 'RetinaNet', 'classifier'))
+    for source in thin_model(), heads.build(heads.HEADS['UPer']), *kinds:
         report = export_model(source, tmp_path, SHAPE, ('ncnn',))['ncnn']
         jobs[report['file']] = open_exported(tmp_path / report['file']).run(image)
     code = """
@@ -62,4 +66,4 @@ for number, file in enumerate(sys.argv[2:]):
     for number, expected in enumerate(jobs.values()):
         found = np.load(tmp_path / f'image.npy.{number}.npz')
         for output, wanted in zip(found.values(), expected, strict=True):
-            np.testing.assert_allclose(output, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+            np.testing.assert_allclose(output, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())

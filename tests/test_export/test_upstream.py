@@ -3,13 +3,21 @@
 The reasons name the code that then goes.
 """
 
+import sys
+
 import numpy as np
 import pytest
 import torch
-from export_helpers import Gated, Shared
+from export_helpers import Gated, Shared, export_int8, smooth
+from helpers import ROOT
 from torch import nn
 
+from mmcare.export.backends import onnx_int8
 from mmcare.export.rewrites import ChannelsLast
+
+sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
+
+import int8_operators
 
 pytestmark = pytest.mark.slow
 
@@ -21,6 +29,11 @@ class Apply(nn.Module):
 
     def forward(self, x):
         return self.function(x)
+
+
+class Outputs(nn.Sequential):
+    def forward(self, images):
+        return (super().forward(images),)
 
 
 class SharedConvolution(nn.Module):
@@ -56,8 +69,8 @@ def lower(network, image):
             marks=pytest.mark.xfail(strict=True, reason='no maxima: rewrites._amax'),
         ),
         pytest.param(
-            lambda x: x.mean(1),
-            marks=pytest.mark.xfail(strict=True, reason='no means over channels: rewrites._mean'),
+            lambda x: x.mean(2, keepdim=True),
+            marks=pytest.mark.xfail(strict=True, reason='no means over one axis: rewrites._mean'),
         ),
         pytest.param(
             lambda x: torch.add(*x.split([4, 4], 1)),
@@ -99,6 +112,26 @@ def test_pnnx_converts_a_shared_convolution(tmp_path):
     ncnn = pytest.importorskip('ncnn')
     layers = (tmp_path / 'model.ncnn.param').read_text().splitlines()[2:]
     assert all(ncnn.create_layer(layer.split()[0]) is not None for layer in layers)
+
+
+@pytest.mark.xfail(strict=True, reason='pnnx: ncnn.POOLED')
+def test_pnnx_writes_the_shape_of_a_pooled_map(tmp_path):
+    import subprocess
+
+    pnnx = pytest.importorskip('pnnx')
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, 8, 1), nn.Upsample((8, 8)))
+    torch.jit.trace(network.eval(), torch.rand(1, 3, 8, 8)).save(str(tmp_path / 'model.pt'))
+    command = [pnnx.EXEC_PATH, 'model.pt', 'inputshape=[1,3,8,8]']
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    assert ' 12=0 13=0 ' not in (tmp_path / 'model.ncnn.param').read_text()
+
+
+@pytest.mark.xfail(strict=True, reason='ONNX Runtime: onnx_int8._join_readers')
+def test_onnx_runtime_recognizes_gelu_behind_a_quantized_map(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_int8, '_join_readers', lambda graph: None)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GELU(), nn.Conv2d(8, 8, 3)).eval()
+    report = export_int8(Outputs(network), ['maps'], smooth(0), [smooth(1)], tmp_path, 'onnx')
+    assert int8_operators.count_operators(tmp_path / report['file'])['Gelu'] == 1
 
 
 @pytest.mark.xfail(strict=True, reason='XNNPACK: rewrites.separate_weights')
