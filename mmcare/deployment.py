@@ -58,10 +58,12 @@ def find_backbone(model: nn.Module) -> str:
     """Return the name of the backbone in a model or in its student; empty for a known backbone.
 
     Raises:
-        ValueError: If the model has no module named ``backbone``, or several.
+        ValueError: If the model has no module named ``backbone``, or several within its parts.
     """
     if has_answers(model):
         return ''
+    if isinstance(getattr(model, 'backbone', None), nn.Module):
+        return 'backbone'  # not that of a teacher within
     found = [name for name, _ in model.named_modules() if name.split('.')[-1] == 'backbone']
     outer = [name for name in found if not any(name.startswith(f'{other}.') for other in found)]
     students = [name for name in outer if 'student' in name.split('.')]
@@ -81,22 +83,26 @@ def describe_backbone(backbone: nn.Module) -> BackboneInfo:
     these do not fit, as before a slicing step. The stride is that of the smallest map.
 
     Raises:
-        ValueError: If the backbone computes none of these images.
+        ValueError: If the backbone computes none of these images, or returns more than tensors.
     """
     network, kind = deepcopy(backbone), type(backbone).__name__
     network.eval()  # not in the line above: mmdet's ResNet returns None
+    first = next(network.parameters(), torch.zeros(0))  # has the dtype and the device of images
     convs = [module for module in network.modules() if isinstance(module, nn.Conv2d)]
     size = getattr(network, 'img_size', None) or ()  # of transformers with fixed positions
     sides = [*([size] if isinstance(size, int) else size), *SIDES]
     reason: Exception | None = None
-    for channels in [*(conv.in_channels for conv in convs[:1]), 3]:
+    for channels in dict.fromkeys([*(conv.in_channels for conv in convs[:1]), 3]):
         for side in sides:
             try:
                 with torch.no_grad():
-                    maps, _ = tree_flatten(network(torch.zeros(1, channels, side, side)))
+                    maps, _ = tree_flatten(network(first.new_zeros(1, channels, side, side)))
             except Exception as error:  # backbones of others raise anything
                 reason = error
                 continue
+            if not maps or not all(isinstance(x, Tensor) for x in maps):
+                returned = ', '.join(type(x).__name__ for x in maps) or 'nothing'
+                raise ValueError(f'the {kind} returns {returned}: only tensors can be exported')
             strides = [side // x.shape[3] for x in maps if x.dim() == 4]
             names = tuple(f'stage{index + 1}' for index in range(len(maps)))
             return BackboneInfo(kind, channels, names, max([1, *strides]))

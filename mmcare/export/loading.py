@@ -12,12 +12,12 @@ from mmengine.registry import MODELS
 from mmengine.utils import import_modules_from_strings
 from torch import Tensor
 
-from mmcare.deployment import ARCHS, fuse_all
+from mmcare.deployment import ARCHS, find_backbone, fuse_all
 from mmcare.export.pipelines import read_padding
 from mmcare.export.tasks import PARTS, Task, make_task
 from mmcare.weights.names import is_fused, of_backbone
 from mmcare.weights.reading import load_weights
-from mmcare.weights.strict import check_weights, load_strictly
+from mmcare.weights.strict import check_weights, load_strictly, select
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def read_config(path: str | os.PathLike, with_imports: bool = True) -> Config:
         if '::' in os.fspath(path):
             return Config.fromstring(f'_base_ = {os.fspath(path)!r}', '.py')
         return Config.fromfile(path, import_custom_modules=with_imports)
-    except (LookupError, RuntimeError, SyntaxError) as error:
+    except (AssertionError, LookupError, RuntimeError, SyntaxError) as error:
         raise ValueError(f'{path} is not a config: {error}') from error
 
 
@@ -143,11 +143,12 @@ def load_model(
         # Such as a name or an argument that does not exist, or a mean of four channels.
         except (AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f'the model of {source} cannot be built: {error}') from error
+    backbone = find_backbone(model) if backbone is None else backbone
     task = make_task(model, part, backbone=backbone)
     if normalization is not None:
         normalization = normalization.expand(task.info.in_channels)
     if checkpoint is not None:
-        _load(task, checkpoint)
+        _load(task, checkpoint, backbone)
         return LoadedModel(name, Path(checkpoint).name, task, normalization, config)
     for parameter in task.parameters():
         if 0 < parameter.abs().max() < SMALL_SCALE:
@@ -178,11 +179,15 @@ def read_normalization(config: Config) -> Normalization | None:
     return normalization.expand(len(padding or mean))
 
 
-def _load(task: Task, checkpoint: str | os.PathLike) -> None:
-    """Load all weights; if the weights are fused, fuse the network first."""
+def _load(task: Task, checkpoint: str | os.PathLike, backbone: str) -> None:
+    """Load all weights; if the weights are fused, fuse the network first.
+
+    ``backbone`` is the name of the backbone in the config's model.
+    """
     state = load_weights(checkpoint)
     if is_fused(state):
         fuse_all(task)
     if task.part == 'backbone':
-        state = check_weights(task.backbone, of_backbone(state), '', checkpoint)
+        state = select(state, f'{backbone}.') or of_backbone(state)
+        state = check_weights(task.backbone, state, '', checkpoint)
     load_strictly(task.model, state, checkpoint)

@@ -85,6 +85,25 @@ def test_a_backbone_that_only_the_test_knows(tmp_path):
         load_model(config, weights)
 
 
+@MODELS.register_module()
+class Taught(nn.Module):
+    """A student and its teacher, each with a backbone."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = (nn.ModuleDict(dict(backbone=Stub())) for _ in range(2))
+
+
+def test_the_backbone_of_a_student(tmp_path):
+    """It is filled from a checkpoint of the whole, of the student, or of itself."""
+    config, weights, taught = tmp_path / 'taught.py', tmp_path / 'taught.pth', Taught()
+    config.write_text("model = dict(type='Taught')")
+    for saved in (taught, taught.student, taught.student.backbone):
+        torch.save(saved.state_dict(), weights)
+        loaded = load_model(config, weights).task.model.patches.weight
+        assert torch.equal(loaded, taught.student.backbone.patches.weight)
+
+
 def test_names_of_the_toolboxes(tmp_path):
     source = load_model('mmpretrain::resnet/resnet18_8xb32_in1k.py', part='model')
     assert source.name == 'resnet18_8xb32_in1k' and source.task.info.stride == 32
@@ -95,4 +114,6 @@ def test_names_of_the_toolboxes(tmp_path):
         load_model('mmpretrain::resnet/resnet18_8xb32_in1k.py', tmp_path / 'resnet.pth', 'model')
     with pytest.raises(FileNotFoundError, match=r'gone\.py'):
         load_model('mmpretrain::resnet/gone.py')
+    with pytest.raises(ValueError, match='is not a config: mmengine does not support'):
+        load_model('timm::resnet/resnet18.py')
     assert removed.shape == (64, 64, 3, 3)

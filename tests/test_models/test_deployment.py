@@ -44,6 +44,22 @@ def test_what_is_found_by_looking():
     assert described == BackboneInfo('Plain', 3, ('stage1', 'stage2'), stride=16)
     with pytest.raises(ValueError, match=r'the Linear computes no images .*: mat1 and mat2'):
         describe_backbone(nn.Linear(5, 5))
+    assert describe_backbone(Plain().double()) == described  # images are as the weights
+
+
+class Returns(nn.Conv2d):
+    """A backbone that returns what a test says."""
+
+    def forward(self, x):
+        return self.pack(super().forward(x))
+
+
+@pytest.mark.parametrize('pack', [lambda x: (x, None), lambda x: ()])
+def test_backbones_that_return_more_than_tensors(pack):
+    backbone = Returns(3, 4, 2, 2)
+    backbone.pack = pack
+    with pytest.raises(ValueError, match=r'the Returns returns (Tensor, NoneType|nothing): only '):
+        describe_backbone(backbone)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +109,10 @@ def test_the_name_of_the_backbone():
     detector.backbone, detector.neck = Around(), nn.Identity()
     detector.backbone.backbone = nn.Identity()  # a part of it
     assert find_backbone(detector) == 'backbone'
+    detector.teacher = nn.Module()
+    detector.teacher.backbone = Plain()  # frozen, and not what is trained
+    assert find_backbone(detector) == 'backbone'
+    del detector.teacher
     assert find_backbone(CARE(thin_backbone().arch)) == ''
     semi.student, semi.teacher = detector, Plain()
     semi.teacher.backbone = Plain()
