@@ -25,7 +25,30 @@ OF_MODULES = frozenset(vars(nn.Module()))  # attributes that PyTorch itself chan
 SEEDED = 'set_random_state'  # a method of objects that have their own random generators
 GENERATORS = random.Random, np.random.Generator, np.random.RandomState
 
-Numbers = Dict[Tuple[Any, str], Any]  # by (name of an object, attribute)
+Key = Tuple[Any, str]  # name of an object, attribute
+Numbers = Dict[Key, Any]
+WHOLE = 'whole'  # a key of the numbers in checkpoints; mmcare 1.0.0 saved parts of objects
+PREPROCESSOR = 'data_preprocessor'
+_MISSING = object()
+
+
+class _Reference:
+    """Tell whether a value is the same object as before, and tensors also if they were changed."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value  # keeps it alive: another object could get its id
+        self.version: Any = None
+        if isinstance(value, torch.Tensor):
+            self.version = value.is_inference() or value._version
+        elif isinstance(value, np.ndarray):
+            self.version = value.tobytes()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Reference):
+            return NotImplemented
+        return self.value is other.value and self.version == other.version
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def restorable(runner: Any) -> dict[str, Any]:
@@ -36,7 +59,7 @@ def restorable(runner: Any) -> dict[str, Any]:
 
 
 def not_restorable(runner: Any) -> dict[int, Any]:
-    """Return objects whose state may be lost: hooks, preprocessors, this process's transforms."""
+    """Return objects whose state may be lost: hooks, this process's transforms."""
     hooks = [
         hook
         for hook in runner.hooks
@@ -45,40 +68,107 @@ def not_restorable(runner: Any) -> dict[int, Any]:
         and not is_method_overridden('before_save_checkpoint', Hook, hook)
         and not is_method_overridden('after_load_checkpoint', Hook, hook)
     ]
-    model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-    preprocessor = getattr(model, 'data_preprocessor', None)
-    modules = [*preprocessor.modules()] if isinstance(preprocessor, nn.Module) else []
     loader = runner.train_dataloader
     steps = [] if loader.num_workers else transforms(loader.dataset)
     unseeded = [step for step in steps if not hasattr(step, SEEDED)]
-    return dict(enumerate([*hooks, *modules, *unseeded]))
+    return dict(enumerate([*hooks, *unseeded]))
 
 
-def read_numbers(objects: Mapping[Any, Any]) -> Numbers:
-    """Copy objects' numbers, and tuples and lists of numbers, by object and attribute."""
+def read_state(objects: Mapping[Any, Any]) -> dict[Key, Any]:
+    """Return copies of objects' numbers, and marks of their other attributes, to be compared.
+
+    Buffers of modules count if no checkpoint holds them, or if they are not there yet.
+    """
     return {
-        (name, attribute): deepcopy(value)
+        (name, attribute): _mark(value)
         for name, item in objects.items()
-        for attribute, value in vars(item).items()
-        if attribute not in OF_MODULES and _is_numeric(value)
+        for attribute, value in _attributes(item).items()
     }
 
 
-def write_numbers(objects: Mapping[Any, Any], numbers: Numbers) -> None:
-    """Set the numeric attributes of objects to the numbers of a checkpoint."""
-    for name, attribute in read_numbers(objects):
-        value = numbers.get((name, attribute), [''])
-        if _is_numeric(value):
-            setattr(objects[name], attribute, value)
+def _attributes(item: Any) -> dict[str, Any]:
+    if not isinstance(item, nn.Module):
+        return vars(item)
+    unsaved = item._non_persistent_buffers_set
+    buffers = {k: v for k, v in item._buffers.items() if v is None or k in unsaved}
+    return {**{k: v for k, v in vars(item).items() if k not in OF_MODULES}, **buffers}
 
 
-def read_contents(objects: Mapping[Any, Any]) -> dict[tuple[Any, str], Any]:
-    """Return values, by attribute, that show whether objects change, without numbers of modules."""
-    contents: dict[tuple[Any, str], Any] = {}
+def _mark(value: Any) -> Any:
+    if _is_numeric(value):
+        return deepcopy(value)
+    if isinstance(value, GENERATORS):
+        return pickle.dumps(value)
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    if isinstance(value, dict):
+        return {key: _mark(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple, deque)):
+        return [_mark(entry) for entry in value]
+    if isinstance(value, (str, set)):
+        return deepcopy(value)
+    return _Reference(value)
+
+
+def split_changes(
+    objects: Mapping[Any, Any], before: Mapping[Key, Any]
+) -> tuple[Numbers, dict[Key, bool]]:
+    """Compare objects with their state before training.
+
+    An object is stored whole or not at all: if anything but numbers has changed in it, its numbers
+    alone would not fit what the constructor makes. A head that keeps priors for the sizes of maps
+    would find the sizes, and no priors.
+
+    Returns:
+        The numbers that have changed, of objects in which nothing else has. And, for all that has
+        changed in objects in which more than numbers has, whether it was empty before training.
+    """
+    now = read_state(objects)
+    changed = [k for k in {**before, **now} if before.get(k, _MISSING) != now.get(k, _MISSING)]
+    numbers = {k: now[k] for k in changed if _is_numeric(now.get(k, _MISSING))}
+    partly = {name for name, attribute in changed if (name, attribute) not in numbers}
+    stored = {key: value for key, value in numbers.items() if key[0] not in partly}
+    # Other modules may keep what they like if no number depends on it.
+    named = {name for name, _ in numbers} | {n for n in partly if n.startswith(PREPROCESSOR)}
+    empty: tuple[Any, ...] = (None, [], {}, set())
+    left_out = {key: before.get(key) in empty for key in changed if key[0] in partly & named}
+    return stored, left_out
+
+
+def write_numbers(objects: Mapping[Any, Any], numbers: Mapping[Any, Any]) -> list[Key]:
+    """Set attributes of objects to the numbers of a checkpoint, for each object all or none.
+
+    Returns:
+        What could not be set, since the object has something else there. In checkpoints of mmcare
+        1.0.0, also what is None before training: it may belong to tensors that were not saved.
+    """
+    refused: list[Key] = []
+    given: dict[Any, dict[str, Any]] = {}
+    for key, value in numbers.items():
+        if isinstance(key, tuple) and len(key) == 2 and key[0] in objects:
+            given.setdefault(key[0], {})[key[1]] = value
+    for name, values in given.items():
+        item = objects[name]
+        current = {k: _attributes(item).get(k, _MISSING) for k in values}
+        is_whole = WHOLE in numbers or name.startswith(PREPROCESSOR)
+        fits = all(
+            _is_numeric(value)
+            and (_is_numeric(current[k]) or (current[k] is _MISSING and not hasattr(item, k)))
+            and (is_whole or not (current[k] is None or current[k] is _MISSING))
+            for k, value in values.items()
+        )
+        if fits:
+            vars(item).update(values)
+        else:
+            refused += [(name, attribute) for attribute in values]
+    return refused
+
+
+def read_contents(objects: Mapping[Any, Any]) -> dict[Key, Any]:
+    """Return values, by attribute, that show whether hooks and transforms change."""
+    contents: dict[Key, Any] = {}
     for name, item in objects.items():
         for attribute, value in vars(item).items():
-            if isinstance(item, nn.Module) and (attribute in OF_MODULES or _is_numeric(value)):
-                continue
             if value is None and not isinstance(item, Hook):
                 continue  # transforms such as mmseg's take what they lack from the first sample
             if _is_numeric(value) or isinstance(value, str):

@@ -228,6 +228,67 @@ def test_numbers_of_modules_resume(tmp_path):
     assert state['', 'count'] == 2 * ITERATIONS and ('', 'training') not in state
 
 
+class Priors(Model):
+    """As heads of mmyolo and mmpose: priors for the sizes of maps, computed when these change."""
+
+    def __init__(self, kind='attribute', count=False):
+        super().__init__()
+        self.sizes, self.kind, self.count = None, kind, count and 0
+        if kind == 'attribute':
+            self.priors = None
+        elif kind != 'new':
+            self.register_buffer('priors', None, persistent=kind == 'buffer')
+
+    def forward(self, inputs, mode='tensor'):
+        sizes = [inputs.shape]
+        if sizes != self.sizes:
+            self.sizes, self.levels, self.priors = sizes, [1], inputs.new_ones(4)
+        if self.count is not False:
+            self.count += 1
+        return super().forward(inputs * self.priors[: 4 * self.levels[0]], mode)
+
+
+@pytest.mark.parametrize('kind', ['attribute', 'new', 'buffer', 'unsaved buffer'])
+def test_objects_are_restored_whole_or_not_at_all(tmp_path, logged, kind):
+    """Sizes without their priors would stop the resumed run."""
+    assert_resumes(tmp_path, 2 * ITERATIONS + 1, lambda: Priors(kind))
+    state = torch.load(tmp_path / 'parts' / 'epoch_4.pth', weights_only=True)['training_state']
+    assert state == dict(whole=True) and not warned(logged, 'not reproduce')
+    (text, *again) = [text for _, text in logged if 'No checkpoint holds' in text]
+    assert 'Priors.levels, Priors.priors, Priors.sizes, which are empty' in text
+    assert len(again) == 2  # once in each run
+
+
+def test_a_count_beside_a_tensor_is_named(tmp_path, logged):
+    train(tmp_path, model=Priors(count=True))
+    (text,) = warned(logged, 'not reproduce')
+    assert 'Training changes Priors.count, Priors.levels, Priors.priors, Priors.sizes' in text
+
+
+def test_numbers_that_training_adds_resume(tmp_path):
+    class Adding(Sized):
+        def forward(self, inputs, mode='tensor'):
+            loss = super().forward(inputs, mode)
+            if self.count == 6:
+                self.added = self._input_size[0]
+            loss['loss'] = loss['loss'] * getattr(self, 'added', 1)
+            return loss
+
+    assert_resumes(tmp_path, 2 * ITERATIONS + 1, Adding)
+
+
+def test_parts_of_objects_in_files_of_1_0(tmp_path, logged):
+    """It saved the sizes alone."""
+    train(tmp_path, hooks=[StopAt(5)], model=Priors())
+    file = tmp_path / 'epoch_1.pth'
+    checkpoint = torch.load(file, weights_only=True)
+    checkpoint['training_state'] = {('', 'sizes'): [(2, 4)], ('', 'other'): 1}
+    torch.save(checkpoint, file)
+    train(tmp_path, resume=True, model=Priors())
+    (text,) = warned(logged, 'not reproduce')
+    assert 'Priors.other, Priors.sizes start as constructed' in text
+
+
 class Mixed(Numbers):
     """A dataset whose pipeline mixes each sample with earlier ones, or draws by itself."""
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -51,8 +51,10 @@ class ExactResumeHook(SwitchableHook):
     ``randomness.deterministic=True``, but not for segmentors: PyTorch fails, see docs/resume.md.
 
     Numbers that modules of the model change as attributes, such as the image size of mmdet's
-    ``BatchSyncRandomResize``, and those of ``EarlyStoppingHook`` are added to checkpoints. A
-    warning names hooks and transforms whose state changes and is in no checkpoint.
+    ``BatchSyncRandomResize``, and those of ``EarlyStoppingHook`` are added to checkpoints, unless
+    the same object changes other values, such as tensors: it is restored whole or not at all. A
+    warning names modules, hooks and transforms whose state changes and is in no checkpoint. Values
+    that are empty before training, as caches are, are named in the log without a warning.
 
     MMEngine keeps the options of the checkpoint's optimizer and schedulers. A warning names those
     that the config has changed.
@@ -68,7 +70,8 @@ class ExactResumeHook(SwitchableHook):
 
     def __init__(self, enabled: bool = True) -> None:
         super().__init__(enabled)
-        self._numbers: training_state.Numbers | None = None  # before the run, or before its resume
+        self._state: dict[Any, Any] | None = None  # before the run, or before its resume
+        self._named: set[tuple[str, str]] = set()  # of classes and attributes
         self._contents: dict[tuple[Any, str], Any] = {}
         self._objects: dict[int, Any] = {}
         self._first_iter = 0
@@ -122,16 +125,22 @@ class ExactResumeHook(SwitchableHook):
         if isinstance(runner.param_schedulers, list):
             ignored += _compare_schedulers(checkpoint['param_schedulers'], runner.param_schedulers)
         if ignored:
-            names = [*dict.fromkeys(ignored)]  # the same for many groups
-            more = f' and {len(names) - 5} more' if len(names) > 5 else ''
+            options = [*dict.fromkeys(ignored)]  # the same for many groups
+            more = f' and {len(options) - 5} more' if len(options) > 5 else ''
             text = "The checkpoint's settings are kept, and the config's ignored: "
-            text += f'{", ".join(names[:5])}{more}. To use those of the config, start over, or '
+            text += f'{", ".join(options[:5])}{more}. To use those of the config, start over, or '
             text += 'load only the weights: --cfg-options resume=False load_from=FILE.'
             print_log(text, logger='current', level=logging.WARNING)
         objects = training_state.restorable(runner)
-        self._numbers = training_state.read_numbers(objects)
+        self._state = training_state.read_state(objects)
         if isinstance(checkpoint.get(STATE), dict):
-            training_state.write_numbers(objects, checkpoint[STATE])
+            refused = training_state.write_numbers(objects, checkpoint[STATE])
+            if names := self._name(objects, refused):
+                _warn(
+                    runner,
+                    f'{names} start as constructed: the file was written by mmcare 1.0, which '
+                    'saved parts of objects, or by a model with other modules.',
+                )
 
     def before_train(self, runner: Any) -> None:
         """Replay the consumed batches, so that the workers' generators advance."""
@@ -140,8 +149,8 @@ class ExactResumeHook(SwitchableHook):
         iterator: Any = getattr(runner.train_loop, 'dataloader_iterator', None)
         if hasattr(iterator, 'skip_iter'):  # onedl-mmengine would skip the batches
             iterator.skip_iter = lambda number: deque(islice(iterator, number), maxlen=0)
-        if self._numbers is None:
-            self._numbers = training_state.read_numbers(training_state.restorable(runner))
+        if self._state is None:
+            self._state = training_state.read_state(training_state.restorable(runner))
         self._first_iter = runner.iter
 
     def before_train_epoch(self, runner: Any) -> None:
@@ -173,35 +182,52 @@ class ExactResumeHook(SwitchableHook):
         if not loader.num_workers:
             training_state.seed_generators(loader.dataset, seed)
         if runner.iter == self._first_iter + 1:  # all hooks and transforms have run once
+            self._find_numbers(runner)
             self._warn_of_changes(runner)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Add the numbers that have changed."""
-        if not self.enabled or self._numbers is None:  # not in training
+        if not self.enabled or self._state is None:  # not in training
             return
-        numbers = training_state.read_numbers(training_state.restorable(runner))
-        checkpoint[STATE] = {
-            key: value
-            for key, value in numbers.items()
-            if key not in self._numbers or self._numbers[key] != value
-        }
+        checkpoint[STATE] = {**self._find_numbers(runner), training_state.WHOLE: True}
         self._warn_of_changes(runner)
+
+    def _find_numbers(self, runner: Any) -> training_state.Numbers:
+        """Return the numbers to store; name once what changes with them and cannot be stored."""
+        objects = training_state.restorable(runner)
+        numbers, left_out = training_state.split_changes(objects, self._state or {})
+        lasting = {name for (name, _), was_empty in left_out.items() if not was_empty}
+        if names := self._name(objects, [key for key in left_out if key[0] in lasting]):
+            _warn(
+                runner,
+                f'Training changes {names}, which no checkpoint holds: objects that change more '
+                'than numbers start as constructed.',
+            )
+        if names := self._name(objects, [key for key in left_out if key[0] not in lasting]):
+            text = f'No checkpoint holds {names}, which are empty before training: a resumed run '
+            print_log(f'{text}fills them again.', logger='current')
+        return numbers
+
+    def _name(self, objects: Mapping[Any, Any], keys: Iterable[tuple[Any, str]]) -> str:
+        """Name attributes that have not been named yet: ``'Head.priors, Head.sizes'``."""
+        fresh = {(type(objects[name]).__name__, attribute) for name, attribute in keys}
+        fresh -= self._named
+        self._named |= fresh
+        return ', '.join(sorted(map('.'.join, fresh)))
 
     def _warn_of_changes(self, runner: Any) -> None:
         """Warn once of each attribute that has changed since the run started."""
         contents = training_state.read_contents(self._objects)
         changed = [key for key, value in self._contents.items() if contents.get(key) != value]
-        if not changed:
-            return
         for key in changed:
             del self._contents[key]
-        names = {f'{type(self._objects[index]).__name__}.{name}' for index, name in changed}
-        _warn(
-            runner,
-            f'Training changes {", ".join(sorted(names))}, which no checkpoint holds. For '
-            'transforms, set train_dataloader.num_workers; a hook can write its state in '
-            'before_save_checkpoint, and read it in after_load_checkpoint.',
-        )
+        if names := self._name(self._objects, changed):
+            _warn(
+                runner,
+                f'Training changes {names}, which no checkpoint holds. For transforms, set '
+                'train_dataloader.num_workers; a hook can write its state in '
+                'before_save_checkpoint, and read it in after_load_checkpoint.',
+            )
 
 
 def _warn(runner: Any, advice: str) -> None:
