@@ -68,7 +68,7 @@ define check_compilers
 endef
 
 $(READY) $(MMCV_READY) $(ONEDL_READY): Makefile pyproject.toml setup.py projects/phone/requirements.txt \
-		$(addprefix requirements/,$(addsuffix .txt,bench constraints export lint litert litert-nodeps ncnn runtime \
+		$(addprefix requirements/,$(addsuffix .txt,bench constraints data export lint litert litert-nodeps ncnn runtime \
 		tests timm))
 	@echo 'Downloads 3.5 GB, most of it PyTorch with the libraries of CUDA.'
 	@echo '[1/5] an empty environment in $(@D)'
@@ -83,7 +83,8 @@ $(READY) $(MMCV_READY) $(ONEDL_READY): Makefile pyproject.toml setup.py projects
 	$(COMPILE) $(INSTALL) --no-build-isolation $(MMCV)
 	@echo "[3/5] done at $$(date +%T)"
 	@echo '[4/5] the MM toolboxes, and what exports, benchmarks, tests and linting need'
-	$(INSTALL) -r $(STACK) -r requirements/tests.txt -r requirements/lint.txt -r projects/phone/requirements.txt
+	$(INSTALL) -r $(STACK) -r requirements/data.txt -r requirements/tests.txt -r requirements/lint.txt \
+		-r projects/phone/requirements.txt
 	@echo '      setuptools again, since openmim pulls in 60.2 (the remark about openxlab is harmless)'
 	$(PIP) install '$(SETUPTOOLS)'
 	@echo '      timm and the converter to ncnn, in their own call: otherwise pip would take another torch'

@@ -24,7 +24,7 @@ from mmcare_runtime.drawing import list_coco_results
 from mmcare_runtime.model import Model
 from mmcare_runtime.saving import move, temporary_beside
 from mmcare_runtime.suffixes import PICTURES, list_files
-from mmcare_runtime.text import print_error, set_up_streams
+from mmcare_runtime.text import escape, print_error, set_up_streams
 
 IGNORED = 255  # of masks: a pixel that has no class
 _COMMON = ('image_id', 'category_id', 'score')
@@ -53,7 +53,8 @@ def evaluate(
             results; None: nowhere.
 
     Returns:
-        Metrics by name: shares for COCO's, and per cent for others, as the toolboxes give them.
+        Metrics by name: shares for COCO's, and per cent for others, as the toolboxes give them;
+        with the AP or IoU of each class that the annotations have.
 
     Raises:
         FileNotFoundError: If pictures, annotations or a mask do not exist.
@@ -140,6 +141,12 @@ def evaluate_boxes(
         metrics.update(
             {f'{kind}_{name}': float(x) for name, x in zip(COCO_METRICS, evaluation.stats)}
         )
+        # Thresholds, recalls, classes, all areas, all boxes; -1 where a class has no objects.
+        precision = evaluation.eval['precision'][:, :, :, 0, -1].mean((0, 1))
+        shares = dict(zip(sorted(ids[name] for name in names), precision))
+        metrics.update(
+            {f'{kind}_AP_{n}': float(shares[ids[n]]) for n in names if shares[ids[n]] >= 0}
+        )
     return metrics
 
 
@@ -192,6 +199,7 @@ def evaluate_labels(
         aAcc=float(100 * right.sum() / expected.sum()),
         mIoU=float(100 * np.nanmean(shares)),
         mAcc=float(100 * np.nanmean(accuracies)),
+        **{f'IoU_{n}': float(100 * x) for n, x in zip(names or (), shares) if x >= 0},
     )
 
 
@@ -268,7 +276,7 @@ def print_metrics(metrics: Mapping[str, float], as_json: bool) -> None:
         print(json.dumps(metrics))
         return
     for name, value in metrics.items():
-        print(f'{name} {value:.4f}')
+        print(escape(f'{name} {value:.4f}'))
 
 
 def main() -> int:

@@ -12,10 +12,12 @@ import tarfile
 import venv
 import zipfile
 from email.parser import Parser
+from functools import partial
 
+import helpers
 import pytest
 import yaml
-from helpers import FORKS, ROOT, run
+from helpers import FORKS, ROOT
 
 RESOURCES = ('configs', 'model-index.yml', 'tools')
 TOOL = """
@@ -24,12 +26,16 @@ argparse.ArgumentParser(description='a small tool').parse_args()
 print('package:', importlib.util.find_spec('mmcare').origin)
 """
 PIP = ('-m', 'pip', '--quiet', '--disable-pip-version-check')
+run = partial(helpers.run, PYTHONPATH='')  # where a checkout would come before what is installed
 INSTALL = (*PIP, 'install', '--no-deps', '--no-build-isolation', '--no-index', '--ignore-installed')
 
 
 def copy_project(target):
-    """Copy what git tracks or would track, with one more tool, which loads no large package."""
-    tracked = run('git', 'ls-files', '--cached', '--others', '--exclude-standard', cwd=ROOT).stdout
+    """Copy what git tracks, with one more tool, which loads no large package.
+
+    What else is in a clone that someone works in, such as a config, is no part of the project.
+    """
+    tracked = run('git', 'ls-files', cwd=ROOT).stdout
     for name in tracked.splitlines():
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -94,6 +100,13 @@ def test_wheel_and_sdist_hold_what_they_should(project, distributions, tmp_path)
         names = {name.partition('/')[2] for name in archive.getnames()}
     assert not files(copy_project(tmp_path / 'mmcare')).keys() - names
     assert not [name for name in names if '.mim' in name]
+
+
+def test_git_ignores_what_the_pages_make():
+    files = 'mine.py', 'curves.png', 'predictions/1.jpg', 'look/1.jpg', 'pictures/1.jpg'
+    folders = 'data/mine', 'work_dirs/mine', 'exports', 'downloads/mine', 'convert'
+    for name in (*files, *(f'{folder}/file' for folder in folders)):
+        run('git', 'check-ignore', '--quiet', name, cwd=ROOT)
 
 
 def test_requirements_name_nothing_of_torch_or_mm(distributions):

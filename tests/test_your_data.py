@@ -11,6 +11,7 @@ from pathlib import Path
 
 import cv2
 import pytest
+import torch
 from helpers import ROOT, newer, run_tool
 from mmengine.config import Config
 from mmengine.registry import VISUALIZERS
@@ -18,6 +19,7 @@ from mmengine.runner import Runner
 
 from mmcare.models import CARE
 from mmcare.sample_data import IMAGENET_CLASSES, make_ade20k, make_coco, make_imagenet
+from mmcare.weights.reading import load_from_mmcare
 
 pytest.importorskip('mmdet')
 PAGE = (ROOT / 'docs/train_on_your_data.md').read_text()
@@ -84,6 +86,12 @@ def test_five_lines_are_enough(mine):
     if runner.cfg.default_scope != 'mmpretrain':  # whose browse_dataset builds its own
         VISUALIZERS.build(runner.cfg.visualizer)
     assert runner.epoch == 1
+    (best,) = Path('run').glob('best_*_epoch_1.pth')
+    saved, state = load_from_mmcare(best, 'cpu')['state_dict'], runner.model.state_dict()
+    assert [*saved] == [*state]
+    assert all(map(torch.equal, saved.values(), state.values()))
+    weights = sum(value.numel() * value.element_size() for value in state.values())
+    assert best.stat().st_size < 1.1 * weights + 1e5  # nothing of the optimizer
     measured = runner.test()
     assert all(-1 <= measured[name] <= 100 for name in TASKS[mine][1])
 
@@ -94,7 +102,8 @@ def test_the_file_has_the_metrics(mine, monkeypatch, capsys):
     measured, names = train().test(), TASKS[mine][1]
     monkeypatch.setattr('mmcare.analysis.timing.SECONDS', 1e-9)
     run = partial(run_tool, monkeypatch)
-    part, weights = 'neck' if mine == 'instances' else 'model', 'run/epoch_1.pth'
+    part = 'neck' if mine == 'instances' else 'model'
+    (weights,) = Path('run').glob('best_*.pth')
     file = f'exports/mine_{part}_64x64.onnx'
     export = '--part', part, '--format', 'onnx', '--out-dir', 'exports'
     run('export', 'mine.py', weights, *export)

@@ -105,7 +105,13 @@ custom_imports = dict(imports=['mmcare', 'mmcare.classification'], allow_failed_
 default_scope = 'mmpretrain'
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=10, log_metric_by_epoch=False),
-    checkpoint=dict(type='mmcare.AtomicCheckpointHook', interval=1, max_keep_ckpts=3),
+    checkpoint=dict(
+        type='mmcare.AtomicCheckpointHook',
+        interval=1,
+        max_keep_ckpts=3,
+        save_best='single-label/f1-score',  # weights alone: a third of the size
+        rule='greater',
+    ),
     visualization=dict(type='VisualizationHook'),
     safe_loading=dict(type='mmcare.SafeLoadingHook'),
     exact_resume=dict(type='mmcare.ExactResumeHook'),

@@ -224,6 +224,8 @@ def test_segmentors_are_measured(tmp_path, run):
     assert metrics['aAcc'] == pytest.approx(100 * wanted['aAcc'], abs=1e-3)
     assert metrics['mIoU'] == pytest.approx(100 * wanted['IoU'].mean(), abs=1e-3)
     assert metrics['mAcc'] == pytest.approx(100 * wanted['Acc'].mean(), abs=1e-3)
+    shares = [metrics[f'IoU_{name}'] for name in model.description['classes']]
+    assert shares == pytest.approx((100 * wanted['IoU']).tolist(), abs=1e-3)
     arguments = '--images', 'images', '--annotations', 'masks'
     status, out, _ = run('labels', *arguments, module='mmcare_runtime.evaluate')
     assert status == 0 and out.startswith('aAcc ')
@@ -307,7 +309,10 @@ def test_detectors_are_measured(tmp_path):
     masks[..., 4:] = 0
     assert evaluate(model, tmp_path / 'images', file)['segm_mAP'] < 0.6
     model = Model(lambda image: find(image, 0), (1, 3, *SHAPE), describe('boxes'))
-    assert evaluate(model, tmp_path / 'images', file)['bbox_mAP'] < 0.6
+    metrics = evaluate(model, tmp_path / 'images', file)
+    assert metrics['bbox_mAP'] < 0.6 and metrics['bbox_AP_dog'] == 0
+    assert metrics['bbox_AP_cat'] == pytest.approx(2 * metrics['bbox_mAP'])
+    assert 'bbox_AP_owl' not in metrics  # no picture has one
     about['categories'][0]['name'] = 'cow'
     file.write_text(json.dumps(about))
     nameless = Model(find, (1, 3, *SHAPE), dict(describe('boxes'), classes=None))
