@@ -97,7 +97,7 @@ class FourMaps(nn.Module):
 def build(key: str, shape: tuple[int, int]) -> Task:
     """Build a network with random weights from one seed.
 
-    Exports fuse CARE. MobileOne, FastViT and RepViT are fused by timm's ``reparameterize_model``.
+    Exports fuse CARE. FastViT and RepViT are fused by timm's ``reparameterize_model``.
     """
     torch.manual_seed(0)
     name = PEERS['timm_model'][key]
@@ -228,14 +228,37 @@ def measure(arguments: argparse.Namespace, directory: Path) -> Recording:
     )
 
 
+def compare(times: pd.DataFrame, key: str) -> pd.DataFrame:
+    """Divide all times by those of a network in the same rounds; quartiles, a row for each network.
+
+    The columns are ``q1``, ``median`` and ``q3``. A network is faster if ``q3`` is below 1, and
+    slower if ``q1`` is above 1. In between, the two are about as fast.
+    """
+    ratios = times.div(times[key], axis='index')
+    return ratios.quantile([0.25, 0.5, 0.75]).T.set_axis(['q1', 'median', 'q3'], axis='columns')
+
+
+def describe_ratio(ratios: pd.Series) -> str:
+    """Write the median of the rounds' ratios, and their quartiles."""
+    q1, median, q3 = ratios.quantile([0.25, 0.5, 0.75])
+    return f'{median:.2f} ({q1:.2f} to {q3:.2f})'
+
+
+def is_beaten(key: str, times: pd.DataFrame, top1: pd.Series) -> bool:
+    """Whether a network that is at least as accurate is faster."""
+    rivals = top1.index[(top1 >= top1[key]) & (top1.index != key)]
+    return bool((compare(times, key)['q3'][rivals] < 1).any())
+
+
 def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     """Make a row for each network, by class and latency.
 
     ``care`` is the class: the CARE network in the recording with the nearest accuracy. ``x_care``
     is the network's time divided by the time of this CARE in the same round, as a median over the
-    rounds: above 1, CARE is faster. ``x_float32`` is the int8 time divided by the float32 time, in
-    the same way. ``pareto`` says that no other network is as fast and as accurate. ``ms`` is a
-    median, ``q1`` and ``q3`` are quartiles.
+    rounds: above 1, CARE is faster. ``x_care_q1`` and ``x_care_q3`` are quartiles. ``x_float32`` is
+    the int8 time divided by the float32 time, in the same way. ``pareto`` says that no network that
+    is at least as accurate is faster, by :func:`compare`. ``ms`` is a median, ``q1`` and ``q3`` are
+    quartiles.
     """
     times = pd.DataFrame(recording['milliseconds'][engine])
     table = PEERS.reindex(list(times)).assign(engine=engine)
@@ -248,22 +271,31 @@ def latency_table(recording: Recording, engine: str) -> pd.DataFrame:
     cares = CARES if measured.empty else measured
     classes = table['top1'].map(lambda top1: (cares - top1).abs().idxmin(), na_action='ignore')
     nearest = times.reindex(columns=classes).set_axis(times.columns, axis='columns')
-    table['care'], table['x_care'] = classes, (times / nearest).median()
+    table['care'] = classes
+    ratios = ['x_care', 'x_care_q1', 'x_care_q3']
+    table[ratios] = (times / nearest).quantile([0.5, 0.25, 0.75]).T
     float32 = engine.partition('-')[0]
     if float32 in recording['milliseconds'] and float32 != engine:
         table['x_float32'] = (times / pd.DataFrame(recording['milliseconds'][float32])).median()
-    table = table.sort_values(['ms', 'top1'], ascending=[True, False])
-    table['pareto'] = table['top1'] > table['top1'].fillna(0).cummax().shift(fill_value=0)
+    known = table['top1'].dropna()
+    table['pareto'] = [key in known and not is_beaten(key, times, known) for key in table.index]
     return table.sort_values(['care', 'ms'])
 
 
-def losses(table: pd.DataFrame) -> dict[str, str]:
-    """For each CARE, name the networks that are at least as fast and as accurate."""
+def rivals(recording: Recording, engine: str) -> dict[str, str]:
+    """For each CARE, name the networks of at least its accuracy that are faster, or as fast."""
+    times = pd.DataFrame(recording['milliseconds'][engine])
+    top1 = PEERS['top1'].reindex(times.columns)
     names = {}
-    for key, care in table[table['timm_model'] == ''].iterrows():
-        others = table.drop(index=key)
-        better = others[(others['ms'] <= care['ms']) & (others['top1'] >= care['top1'])]
-        names[care['label']] = ', '.join(better['label']) or 'none'
+    for key in CARES.index.intersection(times.columns):
+        ratios = compare(times, key).drop(index=key)
+        ratios = ratios[top1[ratios.index] >= top1[key]].sort_values('median')
+        labels = PEERS['label'].reindex(ratios.index)
+        faster, slower = ratios['q3'] < 1, ratios['q1'] > 1
+        names[f'faster than {PEERS["label"][key]}'] = ', '.join(labels[faster]) or 'none'
+        names[f'about as fast as {PEERS["label"][key]}'] = (
+            ', '.join(labels[~faster & ~slower]) or 'none'
+        )
     return names
 
 
@@ -286,19 +318,24 @@ def markdown(recording: Recording) -> str:
     columns['top-1, %'] = networks['top1'].map('{:.1f}'.format, na_action='ignore')
     for engine, table in tables.items():
         star = table['pareto'].map({True: '**', False: ''})
-        ratios = ['' if pd.isna(ratio) else f' ({ratio:.2f})' for ratio in table['x_care']]
+        ratios = [
+            ''
+            if row.Index == row.care or pd.isna(row.x_care)
+            else f' ({row.x_care_q1:.2f} to {row.x_care_q3:.2f})'
+            for row in table.itertuples()
+        ]
         columns[engine] = star + table['ms'].map('{:.1f}'.format) + star + ratios
         if 'x_float32' in table:
             columns[f'{engine}, x float32'] = table['x_float32'].map('{:.2f}'.format)
     shown = pd.DataFrame(columns, index=networks.index).replace('nan', None)
     shown = shown.dropna(axis='columns', how='all').fillna('')  # phones measure others too
     maps = '' if 'rows' in recording else 'Four maps of an image, '
-    explained = 'Milliseconds, and in brackets x CARE. Bold: on the Pareto line.'
+    explained = 'Milliseconds, and in brackets quartiles of x CARE. Bold: on the Pareto line.'
     parts = [f'{maps}{conditions(recording)}. {explained}']
     parts.append(shown.to_markdown(index=False, disable_numparse=True))
-    better = pd.DataFrame({engine: losses(table) for engine, table in tables.items()})
+    better = pd.DataFrame({engine: rivals(recording, engine) for engine in tables})
     if not (better := better.dropna(axis='columns', how='all')).empty:
-        parts += ['At least as fast and as accurate:', better.to_markdown()]
+        parts += ['At least as accurate, and', better.to_markdown()]
     for engine, table in tables.items():
         if 'delegates' in table and len(pieces := table[table['delegates'] > 1]):
             named = pieces['label'] + ' ' + pieces['delegates'].map('{:g}'.format)
@@ -337,7 +374,7 @@ def draw(recording: Recording, engine: str) -> Figure:
     figure = Figure(figsize=(10, 8), layout='constrained')
     axes = figure.subplots()
     labels, line = [], table[table['pareto']].sort_values('ms')
-    axes.step(line['ms'], line['top1'], '--', where='post', color='0.6')
+    axes.step(line['ms'], line['top1'].cummax(), '--', where='post', color='0.6')
     for _, row in table.iterrows():
         ours = row['timm_model'] == ''
         style = dict(fmt='*', markersize=15) if ours else dict(fmt='o', markersize=6)
@@ -355,7 +392,8 @@ def draw(recording: Recording, engine: str) -> Figure:
     axes.set_ylabel('published top-1 accuracy on ImageNet-1K, in %')
     axes.set_title(conditions(recording), fontsize=8, wrap=True)
     axes.grid(alpha=0.3, which='both')
-    adjust_text(labels, table['ms'], table['top1'], ax=axes, expand=(1.25, 1.7))
+    leader = dict(arrowstyle='-', color='0.6', lw=0.5)
+    adjust_text(labels, table['ms'], table['top1'], ax=axes, expand=(1.2, 1.4), arrowprops=leader)
     return figure
 
 

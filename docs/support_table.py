@@ -1,15 +1,19 @@
-"""Write the table of docs/deploy.md: what can be exported to which format, at 512x512."""
+"""Export networks to all formats at 512x512, and write deviations and sizes as a CSV file."""
 
+import argparse
 import sys
 import tempfile
 import warnings
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from mmengine.utils import track_iter_progress
 
 from mmcare.export import export_model, load_model
 from mmcare.export.backends import BACKENDS
+from mmcare.files import check_writable, moved_into_place
 
 CONFIGS = Path(__file__).resolve().parents[1] / 'configs'
 PARTS = {
@@ -21,30 +25,35 @@ PARTS = {
     'UperNet': ('upernet/care_s0_upernet_ade20k.py', 'model'),
     'classifier': ('imagenet/care_s0_in1k.py', 'model'),
 }
-NAMES = dict(coreml='Core ML', onnx='ONNX', executorch='ExecuTorch', ncnn='ncnn', litert='LiteRT')
 
 
-def describe(source: str, part: str, kind: str) -> str:
-    """Export to one format; say what came of it, or why nothing did."""
+def measure(source: str, part: str, kind: str) -> dict[str, Any]:
+    """Export to one format; return deviation and MB, or why nothing was written."""
     config = source if part == 'backbone' else CONFIGS / source
     with tempfile.TemporaryDirectory() as directory:
         try:
             model = load_model(config, part=part)
             report = export_model(model, directory, (512, 512), (kind,))[kind]
         except Exception as error:  # whatever a converter raises
-            return f'not converted: {type(error).__name__}: {error}'.splitlines()[0]
-    error = max(report['max_rel_error'][name] for name in ('random', 'smooth'))
-    return f'{error:.0e}, {report["bytes"] / 1e6:.1f}'
+            return dict(failure=f'{type(error).__name__}: {error}'.splitlines()[0])
+    errors = report['max_rel_error']
+    return dict(deviation=max(errors['random'], errors['smooth']), MB=report['bytes'] / 1e6)
 
 
 def main() -> None:
-    """Print the table."""
+    """Write the CSV file after each export, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--out', type=Path, default='work_dirs/support.csv', metavar='CSV')
+    out = parser.parse_args().out
+    check_writable(out.parent)
     warnings.simplefilter('ignore')
-    cells = [(name, kind) for name in PARTS for kind in BACKENDS]
-    table = pd.DataFrame(index=list(PARTS), columns=list(BACKENDS))
-    for name, kind in track_iter_progress(cells, file=sys.stderr):
-        table.loc[name, kind] = describe(*PARTS[name], kind)
-    print(table.rename(columns=NAMES).to_markdown())
+    rows = []
+    for name, kind in track_iter_progress(list(product(PARTS, BACKENDS)), file=sys.stderr):
+        rows.append(dict(network=name, format=kind, **measure(*PARTS[name], kind)))
+        table = pd.DataFrame(rows)
+        with moved_into_place(out) as path:
+            table.to_csv(path, index=False)
+    print(table.to_markdown(index=False, floatfmt=('', '', '.0e', '.1f')))
 
 
 if __name__ == '__main__':

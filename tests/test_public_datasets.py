@@ -1,5 +1,8 @@
 """The configs for public sets of pictures, on a few files drawn in the layouts of these sets."""
 
+import sys
+from pathlib import Path
+
 import cv2
 import numpy as np
 import pytest
@@ -10,6 +13,10 @@ from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, METRICS, MODELS, DefaultScope
 from mmengine.runner import Runner
 from pycocotools.coco import COCO
+
+sys.path.insert(0, str(ROOT / 'benchmarks'))
+
+from partition import use_fresh_splits
 
 VOID = 11  # the label of pixels without a class
 NUCLEI = dict(a='test', b='train', c='train', d='train', e='train', f='val')
@@ -150,3 +157,38 @@ def test_nuclei_in_coco(read):
             assert [nucleus['area'] for nucleus in nuclei] == [side**2] * (number + 1)
             assert nuclei[0]['bbox'] == [0, 0, side, side]
     assert found == NUCLEI
+
+
+@pytest.mark.parametrize('task', CONFIGS)
+def test_fresh_splits_do_not_overlap(task, read, tmp_path):
+    """They have the pictures, objects and sizes of the usual ones, and are the same each time."""
+    name = CONFIGS[task][0].rpartition('care_s0_')[2]
+    found = []
+    for fresh in (False, True, True):
+        config = (
+            read(task) if not found else Config.fromfile(ROOT / f'configs/{CONFIGS[task][0]}.py')
+        )
+        if fresh:
+            use_fresh_splits(config, name, tmp_path / 'fresh')
+        parts = {}
+        with DefaultScope.overwrite_default_scope(config.default_scope):
+            for split in SPLITS:
+                data = DATASETS.build(config[f'{split}_dataloader'].dataset)
+                infos = [data.get_data_info(index) for index in range(len(data))]
+                parts[split] = {describe_info(info) for info in infos}
+                assert len(parts[split]) == len(infos)
+        found.append(parts)
+    usual, fresh, again = found
+    assert {split: len(part) for split, part in fresh.items()} == {
+        split: len(part) for split, part in usual.items()
+    }
+    assert set().union(*fresh.values()) == set().union(*usual.values())
+    assert sum(map(len, fresh.values())) == len(set().union(*fresh.values()))
+    assert fresh == again != usual
+
+
+def describe_info(info):
+    """The picture, the mask, and the objects' boxes."""
+    boxes = tuple(tuple(item['bbox']) for item in info.get('instances', ()))
+    mask = info.get('seg_map_path')
+    return str(Path(info['img_path']).resolve()), mask and str(Path(mask).resolve()), boxes

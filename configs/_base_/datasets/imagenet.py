@@ -1,4 +1,5 @@
-# ImageNet-1K at 224 x 224, augmented as in Section 4.1 of the paper.
+# ImageNet-1K at 224 x 224. Section 4.1 of the paper names the augmentations; the values are the
+# released script's.
 data_root = 'data/imagenet'
 backend_args = None  # of mmengine.fileio, for object stores: see docs/multi_gpu.md
 interpolations = 'bilinear', 'bicubic'  # one of the two by chance, as in the released script
@@ -14,9 +15,8 @@ train_pipeline = [
         ],
     ),
     dict(type='RandomFlip', prob=0.5),
-    # The paper's rand-m9-mstd0.5. Its colour jitter of 0.4 is left out: timm, with which
-    # the networks were trained, leaves it out wherever RandAugment (which also changes colours) is
-    # on.
+    # The released script's rand-m9-mstd0.5. The paper also names colour jitter, 0.4 in the script.
+    # timm, with which the networks were trained, leaves it out beside RandAugment, as we do.
     dict(
         type='RandomChoice',
         transforms=[

@@ -1,6 +1,7 @@
-# 300 epochs of AdamW, learning rate 2e-3 at batch 1536, 20 epochs of warm-up, cosine decay (Section
-# 4.1 of the paper; the released script has 2.5e-3), then 10 epochs at the last rate. First and last
-# rate, 1e-6 and 1e-5, and the 10 epochs are the defaults of the released script.
+# AdamW, learning rate 2e-3 at batch 1536, 300 epochs (Section 4.1 of the paper; the released script
+# has 2.5e-3). The paper names weight decay without a value, and no schedule. Weight decay 0.05, 20
+# epochs of warm-up, cosine decay, the first and last rate (1e-6 and 1e-5) and 10 epochs at the last
+# rate are those of the released script, some by its defaults.
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=310, val_interval=1)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
