@@ -218,7 +218,12 @@ def failing(tmp_path, monkeypatch, capsys):
         ('s0 --out-dir none.py/folder', 'Not a directory'),
         ('s0 --precision int8 --format executorch --images empty', 'empty holds no pictures'),
         ('s0 --precision int8 --format executorch --images cut', 'cut.png is not a picture'),
-        ('s0 --precision int8 --format executorch --images few', '1 are too few'),
+        (
+            's0 --precision int8 --format executorch --images few',
+            '1 are too few, 2 are held out; give a config with training data, or a folder of '
+            'pictures with --images',
+        ),
+        ('means.py --format onnx', "the config's mean has 3 values, the network 4 channels"),
     ],
 )
 def test_bad_arguments(failing, tmp_path, monkeypatch, arguments, words):
@@ -227,6 +232,7 @@ def test_bad_arguments(failing, tmp_path, monkeypatch, arguments, words):
         ('none', "type='torch.nn.Embedding', num_embeddings=1, embedding_dim=1"),
         ('s9', "type='CARE', arch='s9'"),
         ('four', "type='CARE', in_channels=4"),
+        ('means', "type='CARE', in_channels=4), data_preprocessor=dict(mean=[0] * 3, std=[1] * 3"),
     ):
         (tmp_path / f'{name}.py').write_text(f'model = dict(backbone=dict({backbone}))')
     torch.save({'backbone.conv1.weight': torch.zeros(1)}, tmp_path / 'resnet.pth')
