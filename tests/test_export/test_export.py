@@ -202,6 +202,10 @@ def failing(tmp_path, monkeypatch, capsys):
         ('s0 --shape 16 512', 'height and width must be 32 to 4096'),
         ('s0 --compress int8 --format onnx litert', '--compress int8 is for --format coreml'),
         ('s0 --precision int8', '--precision int8 is only for --format onnx, executorch, litert'),
+        (
+            's0 --format executorch executorch-coreml --delegate coreml',
+            '--format executorch, executorch-coreml are the same file with --delegate coreml',
+        ),
         ('s0 --calibration 8', '--calibration is for --precision int8'),
         ('s0 --calibration 0 --precision int8 --format litert', 'int8, and at least 1'),
         ('s0 --images gone', 'gone'),
