@@ -32,7 +32,6 @@ except KeyboardInterrupt:
     print('stopped: nothing is written', file=sys.stderr)
     sys.exit(130)
 import pandas as pd
-import torch
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 from torch import Tensor
@@ -199,7 +198,8 @@ def compare_with_config(
     if not said:
         return  # as replaced_part says
     task = make_task(model, said['part'])
-    outputs = task(torch.zeros(1, task.info.in_channels, *program.input_shape[2:]))
+    parameter = next(model.parameters())  # perhaps on a GPU
+    outputs = task(parameter.new_zeros(1, task.info.in_channels, *program.input_shape[2:]))
     wanted = {k: v for k, v in task.describe(config, outputs).items() if k in DECISIVE}
     if normalization is not None:
         channels = normalization.expand(task.info.in_channels)

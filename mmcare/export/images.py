@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from mmengine.registry import DATASETS
 from torch import Tensor
 
+from mmcare.export.errors import Argument, RequestError
 from mmcare.export.loading import LoadedModel, Normalization
 from mmcare.export.pipelines import (
     describe_loader,
@@ -113,9 +114,10 @@ def load_images(
     except Exception as error:  # a data set of a toolbox without its data raises anything
         reason = ' '.join(f'{type(error).__name__}: {error}'.split())
         if number or pictures is not None:
-            raise ValueError(
+            raise RequestError(
                 f'no pictures can be read: {reason}; give a config with training data, or a folder '
-                'of pictures with images='
+                'of pictures with ',
+                Argument('images'),
             ) from error
         return Images(checked, read, (), reason)
     for index, pixels in enumerate(pictures[-HELD_OUT:], 1):

@@ -110,6 +110,11 @@ def plan_export(model: LoadedModel, request: ExportRequest) -> ExportPlan:
     takes_pixels = any(request.input_kind_of(backend) == 'image' for backend in request.backends)
     if takes_pixels:
         _check_pixels(model)
+    if model.normalization and len(model.normalization.mean) != task.info.in_channels:
+        means = len(model.normalization.mean)
+        raise RequestError(
+            f"the config's mean has {means} values, the network {task.info.in_channels} channels"
+        )
     request = replace(request, shape=shape)
     task.check_request(request)
     outputs = _compute(task, shape)

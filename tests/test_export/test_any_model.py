@@ -9,6 +9,7 @@ from torch import nn
 
 from mmcare.deployment import BackboneInfo, describe_backbone, prepare_backbone
 from mmcare.export import export_model, load_model
+from mmcare.export.tasks import make_task
 from mmcare.weights.reading import CheckpointError
 
 pytestmark = newer
@@ -102,6 +103,29 @@ def test_the_backbone_of_a_student(tmp_path):
         torch.save(saved.state_dict(), weights)
         loaded = load_model(config, weights).task.model.patches.weight
         assert torch.equal(loaded, taught.student.backbone.patches.weight)
+
+
+class Packed(nn.Conv2d):
+    """A backbone that returns its map as a test says."""
+
+    def forward(self, images):
+        return self.pack(super().forward(images))
+
+
+@pytest.mark.parametrize(
+    'pack',
+    [lambda x: x, lambda x: dict(fine=x, coarse=[x[..., ::2]]), lambda x: ((x, x.mean((2, 3))),)],
+    ids=['tensor', 'dictionary', 'token'],
+)
+def test_a_file_returns_what_the_backbone_returns(pack):
+    """In its toolbox, where the rest of the model reads it."""
+    model, image = nn.Module(), torch.randn(1, 3, 8, 8)
+    model.backbone = Packed(3, 4, 2, 2)
+    model.backbone.pack = pack
+    task = make_task(model)
+    ((owner, name, substitute),) = task.substitutes(task, {}, image)
+    assert owner is model.backbone and name == 'forward'
+    torch.testing.assert_close(substitute(image), model.backbone(image), rtol=0, atol=0)
 
 
 def test_names_of_the_toolboxes(tmp_path):

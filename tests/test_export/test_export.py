@@ -202,6 +202,10 @@ def failing(tmp_path, monkeypatch, capsys):
         ('s0 --shape 16 512', 'height and width must be 32 to 4096'),
         ('s0 --compress int8 --format onnx litert', '--compress int8 is for --format coreml'),
         ('s0 --precision int8', '--precision int8 is only for --format onnx, executorch, litert'),
+        (
+            's0 --format executorch executorch-coreml --delegate coreml',
+            '--format executorch, executorch-coreml are the same file with --delegate coreml',
+        ),
         ('s0 --calibration 8', '--calibration is for --precision int8'),
         ('s0 --calibration 0 --precision int8 --format litert', 'int8, and at least 1'),
         ('s0 --images gone', 'gone'),
@@ -218,7 +222,12 @@ def failing(tmp_path, monkeypatch, capsys):
         ('s0 --out-dir none.py/folder', 'Not a directory'),
         ('s0 --precision int8 --format executorch --images empty', 'empty holds no pictures'),
         ('s0 --precision int8 --format executorch --images cut', 'cut.png is not a picture'),
-        ('s0 --precision int8 --format executorch --images few', '1 are too few'),
+        (
+            's0 --precision int8 --format executorch --images few',
+            '1 are too few, 2 are held out; give a config with training data, or a folder of '
+            'pictures with --images',
+        ),
+        ('means.py --format onnx', "the config's mean has 3 values, the network 4 channels"),
     ],
 )
 def test_bad_arguments(failing, tmp_path, monkeypatch, arguments, words):
@@ -227,6 +236,7 @@ def test_bad_arguments(failing, tmp_path, monkeypatch, arguments, words):
         ('none', "type='torch.nn.Embedding', num_embeddings=1, embedding_dim=1"),
         ('s9', "type='CARE', arch='s9'"),
         ('four', "type='CARE', in_channels=4"),
+        ('means', "type='CARE', in_channels=4), data_preprocessor=dict(mean=[0] * 3, std=[1] * 3"),
     ):
         (tmp_path / f'{name}.py').write_text(f'model = dict(backbone=dict({backbone}))')
     torch.save({'backbone.conv1.weight': torch.zeros(1)}, tmp_path / 'resnet.pth')

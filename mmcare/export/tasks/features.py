@@ -1,9 +1,10 @@
 """Maps of a backbone, or of a backbone and a neck."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from mmcare.export.errors import Argument, RequestError
 from mmcare.export.tasks.base import Description, Outputs, RunImages, Shape, Substitutes, Task
@@ -19,7 +20,7 @@ class Backbone(Task):
         return False
 
     def name_outputs(self, outputs: Outputs) -> list[str]:
-        """Name the maps ``stage1``, ... for a CARE."""
+        """Return the names that the backbone's description has."""
         return [*self.info.output_names]
 
     def check_request(self, request: Any) -> None:
@@ -32,7 +33,7 @@ class Backbone(Task):
 
     def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace the backbone."""
-        return [(self.backbone, 'forward', run)]
+        return [(self.backbone, 'forward', in_structure(run, self.backbone(image)))]
 
 
 class Neck(Backbone):
@@ -54,4 +55,10 @@ class Neck(Backbone):
 
     def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace backbone and neck."""
-        return [(self.model, 'extract_feat', run)]
+        return [(self.model, 'extract_feat', in_structure(run, self.model.extract_feat(image)))]
+
+
+def in_structure(run: RunImages, outputs: Any) -> Callable[[Tensor], Any]:
+    """Let a function return its outputs as others are: a tensor, a list, a dictionary, ..."""
+    structure = tree_structure(outputs)
+    return lambda images: tree_unflatten(run(images), structure)

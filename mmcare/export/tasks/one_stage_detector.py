@@ -9,7 +9,6 @@ import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
-from torch.utils._pytree import tree_structure, tree_unflatten
 
 from mmcare.export.errors import Argument, RequestError
 from mmcare.export.plain_operators import nms_mask, nms_mask_operator
@@ -26,6 +25,7 @@ from mmcare.export.tasks.base import (
     describe_classes,
     is_of_class,
 )
+from mmcare.export.tasks.features import in_structure
 from mmcare.export.tasks.matching import Detected, distances, leads_of_missing, surplus
 from mmcare_runtime.results import read_detections
 
@@ -124,7 +124,7 @@ class OneStageDetector(Task):
 
     def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace the method that makes maps, or ``predict`` of the head if the file decodes."""
-        head, structure = self.head, tree_structure(self.model(image))
+        head = self.head
 
         def predict(images: Tensor, data_samples: Any, rescale: bool = False) -> list[InstanceData]:
             """Read the file's boxes, and post-process them as mmdet does."""
@@ -140,10 +140,8 @@ class OneStageDetector(Task):
             test_cfg = ConfigDict(description['test_cfg'])
             return [head._bbox_post_process(instances, test_cfg, **options)]
 
-        def forward(images: Tensor) -> Any:
-            return tree_unflatten(run(images), structure)
-
         decoded = description['outputs'][0].get('kind') == 'boxes'
+        forward = in_structure(run, self.model(image))
         method = (head, 'predict', predict) if decoded else (head, 'forward', forward)
         return [(self.model, 'extract_feat', lambda images: images), method]
 
