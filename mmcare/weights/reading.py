@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from inspect import signature
 from io import BytesIO
 from pathlib import Path
@@ -52,8 +53,8 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
 
     - Checksums of the zip container, which ``torch.load`` ignores, are verified, and PyTorch gets a
       copy of the verified bytes in memory. A warning names a file without checksums.
-    - NumPy arrays, namespaces and log buffers are removed with their keys. NumPy numbers become
-      Python's.
+    - NumPy arrays of numbers are kept; NumPy numbers become Python's. Other arrays, namespaces and
+      log buffers are removed with their keys. A warning names what is removed, except log buffers.
     - Other classes are allowed if the program has added them to PyTorch's safe globals, except
       classes for distributed tensors, some of which open connections.
     - EMA weights of timm replace the others.
@@ -66,7 +67,13 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
     path = Path(filename)
     if not path.is_file():
         raise FileNotFoundError(f'{path} is not a file')
-    checkpoint, verified = _read(path, map_location)
+    removed: list[str] = []
+    checkpoint, verified = _read(path, map_location, removed)
+    if removed:
+        more = f' and {len(removed) - 5} more' if len(removed) > 5 else ''
+        text = f'Left out while reading {path}, since they are not plain values: '
+        text = escape(f'{text}{", ".join(removed[:5])}{more}')
+        print_log(text, logger='current', level=logging.WARNING)
     if not verified:
         text = f'{path} has no checksums: damage would go unnoticed. torch.save writes some.'
         print_log(text, logger='current', level=logging.WARNING)
@@ -175,7 +182,7 @@ def _is_whole(file: Path) -> bool:
     if not file.is_file():
         return False
     try:
-        _read(file, 'cpu')
+        _read(file, 'cpu', [])
     except CheckpointError as error:
         print_log(f'Downloading again: {error}', logger='current', level=logging.WARNING)
         return False
@@ -207,11 +214,15 @@ def _fetch(address: str, file: Path) -> None:
                 raise OSError(f'the connection ended after {received} of {total} bytes')
 
 
-def _read(path: Path, map_location: Any) -> tuple[Any, bool]:
-    """Read a file; return its content, and whether checksums were verified."""
-    read = _read_safetensors if _is_safetensors(path) else _read_pickle
+def _read(path: Path, map_location: Any, removed: list[str]) -> tuple[Any, bool]:
+    """Read a file; return its content, and whether checksums were verified.
+
+    ``removed`` gets the names and types of what is left out.
+    """
     try:
-        return read(path, map_location)
+        if _is_safetensors(path):
+            return _read_safetensors(path, map_location)
+        return _read_pickle(path, map_location, removed)
     except Exception as error:  # damage can raise anything
         reason = str(error).strip().partition('\n')[0]
         text = 'it is damaged or contains more than tensors, plain values and training states'
@@ -230,7 +241,7 @@ def _is_safetensors(path: Path) -> bool:
     return start[8:] == b'{' and int.from_bytes(start[:8], 'little') < path.stat().st_size
 
 
-def _read_pickle(path: Path, map_location: Any) -> tuple[Any, bool]:
+def _read_pickle(path: Path, map_location: Any, removed: list[str]) -> tuple[Any, bool]:
     """Read a file of ``torch.save``; return its object, and whether checksums were verified."""
     with path.open('rb') as file:
         is_archive = torch.serialization._is_zipfile(file)  # as torch.load decides
@@ -246,7 +257,7 @@ def _read_pickle(path: Path, map_location: Any) -> tuple[Any, bool]:
     # PyTorch 2.1 and later may be configured to map files by default, but not those in memory.
     options = {'mmap': False} if 'mmap' in signature(torch.load).parameters else {}
     content = torch.load(source, map_location, reader, weights_only=False, **options)
-    content = _without_foreign(content, readable_types(), {})
+    content = _without_foreign(content, '', readable_types(), {}, removed)
     if content is _REMOVED:
         raise CheckpointError('it contains no usable data')
     return content, verified
@@ -326,27 +337,56 @@ _PLAIN = {
 _REMOVED = object()
 
 
-def _without_foreign(value: Any, allowed: set[type], known: dict[int, tuple]) -> Any:
+def _without_foreign(
+    value: Any, name: str, allowed: set[type], known: dict[Any, tuple], removed: list[str]
+) -> Any:
     """Remove the dict entries whose types are not allowed, in place.
 
     A value of another type becomes ``_REMOVED``, and so does a list or tuple that contains one.
-    Tensors lose their hooks. ``known`` maps the ids of containers to containers and their
-    results: shared containers are visited once.
+    Tensors lose their hooks. Arrays of numbers are built from what the file says of them.
+
+    Args:
+        value: Part of a checkpoint.
+        name: Where it is in the checkpoint.
+        allowed: Types that are kept, besides containers and arrays.
+        known: Maps the ids of containers and arrays to these and their results: shared containers
+            are visited once.
+        removed: Gets the names and types of what is removed, except log buffers, which no run
+            needs.
     """
     if id(value) in known:
         return known[id(value)][1]
     if isinstance(value, dict):
         known[id(value)] = value, value
         for key in [*value]:
-            value[key] = _without_foreign(value[key], allowed, known)
+            where = f'{name}.{key}' if name else str(key)
+            value[key] = _without_foreign(value[key], where, allowed, known, removed)
             if value[key] is _REMOVED:
                 del value[key]
         return value
     if type(value) in (list, tuple):
-        copies = [_without_foreign(entry, allowed, known) for entry in value]
+        copies = [_without_foreign(entry, name, allowed, known, removed) for entry in value]
         is_removed = any(copy is _REMOVED for copy in copies)
         known[id(value)] = value, _REMOVED if is_removed else type(value)(copies)
         return known[id(value)][1]
+    if isinstance(value, unpickling.Array):
+        array = value.to_numpy(partial(_share, known))
+        if array is not None:
+            known[id(value)] = value, array
+            return array
     if isinstance(value, Tensor):
         value._backward_hooks = None
-    return value if type(value) in allowed else _REMOVED
+    if type(value) in allowed:
+        return value
+    if not isinstance(value, unpickling.STAND_INS[unpickling.LOG_BUFFER]):
+        kind = 'ndarray' if isinstance(value, unpickling.Array) else type(value).__name__
+        removed.append(f'{name} ({kind})')
+    return _REMOVED
+
+
+def _share(known: dict[Any, tuple], data: bytes) -> bytearray:
+    """Return writable memory with the content of bytes, and the same for the same object."""
+    key = (id(data),)  # the bytes may also be a value themselves
+    if key not in known:
+        known[key] = data, bytearray(data)
+    return known[key][1]

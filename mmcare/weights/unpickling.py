@@ -7,15 +7,17 @@ training files of MM and timm, which also hold NumPy values, namespaces and log 
 from __future__ import annotations
 
 import pickle
-import re
 from _compat_pickle import IMPORT_MAPPING
 from collections import Counter, OrderedDict
+from math import prod
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, Callable, ClassVar
 
 import numpy as np
 import torch
 from torch import _utils
+
+LOG_BUFFER = 'mmengine.logging.history_buffer.HistoryBuffer'
 
 
 class Foreign:
@@ -28,24 +30,69 @@ class Foreign:
         self.state: Any = None
 
 
-def _scalar(dtype: Any, data: bytes) -> Any:
+def _foreign(name: str) -> type[Foreign]:
+    """Make a stand-in whose name says what it stands for."""
+    return type(name.rpartition('.')[2], (Foreign,), {})
+
+
+class Array(Foreign):
+    """Stand in for NumPy's ``_reconstruct``, whose state is an array."""
+
+    def to_numpy(self, share: Callable[[bytes], bytearray]) -> np.ndarray | None:
+        """Build a plain array of numbers; return None if the state is not of one.
+
+        Args:
+            share: Makes writable memory of bytes, and the same of the same object: a small file
+                could let many arrays have the same bytes.
+        """
+        if type(self.state) is not tuple or len(self.state) != 5:
+            return None
+        _, shape, kind, is_fortran, data = self.state
+        dtype = _numeric_dtype(kind)
+        if dtype is None or type(data) is not bytes or type(shape) is not tuple or len(shape) > 32:
+            return None
+        if not all(type(size) is int and 0 <= size < 2**31 for size in shape):
+            return None
+        if prod(shape) * dtype.itemsize != len(data) or prod(size or 1 for size in shape) > 2**48:
+            return None
+        if dtype.kind == 'b' and data.strip(b'\0\1'):  # NumPy would compute with other bytes
+            return None
+        order: Any = 'F' if is_fortran is True else 'C'
+        return np.frombuffer(share(data), dtype).reshape(shape, order=order)
+
+
+def _numeric_dtype(kind: Any) -> np.dtype | None:
+    """Return the type of numbers that a stand-in for a dtype describes."""
+    if not isinstance(kind, Foreign) or not kind.args or type(kind.state) is not tuple:
+        return None
+    code, order = kind.args[0], kind.state[1:2]
+    if code not in DTYPES or order not in (('<',), ('>',), ('|',), ('=',)):
+        return None
+    return np.dtype(code).newbyteorder(order[0])
+
+
+def _scalar(kind: Any, data: bytes) -> Any:
     """Stand in for NumPy's ``scalar``, and return a number of Python."""
-    code = dtype.args[0]
-    if not re.fullmatch('[biufc][1-9][0-9]?', code):
-        return Foreign()
-    return np.frombuffer(data, np.dtype(code).newbyteorder(dtype.state[1]), 1)[0].item()
+    dtype = _numeric_dtype(kind)
+    return _foreign('numpy.scalar')() if dtype is None else np.frombuffer(data, dtype, 1)[0].item()
+
+
+DTYPES = ('b1', 'i1', 'i2', 'i4', 'i8', 'u1', 'u2', 'u4', 'u8', 'f2', 'f4', 'f8', 'c8', 'c16')
 
 
 # These take precedence over classes of the same name that the program has allowed.
+FOREIGN = (
+    'builtins.getattr',
+    'argparse.Namespace',
+    LOG_BUFFER,
+    'mmengine.optim.scheduler.param_scheduler.OneCycleParamScheduler',
+    'numpy.ndarray',
+    'numpy.dtype',
+)
 STAND_INS: dict[str, Any] = {
-    'builtins.getattr': Foreign,
-    'argparse.Namespace': Foreign,
+    **{name: _foreign(name) for name in FOREIGN},
     'mmengine.config.config.ConfigDict': dict,  # nested metainfo of data sets
-    'mmengine.logging.history_buffer.HistoryBuffer': Foreign,
-    'mmengine.optim.scheduler.param_scheduler.OneCycleParamScheduler': Foreign,
-    'numpy.ndarray': Foreign,
-    'numpy.dtype': Foreign,
-    **{f'numpy.{core}.multiarray._reconstruct': Foreign for core in ('core', '_core')},
+    **{f'numpy.{core}.multiarray._reconstruct': Array for core in ('core', '_core')},
     **{f'numpy.{core}.multiarray.scalar': _scalar for core in ('core', '_core')},
 }
 REBUILT = ('meta_tensor_no_storage', 'parameter', 'qtensor', 'sparse_tensor', 'tensor', 'tensor_v2')

@@ -294,7 +294,7 @@ def test_values_that_could_not_be_read_again(tmp_path, logged):
     assert f'again: keeper.last (deque), keeper.lists ({path}), bad.paths ({path})' in text
     logged.clear()
     train(tmp_path, resume=True, hooks=[Keeper()])
-    assert not warned(logged, 'Not resuming')
+    assert not warned(logged, 'Not resuming') and not warned(logged, 'dataset metainfo')
     checkpoint = read_checkpoint(tmp_path / NEWEST)
     assert checkpoint['keeper'] == dict(seen={1, 2}, best=0.5) and checkpoint['bad'] == {}
 

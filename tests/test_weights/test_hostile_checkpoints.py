@@ -18,7 +18,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
-from exploits import Call, exploits
+from exploits import Call, dtype, exploits
 from helpers import IS_NEW, THIN, Images, thin_backbone, warned
 from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer
@@ -89,15 +89,15 @@ def test_exploits_are_refused_or_removed(tmp_path, monkeypatch, name):
     assert not unpickling.allowed()
 
 
-def test_foreign_objects_are_removed(tmp_path):
+def test_foreign_objects_are_removed(tmp_path, logged):
     """NumPy's numbers become Python's: mmseg keeps the best score as one."""
     saved = dict(
         runtime_info=dict(best_score=np.float32(0.5), epoch=np.int64(3), flag=np.bool_(True)),
         log_scalars=dict(loss=HistoryBuffer([1.0], [1])),
         args=Namespace(lr=0.1),
-        arrays=[np.arange(3)],
+        arrays=[np.array([None])],
         text=np.str_('sky'),
-        nested=[dict(mean=np.ones(3), std=2.0)],
+        nested=[dict(mean=np.array(['a']), std=2.0)],
         dataset_meta=dict(info=ConfigDict(name=ConfigDict(first='a'))),
     )
     loaded = read_checkpoint(save(saved, tmp_path))
@@ -106,6 +106,56 @@ def test_foreign_objects_are_removed(tmp_path):
     assert loaded == dict(runtime_info=info, log_scalars={}, nested=[dict(std=2.0)])
     assert meta == dict(name=dict(first='a')) and type(meta) is type(meta['name']) is dict
     assert [type(value) for value in loaded['runtime_info'].values()] == [float, int, bool]
+    (text,) = warned(logged, 'Left out')
+    names = 'args (Namespace), arrays (ndarray), text (scalar), nested.mean (ndarray)'
+    assert text.endswith(f'since they are not plain values: {names}')
+
+
+@pytest.mark.parametrize('legacy', [False, True])
+def test_arrays_of_numbers_are_read(tmp_path, logged, legacy):
+    """mmpose keeps the standard deviations of keypoints and their colors as such."""
+    dtypes = [*unpickling.DTYPES, '>f4', '>i2']
+    arrays = {name: np.arange(6).reshape(2, 3).astype(name) for name in dtypes}
+    arrays.update(
+        empty=np.ones((0, 2)), scalar=np.array(3.0), columns=np.arange(6.0).reshape(2, 3).T
+    )
+    arrays['listed'] = [arrays['f4'], arrays['f4']]
+    options = dict(_use_new_zipfile_serialization=not legacy)
+    loaded = read_checkpoint(save(dict(meta=arrays), tmp_path, **options))['meta']
+    listed, _ = loaded.pop('listed'), arrays.pop('listed')
+    assert listed[0] is listed[1] is loaded['f4'] and loaded.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert loaded[name].dtype == array.dtype and np.array_equal(loaded[name], array)
+        assert loaded[name].flags.writeable
+    assert not warned(logged, 'Left out')
+
+
+@pytest.mark.parametrize(
+    'state',
+    [
+        (1, (8,), dtype('f8', 3, '<', None, None, None, -1, -1, 0), False, b'short'),
+        (1, (-1, -1), dtype('u1', 3, '|', None, None, None, -1, -1, 0), False, b'a'),
+        (1, (0, 1 << 62), dtype('u1', 3, '|', None, None, None, -1, -1, 0), False, b''),
+        (1, (1,), dtype('b1', 3, '|', None, None, None, -1, -1, 0), False, b'a'),
+        (1, (1,), dtype('U1', 3, '<', None, None, None, 4, 4, 0), False, b'a' * 4),
+        (1, (1,), np.dtype, False, b'a'),
+        (1, 'a'),
+        None,
+    ],
+)
+def test_forged_arrays_are_removed(tmp_path, logged, state):
+    forged = Call(np.empty(0).__reduce__()[0], (np.ndarray, (0,), b'b'), state)
+    assert read_checkpoint(save(dict(meta=dict(a=forged, b=1)), tmp_path))['meta'] == dict(b=1)
+    assert warned(logged, 'values: meta.a (ndarray)')
+
+
+def test_forged_arrays_share_their_bytes(tmp_path):
+    """Otherwise a small file could become a large one in memory."""
+    kind = dtype('u1', 3, '|', None, None, None, -1, -1, 0)
+    state = 1, (8,), kind, False, b'12345678'
+    arrays = [Call(np.empty(0).__reduce__()[0], (np.ndarray, (0,), b'b'), state) for _ in range(2)]
+    first, second = read_checkpoint(save(dict(arrays=arrays), tmp_path))['arrays']
+    assert np.shares_memory(first, second)
 
 
 def test_attributes_are_dropped_everywhere(tmp_path):

@@ -224,9 +224,10 @@ def test_wrong_variant(given, wanted, words, tmp_path):
         (torch.ones(16, 3, 4, 4).to_sparse(), 'not a dense tensor'),
         (torch.ones(16, 3, 4, 4, device='meta'), 'not a dense tensor'),
         ([1.0], 'not a dense tensor with values: .*stem.conv.weight'),
-        (np.ones((16, 3, 4, 4)), 'missing'),
+        (np.ones((16, 3, 4, 4)), 'not a dense tensor'),
+        (np.array([None]), 'missing'),
     ],
-    ids=['nan', 'too large', 'integers', 'sparse', 'meta', 'list', 'numpy'],
+    ids=['nan', 'too large', 'integers', 'sparse', 'meta', 'list', 'numpy', 'objects'],
 )
 def test_values_that_cannot_be_weights(source, value, words, tmp_path):
     state = {**to_classifier_keys(source.state_dict()), 'backbone.stem.conv.weight': value}

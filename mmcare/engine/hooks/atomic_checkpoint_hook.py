@@ -133,6 +133,21 @@ class AtomicCheckpointHook(CheckpointHook):
         if repeats and runner.val_loop and self._validates_now(runner.train_loop):
             runner.val_loop.run()
 
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        """Take the data set's metadata in place of equal ones with lists for arrays.
+
+        MMEngine compares them bit by bit, and would warn of another data set at each resume.
+        """
+        loop, meta = runner._train_loop, checkpoint.get('meta')
+        if not isinstance(loop, BaseLoop) or not isinstance(meta, dict):
+            return
+        current = getattr(loop.dataloader.dataset, 'metainfo', None)
+        saved, given = (
+            _plain(part, '', readable_types(), []) for part in (meta.get('dataset_meta'), current)
+        )
+        if repr(saved) == repr(given):  # tensors have no single answer
+            meta['dataset_meta'] = current
+
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Convert everything to tensors and plain values; look for weights that are not finite."""
         if self._folder:
