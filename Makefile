@@ -85,7 +85,8 @@ $(READY) $(MMCV_READY) $(ONEDL_READY): Makefile pyproject.toml setup.py projects
 	@echo '[4/5] the MM toolboxes, and what exports, benchmarks, tests and linting need'
 	$(INSTALL) -r $(STACK) -r requirements/data.txt -r requirements/tests.txt -r requirements/lint.txt \
 		-r projects/phone/requirements.txt
-	@echo '      setuptools again, since openmim pulls in 60.2 (the remark about openxlab is harmless)'
+	@echo '      setuptools again, since openmim pulls in 60.2. The red ERROR about openxlab, which wants'
+	@echo '      that version, is harmless: nothing here runs openxlab'
 	$(PIP) install '$(SETUPTOOLS)'
 	@echo '      timm and the converter to ncnn, in their own call: otherwise pip would take another torch'
 	$(INSTALL) -r requirements/timm.txt -r requirements/ncnn.txt

@@ -14,12 +14,16 @@ import shutil
 import warnings
 from pathlib import Path
 
+import setuptools
 from setuptools import setup
 from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
 
 ROOT = Path(__file__).resolve().parent
 PACKAGES = ('mmcare', 'mmcare_runtime')
+# From version 77 on, which needs Python 3.9, setuptools has PEP 639's field and warns of the old one.
+HAS_EXPRESSION = int(setuptools.__version__.split('.')[0]) >= 77
+LICENSE = {'license_expression' if HAS_EXPRESSION else 'license': 'Apache-2.0'}
 RESOURCES = ('configs', 'model-index.yml', 'tools')
 
 
@@ -81,4 +85,4 @@ class EditableWheel(editable_wheel):
                 )
 
 
-setup(cmdclass={'build_py': BuildPy, 'editable_wheel': EditableWheel})
+setup(cmdclass={'build_py': BuildPy, 'editable_wheel': EditableWheel}, **LICENSE)

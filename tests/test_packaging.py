@@ -160,3 +160,12 @@ def test_mim_finds_the_installed_package(kind, distributions, tmp_path):
     run(python, *PIP, 'uninstall', '--yes', 'mmcare', cwd=elsewhere)
     assert set(site_packages.iterdir()) == before
     assert not any(elsewhere.iterdir())
+
+
+def test_the_license_is_named_once(distributions):
+    contents = wheel_files(distributions['wheel'])
+    (metadata,) = (name for name in contents if name.endswith('.dist-info/METADATA'))
+    fields = Parser().parsestr(contents[metadata].decode())
+    old, new = fields.get_all('License', []), fields.get_all('License-Expression', [])
+    assert old + new == ['Apache-2.0']
+    assert not any(each.startswith('License') for each in fields.get_all('Classifier'))

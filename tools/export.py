@@ -9,6 +9,7 @@ files of the other formats stay, and the status is 1.
 """
 
 import argparse
+import atexit
 import logging
 import os
 import sys
@@ -166,6 +167,12 @@ def everything_shown() -> Iterator[None]:
         LOGGER.removeHandler(handler)
 
 
+def silence() -> None:
+    """Drop what native code prints when the process ends, after the news."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
 def discard(log: str | None) -> None:
     """Remove a log that nobody is told of."""
     if log:
@@ -197,9 +204,11 @@ def print_reports(reports: Mapping[str, Mapping[str, Any]], out_dir: Path) -> No
 def main() -> None:
     """Export, and print what was written."""
     arguments, log = parse_args(), None
+    if not arguments.verbose:
+        atexit.register(silence)
     try:
-        request = make_request(arguments)
         with everything_shown() if arguments.verbose else others_in_a_log() as log:
+            request = make_request(arguments)  # imports converters, whose native code prints
             model = load_model(arguments.source, arguments.checkpoint, arguments.part)
             reports = run_request(model, arguments.out_dir, request)
     except KeyboardInterrupt:

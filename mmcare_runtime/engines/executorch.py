@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 from pathlib import Path
 from threading import Lock
@@ -24,8 +25,14 @@ _opened: WeakSet[Any] = WeakSet()  # methods of files that are in use
 def open_file(path: Path, threads: int) -> OpenedFile:
     """Open a file for XNNPACK."""
     check_header(path)
-    from executorch.extension.pybindings import portable_lib
-    from executorch.runtime import Runtime
+    logger = logging.getLogger('torch.utils._pytree')
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # torchao, which ExecuTorch imports, registers deprecated types
+    try:
+        from executorch.extension.pybindings import portable_lib
+        from executorch.runtime import Runtime
+    finally:
+        logger.setLevel(level)
 
     if portable_lib._threadpool_get_thread_count() != threads:
         if _opened:  # they would lose their threads
