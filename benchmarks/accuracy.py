@@ -163,8 +163,11 @@ def difference(ours: pd.Series, others: pd.Series) -> str:
     return f'{others.mean() - ours.mean():+.1f} ± {(interval.high - interval.low) / 2:.1f}'
 
 
-def make_table(name: str, runs: pd.DataFrame) -> str:
-    """Write a row for each backbone and rate, the chosen rate in bold, best backbones first."""
+def make_rows(name: str, runs: pd.DataFrame) -> pd.DataFrame:
+    """Make a row for each backbone and rate, the chosen rate in bold, the best backbone first.
+
+    Parameters and GMACs are left out: see :func:`make_table`.
+    """
     _, shape, _, metrics = SETS[name]
     recording = RESULTS / f'latency_{shape[0]}x{shape[1]}.json'
     times = pd.DataFrame(json.loads(recording.read_text())['milliseconds']['onnxruntime'])
@@ -174,29 +177,39 @@ def make_table(name: str, runs: pd.DataFrame) -> str:
     vals = runs[runs['split'] == 'val'].groupby(['key', 'rate', 'seed'])[metric].last()
     means = {key: tests.loc[[(key, rate)], metric].mean() for key, rate in chosen.items()}
     for key in sorted(means, key=means.__getitem__, reverse=True):
-        config = read_config(name, key)
-        with DefaultScope.overwrite_default_scope(config.default_scope):
-            backbone = MODELS.build(config.model.backbone)
-        for rate in sorted(set(vals[key].index.get_level_values('rate')), key=chosen[key].__ne__):
-            row = {'backbone': PEERS['label'][key], 'rate': rate}
+        for rate in sorted(vals[key].index.unique('rate'), key=chosen[key].__ne__):
+            row = {'key': key, 'backbone': PEERS['label'][key], 'rate': rate}
             row[f'{title} on validation'] = describe(vals[key, rate])
-            if rate == chosen[key]:
-                row['rate'] = f'**{rate}**'
-                row['minus CARE-S0'] = ''
-                if key != 's0':
-                    ours = tests.loc[[('s0', chosen['s0'])], metric]
-                    row['minus CARE-S0'] = difference(ours, tests.loc[[(key, rate)], metric])
-                row['parameters, M'] = f'{sum(p.numel() for p in backbone.parameters()) / 1e6:.1f}'
-                row['GMACs'] = f'{count_macs(backbone, torch.zeros(1, 3, *shape))[""] / 1e9:.2f}'
-                ratios = times[key] / times['s0']
-                row['time, x CARE-S0'] = '1' if key == 's0' else describe_ratio(ratios)
             if (key, rate) in tests.index:
                 seeds = tests.loc[[(key, rate)]]
                 row |= {heading: describe(seeds[column]) for column, heading in metrics.items()}
+            if rate == chosen[key]:
+                row['rate'] = f'**{rate}**'
+                ours, ratios = tests.loc[[('s0', chosen['s0'])], metric], times[key] / times['s0']
+                row['minus CARE-S0'] = '' if key == 's0' else difference(ours, seeds[metric])
+                row['time, x CARE-S0'] = '1' if key == 's0' else describe_ratio(ratios)
             rows.append(row)
-    first = ['backbone', 'rate', f'{title} on validation', *metrics.values(), 'minus CARE-S0']
-    table = pd.DataFrame(rows)[[*first, 'parameters, M', 'GMACs', 'time, x CARE-S0']].fillna('')
-    return table.to_markdown(index=False, disable_numparse=True)
+    return pd.DataFrame(rows).fillna('')
+
+
+def make_table(name: str, runs: pd.DataFrame) -> str:
+    """Write the rows of a set, with parameters and GMACs of each backbone."""
+    table, shape = make_rows(name, runs), SETS[name][1]
+    counts = {}
+    for key in table['key'].unique():
+        config = read_config(name, key)
+        with DefaultScope.overwrite_default_scope(config.default_scope):
+            backbone = MODELS.build(config.model.backbone)
+        parameters = sum(p.numel() for p in backbone.parameters()) / 1e6
+        macs = count_macs(backbone, torch.zeros(1, 3, *shape))[''] / 1e9
+        counts[key] = f'{parameters:.1f}', f'{macs:.2f}'
+    for place, column in enumerate(('parameters, M', 'GMACs')):
+        cells = [
+            counts[key][place] if time else ''
+            for key, time in zip(table['key'], table['time, x CARE-S0'], strict=True)
+        ]
+        table.insert(table.columns.get_loc('time, x CARE-S0'), column, cells)
+    return table.drop(columns='key').to_markdown(index=False, disable_numparse=True)
 
 
 def report() -> None:

@@ -15,6 +15,7 @@ import accuracy
 import counts
 import latency
 import operators
+import tables
 import training
 
 from mmcare.export import export_model, open_exported
@@ -246,3 +247,23 @@ def test_the_page_of_results_shows_the_runs(tmp_path, monkeypatch):
     accuracy.report()
     assert page.read_text() == text and '**1e-3**' in text
     assert (tmp_path / 'curves.png').stat().st_size > 10_000
+
+
+def test_tables_show_their_recordings():
+    with pytest.raises(SystemExit) as stopped:
+        tables.main()
+    assert stopped.value.code is None, stopped.value.code
+
+
+def test_wrong_cells_and_unassigned_tables_are_found():
+    page = 'docs/latency.md'
+    _, _, text = (ROOT / page).read_text().partition('## Over the size of images')
+    assert '| ResNet50 | 3.54 |' in text and not list(tables.check(page, text))
+    (wrong,) = tables.check(page, text.replace('| ResNet50 | 3.54 |', '| ResNet50 | 3.45 |'))
+    assert "has '3.45', its recording '3.54'" in wrong
+    (shorter,) = tables.check(page, text.replace('\n| ResNet50 | 3.54 | 3.35 | 3.83 | 3.83 |', ''))
+    assert 'has rows' in shorter
+    new = '\n\n| network | ms |\n|---|---|\n| network | 12 |\n'
+    (unassigned,) = tables.check(page, text + new)
+    assert 'network | ms' in unassigned and 'assigned to no recording' in unassigned
+    assert not list(tables.check(page, text + new.replace('12', '`12`')))  # an option, a name
