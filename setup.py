@@ -21,7 +21,7 @@ from setuptools.command.editable_wheel import editable_wheel
 
 ROOT = Path(__file__).resolve().parent
 PACKAGES = ('mmcare', 'mmcare_runtime')
-# From version 77 on, which needs Python 3.9, setuptools has PEP 639's field and warns of the old one.
+# From version 77 on (Python 3.9), setuptools has PEP 639's field, and warns of the older one.
 HAS_EXPRESSION = int(setuptools.__version__.split('.')[0]) >= 77
 LICENSE = {'license_expression' if HAS_EXPRESSION else 'license': 'Apache-2.0'}
 RESOURCES = ('configs', 'model-index.yml', 'tools')
