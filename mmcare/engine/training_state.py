@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Dict, Tuple
 
 import numpy as np
@@ -14,16 +15,25 @@ import torch
 from mmengine.dataset import worker_init_fn
 from mmengine.hooks import EarlyStoppingHook, Hook
 from mmengine.model import is_model_wrapper
+from mmengine.runner import EpochBasedTrainLoop
 from mmengine.utils import is_method_overridden
 from torch import nn
-from torch.utils.data import get_worker_info
+from torch.utils.data import Dataset, Sampler, get_worker_info
 
 # Hooks of these packages write their state to checkpoints or set it again, as hooks that switch
 # pipelines do. EarlyStoppingHook does not, see `restorable`.
-TOOLBOXES = ('mmcare', 'mmdet', 'mmengine', 'mmpose', 'mmpretrain', 'mmseg')
+TOOLBOXES = (
+    *('mmaction', 'mmagic', 'mmcare', 'mmdet', 'mmdet3d', 'mmengine', 'mmocr', 'mmpose'),
+    *('mmpretrain', 'mmrotate', 'mmseg', 'mmyolo'),
+)
 OF_MODULES = frozenset(vars(nn.Module()))  # attributes that PyTorch itself changes
 SEEDED = 'set_random_state'  # a method of objects that have their own random generators
 GENERATORS = random.Random, np.random.Generator, np.random.RandomState
+
+GLOBAL = random._inst, np.random.mtrand._rand, torch.default_generator
+# Objects in which no generators of samplers and transforms are looked for.
+OPAQUE = type, ModuleType, FunctionType, MethodType, nn.Module, torch.Tensor, Dataset
+DEPTH, WIDTH = 6, 1000  # of objects in objects; entries of a container, which may hold the data
 
 Key = Tuple[Any, str]  # name of an object, attribute
 Numbers = Dict[Key, Any]
@@ -59,7 +69,7 @@ def restorable(runner: Any) -> dict[str, Any]:
 
 
 def not_restorable(runner: Any) -> dict[int, Any]:
-    """Return objects whose state may be lost: hooks, this process's transforms."""
+    """Return objects whose state may be lost: hooks, this process's transforms, samplers."""
     hooks = [
         hook
         for hook in runner.hooks
@@ -71,7 +81,122 @@ def not_restorable(runner: Any) -> dict[int, Any]:
     loader = runner.train_dataloader
     steps = [] if loader.num_workers else transforms(loader.dataset)
     unseeded = [step for step in steps if not hasattr(step, SEEDED)]
-    return dict(enumerate([*hooks, *unseeded]))
+    # Loops over iterations replay what samplers have drawn.
+    of_loader = samplers(loader) if isinstance(runner.train_loop, EpochBasedTrainLoop) else []
+    return dict(enumerate([*hooks, *unseeded, *of_loader]))
+
+
+def samplers(loader: Any) -> list[Any]:
+    """Return the sampler and the batch sampler of a dataloader."""
+    return [part for part in (loader.batch_sampler, loader.sampler) if part is not None]
+
+
+def find_generators(loader: Any) -> dict[Key, tuple[Any, Any]]:
+    """Return the random generators of samplers and transforms, each after the object that has it.
+
+    Generators that the hook seeds are left out: global ones, and those of ``SEEDED`` objects.
+    """
+    found: dict[Key, tuple[Any, Any]] = {}
+    seen = {id(known): known for known in (*GLOBAL, loader.dataset)}
+    parts = [*samplers(loader), *transforms(loader.dataset)]
+    seen.update((id(part), part) for part in parts)
+    for index, part in enumerate(parts):
+        if not hasattr(part, SEEDED):
+            for path, generator in _walk(vars(part), '', seen, DEPTH):
+                found[f'{index} {type(part).__name__}', path] = part, generator
+    if isinstance(loader.generator, torch.Generator) and id(loader.generator) not in seen:
+        found['loader', 'generator'] = loader, loader.generator
+    return found
+
+
+def _walk(value: Any, path: str, seen: dict[int, Any], depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield generators within a value by their paths, such as ``'augmenter.random_state'``."""
+    if isinstance(value, (*GENERATORS, torch.Generator)):
+        yield path, value
+        return
+    children: dict[Any, Any] = {}
+    if isinstance(value, Mapping):
+        children.update(value)
+    elif isinstance(value, (list, tuple)) and len(value) <= WIDTH:
+        children.update(enumerate(value))
+    if not isinstance(value, OPAQUE) and not hasattr(value, SEEDED):
+        children.update(getattr(value, '__dict__', {}))
+    if depth and len(children) <= WIDTH:
+        for name, child in children.items():
+            if id(child) not in seen:
+                seen[id(child)] = child
+                yield from _walk(child, f'{path}.{name}' if path else str(name), seen, depth - 1)
+
+
+def generator_state(generator: Any) -> Any:
+    """Return the state of a generator in plain values, or as a tensor."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.RandomState):
+        return _listed(generator.get_state(legacy=False))
+    return _listed(generator.bit_generator.state)
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Set a generator to a state of :func:`generator_state`."""
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, torch.Generator):
+        generator.set_state(state.cpu())
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
+
+
+def same_state(state: Any, other: Any) -> bool:
+    """Whether two states of :func:`generator_state` are the same."""
+    if isinstance(state, torch.Tensor) or isinstance(other, torch.Tensor):
+        tensors = isinstance(state, torch.Tensor) and isinstance(other, torch.Tensor)
+        return tensors and torch.equal(state.cpu(), other.cpu())
+    return state == other
+
+
+def _listed(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _listed(value) for key, value in state.items()}
+    return state.tolist() if isinstance(state, np.ndarray) else state
+
+
+def isolate(iterator: Iterator[Any], seed: int) -> Iterator[Any]:
+    """Iterate over a sampler whose draws from global generators depend on a seed alone.
+
+    Batches are drawn ahead of their iterations, so that the draws of a replay would differ.
+    """
+    outside = _global_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    inside = _global_state()
+    _set_global_state(outside)
+    while True:
+        outside = _global_state()
+        _set_global_state(inside)
+        try:
+            indices = next(iterator)
+        except StopIteration:
+            return
+        finally:
+            inside = _global_state()
+            _set_global_state(outside)
+        yield indices
+
+
+def _global_state() -> tuple[Any, Any, Any]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _set_global_state(state: tuple[Any, Any, Any]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    torch.set_rng_state(state[2])
 
 
 def read_state(objects: Mapping[Any, Any]) -> dict[Key, Any]:
@@ -171,16 +296,18 @@ def read_contents(objects: Mapping[Any, Any]) -> dict[Key, Any]:
         for attribute, value in vars(item).items():
             if value is None and not isinstance(item, Hook):
                 continue  # transforms such as mmseg's take what they lack from the first sample
+            if isinstance(item, Sampler) and attribute == 'epoch':
+                continue  # MMEngine sets it
             if _is_numeric(value) or isinstance(value, str):
                 contents[name, attribute] = deepcopy(value)
             elif isinstance(value, (deque, dict, list, set)):
-                contents[name, attribute] = len(value)
+                entries = value.values() if isinstance(value, dict) else value
+                # Transforms that were built when they were first needed are no state.
+                contents[name, attribute] = sum(not callable(entry) for entry in entries)
             elif isinstance(value, torch.Tensor):
                 contents[name, attribute] = id(value), value.is_inference() or value._version
-            elif isinstance(value, GENERATORS):
-                contents[name, attribute] = pickle.dumps(value)
-            elif isinstance(value, torch.Generator):
-                contents[name, attribute] = value.get_state().tolist()
+            elif isinstance(item, Hook) and isinstance(value, (*GENERATORS, torch.Generator)):
+                contents[name, attribute] = _mark(value)  # of others: see find_generators
     return contents
 
 

@@ -32,7 +32,7 @@ from mmcare.weights.names import without_wrapper
 from mmcare.weights.reading import CheckpointError
 from mmcare.weights.strict import find_not_finite
 
-STATE = 'training_state'  # in checkpoints
+STATE, GENERATORS = 'training_state', 'random_generators'  # in checkpoints
 # Entries of an optimizer's groups that do not change what a step computes.
 UNCOMPARED = {'params', 'param_names', 'capturable', 'differentiable', 'foreach', 'fused'}
 # Attributes of MMEngine's schedulers that configs set.
@@ -56,6 +56,10 @@ class ExactResumeHook(SwitchableHook):
     warning names modules, hooks and transforms whose state changes and is in no checkpoint. Values
     that are empty before training, as caches are, are named in the log without a warning.
 
+    Random generators of samplers and transforms are saved and restored in epoch-based runs.
+    Iteration-based runs replay what these draw; a warning names generators that start from another
+    state than in the first run.
+
     MMEngine keeps the options of the checkpoint's optimizer and schedulers. A warning names those
     that the config has changed.
 
@@ -72,6 +76,8 @@ class ExactResumeHook(SwitchableHook):
         super().__init__(enabled)
         self._state: dict[Any, Any] | None = None  # before the run, or before its resume
         self._named: set[tuple[str, str]] = set()  # of classes and attributes
+        self._generators: dict[Any, Any] = {}  # their states before the run
+        self._changed: set[int] = set()  # ids of transforms and samplers that lose other state
         self._contents: dict[tuple[Any, str], Any] = {}
         self._objects: dict[int, Any] = {}
         self._first_iter = 0
@@ -142,11 +148,44 @@ class ExactResumeHook(SwitchableHook):
                     'saved parts of objects, or by a model with other modules.',
                 )
 
+        self._restore_generators(runner, checkpoint.get(GENERATORS))
+
+    def _restore_generators(self, runner: Any, saved: Any) -> None:
+        """Restore the generators of samplers and transforms; name those that draw other numbers.
+
+        Loops over iterations replay all draws. Their generators must start as in the first run.
+        """
+        by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
+        saved, differing = saved if isinstance(saved, dict) else {}, []
+        found = training_state.find_generators(runner.train_dataloader)
+        for key, (owner, generator) in found.items():
+            state = training_state.generator_state(generator)
+            if by_epoch and key in saved:
+                try:
+                    training_state.set_generator_state(generator, saved[key])
+                    continue
+                except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+                    training_state.set_generator_state(generator, state)  # of another type
+            elif key in saved and training_state.same_state(saved[key], state):
+                continue
+            differing.append(f'{type(owner).__name__}.{key[1]}')
+        if differing:
+            advice = 'its state is in no checkpoint' if by_epoch else 'seed it as in the first run'
+            _warn(runner, f'A random generator starts anew: {", ".join(differing)} ({advice}).')
+
     def before_train(self, runner: Any) -> None:
         """Replay the consumed batches, so that the workers' generators advance."""
         if not self.enabled:
             return
+        if not self._generators:
+            found = training_state.find_generators(runner.train_dataloader)
+            self._generators = {
+                key: training_state.generator_state(part) for key, (_, part) in found.items()
+            }
         iterator: Any = getattr(runner.train_loop, 'dataloader_iterator', None)
+        batches: Any = getattr(iterator, '_iterator', None)
+        if hasattr(batches, '_sampler_iter'):  # samplers may draw in this process
+            batches._sampler_iter = training_state.isolate(batches._sampler_iter, runner.seed)
         if hasattr(iterator, 'skip_iter'):  # onedl-mmengine would skip the batches
             iterator.skip_iter = lambda number: deque(islice(iterator, number), maxlen=0)
         if self._state is None:
@@ -191,6 +230,14 @@ class ExactResumeHook(SwitchableHook):
             return
         checkpoint[STATE] = {**self._find_numbers(runner), training_state.WHOLE: True}
         self._warn_of_changes(runner)
+        checkpoint[GENERATORS] = self._generators
+        if isinstance(runner.train_loop, EpochBasedTrainLoop):
+            found = training_state.find_generators(runner.train_dataloader)
+            checkpoint[GENERATORS] = {
+                key: training_state.generator_state(generator)
+                for key, (owner, generator) in found.items()
+                if id(owner) not in self._changed  # whole or not at all
+            }
 
     def _find_numbers(self, runner: Any) -> training_state.Numbers:
         """Return the numbers to store; name once what changes with them and cannot be stored."""
@@ -221,6 +268,7 @@ class ExactResumeHook(SwitchableHook):
         changed = [key for key, value in self._contents.items() if contents.get(key) != value]
         for key in changed:
             del self._contents[key]
+            self._changed.add(id(self._objects[key[0]]))
         if names := self._name(self._objects, changed):
             _warn(
                 runner,
