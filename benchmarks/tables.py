@@ -753,7 +753,7 @@ def main() -> None:
     for page, header in sorted(UNRECORDED):
         print(f'no recording: {page}: {header}')
     print(f'{len(RECORDED)} tables compared with their recordings')
-    sys.exit('\n'.join(wrong))
+    sys.exit('\n'.join(wrong) or None)
 
 
 if __name__ == '__main__':

@@ -252,7 +252,7 @@ def test_the_page_of_results_shows_the_runs(tmp_path, monkeypatch):
 def test_tables_show_their_recordings():
     with pytest.raises(SystemExit) as stopped:
         tables.main()
-    assert not stopped.value.code, stopped.value.code
+    assert stopped.value.code is None, stopped.value.code
 
 
 def test_wrong_cells_and_unassigned_tables_are_found():
