@@ -227,14 +227,14 @@ def report() -> None:
                 axes.plot(run['step'], run[metric], style, color=colour, label=label)
         axes.set(title=name, xlabel='iteration', ylabel=f'{title} on the validation split, %')
         axes.legend()
-        tables = {name: runs}
+        tables = {name: make_table(name, runs)}
         fresh = read_runs(name, RESULTS / 'fresh')
         if (fresh['split'] == 'test').any():
-            tables[f'{name} fresh'] = fresh
-        for mark, recorded in tables.items():
+            table = make_table(name, fresh)
+            tables[f'{name} fresh'] = table.replace('| backbone ', f'| {name}, fresh splits ', 1)
+        for mark, table in tables.items():
             begin, end = f'<!--- {mark}: written by benchmarks/accuracy.py -->', '<!--- end -->'
             before, _, after = text.partition(begin)
-            table = make_table(name, recorded)
             text = f'{before}{begin}\n\n{table}\n\n{end}{after.partition(end)[2]}'
     save(CURVES, figure)
     save(PAGE, text)

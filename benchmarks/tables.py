@@ -88,12 +88,29 @@ def public_sets() -> list[Row]:
     return [[latency.PEERS['label'][key], *(column[key] for column in columns)] for key in keys]
 
 
-def accuracy_of(name: str) -> list[Row]:
+def accuracy_table(name: str, fresh: bool = False) -> pd.DataFrame:
     """results.md: a public set; a test counts parameters and GMACs."""
-    table = accuracy.make_rows(name, accuracy.read_runs(name)).drop(columns='key')
+    runs = accuracy.read_runs(name, accuracy.RESULTS / ('fresh' if fresh else ''))
+    table = accuracy.make_rows(name, runs).drop(columns='key')
     for column in ('parameters, M', 'GMACs'):
         table.insert(len(table.columns) - 1, column, None)
-    return table.to_numpy().tolist()
+    return table.rename(columns={'backbone': f'{name}, fresh splits'} if fresh else {})
+
+
+def accuracy_of(name: str, fresh: bool = False) -> list[Row]:
+    """Return the rows of this table."""
+    return accuracy_table(name, fresh).to_numpy().tolist()
+
+
+def fresh_tables() -> dict[Name, Callable[[], list[Row]]]:
+    """results.md: the public sets that were tested on fresh splits."""
+    recorded = {path.name.split('_')[0] for path in (accuracy.RESULTS / 'fresh').glob('*.csv')}
+    found: dict[Name, Callable[[], list[Row]]] = {}
+    for name in sorted(recorded):
+        if (accuracy.read_runs(name, accuracy.RESULTS / 'fresh')['split'] == 'test').any():
+            header = ' | '.join(accuracy_table(name, fresh=True).columns)
+            found['docs/results.md', header] = partial(accuracy_of, name, fresh=True)
+    return found
 
 
 def padding() -> list[Row]:
@@ -665,6 +682,7 @@ RECORDED: dict[Name, Callable[[], list[Row]]] = {
         configs, 'upernet', ONE_STAGE
     ),
 }
+RECORDED |= fresh_tables()
 # Settings, shapes, limits, versions, and what others published with its source.
 STATED: set[Name] = {
     ('README.md', 'environment | what to type'),
