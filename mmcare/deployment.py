@@ -83,7 +83,7 @@ def describe_backbone(backbone: nn.Module) -> BackboneInfo:
     these do not fit, as before a slicing step. The stride is that of the smallest map.
 
     Raises:
-        ValueError: If the backbone computes none of these images, or returns more than tensors.
+        ValueError: If the backbone computes none of these images, or returns no tensors.
     """
     network, kind = deepcopy(backbone), type(backbone).__name__
     network.eval()  # not in the line above: mmdet's ResNet returns None
@@ -96,13 +96,13 @@ def describe_backbone(backbone: nn.Module) -> BackboneInfo:
         for side in sides:
             try:
                 with torch.no_grad():
-                    maps, _ = tree_flatten(network(first.new_zeros(1, channels, side, side)))
+                    outputs, _ = tree_flatten(network(first.new_zeros(1, channels, side, side)))
             except Exception as error:  # backbones of others raise anything
                 reason = error
                 continue
-            if not maps or not all(isinstance(x, Tensor) for x in maps):
-                returned = ', '.join(type(x).__name__ for x in maps) or 'nothing'
-                raise ValueError(f'the {kind} returns {returned}: only tensors can be exported')
+            maps = [x for x in outputs if isinstance(x, Tensor)]  # Inception also returns None
+            if not maps:
+                raise ValueError(f'the {kind} returns no tensors')
             strides = [side // x.shape[3] for x in maps if x.dim() == 4]
             names = tuple(f'stage{index + 1}' for index in range(len(maps)))
             return BackboneInfo(kind, channels, names, max([1, *strides]))

@@ -131,9 +131,11 @@ def load_model(
         import_for(config, part)
         normalization = read_normalization(config)
         model_config = config.get('model') or {}
+        # MMEngine notes the toolbox in its own configs; some name no default.
+        scope = model_config.get('_scope_') or config.get('default_scope')
         if part == 'backbone' and 'backbone' in model_config:  # alone, without the toolbox
             model_config, backbone = model_config['backbone'], ''
-        model_config = {**model_config, '_scope_': config.get('default_scope')}
+        model_config = {**model_config, '_scope_': scope}
     else:
         raise ValueError(f'{source!r} is neither one of {", ".join(ARCHS)} nor a config')
     with torch.random.fork_rng(devices=[]):

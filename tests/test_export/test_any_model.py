@@ -6,10 +6,12 @@ from export_helpers import run_file
 from helpers import deviation, newer
 from mmengine.registry import MODELS
 from torch import nn
+from torch.utils._pytree import tree_structure
 
 from mmcare.deployment import BackboneInfo, describe_backbone, prepare_backbone
 from mmcare.export import export_model, load_model
 from mmcare.export.tasks import make_task
+from mmcare.export.tasks.base import find_tensors
 from mmcare.weights.reading import CheckpointError
 
 pytestmark = newer
@@ -114,8 +116,12 @@ class Packed(nn.Conv2d):
 
 @pytest.mark.parametrize(
     'pack',
-    [lambda x: x, lambda x: dict(fine=x, coarse=[x[..., ::2]]), lambda x: ((x, x.mean((2, 3))),)],
-    ids=['tensor', 'dictionary', 'token'],
+    [
+        lambda x: x,
+        lambda x: dict(fine=x, coarse=[x[..., ::2]]),
+        lambda x: (None, (x, x.mean((2, 3)))),
+    ],
+    ids=['tensor', 'dictionary', 'none and token'],
 )
 def test_a_file_returns_what_the_backbone_returns(pack):
     """In its toolbox, where the rest of the model reads it."""
@@ -125,7 +131,10 @@ def test_a_file_returns_what_the_backbone_returns(pack):
     task = make_task(model)
     ((owner, name, substitute),) = task.substitutes(task, {}, image)
     assert owner is model.backbone and name == 'forward'
-    torch.testing.assert_close(substitute(image), model.backbone(image), rtol=0, atol=0)
+    found, expected = substitute(image), model.backbone(image)
+    assert tree_structure(found) == tree_structure(expected)
+    for x, y in zip(task(image), find_tensors(found), strict=True):
+        assert torch.equal(x, y)
 
 
 def test_names_of_the_toolboxes(tmp_path):
@@ -141,3 +150,5 @@ def test_names_of_the_toolboxes(tmp_path):
     with pytest.raises(ValueError, match='is not a config: mmengine does not support'):
         load_model('timm::resnet/resnet18.py')
     assert removed.shape == (64, 64, 3, 3)
+    name = 'mmpretrain::dinov2/vit-small-p14_dinov2-pre_headless.py'  # without a default scope
+    assert load_model(name).task.info.arch == 'VisionTransformer'

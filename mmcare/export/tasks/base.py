@@ -10,7 +10,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mmcare.deployment import BackboneInfo
 from mmcare.export.errors import Argument, RequestError
@@ -118,7 +118,7 @@ class Task(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Map images (B, C, H, W) to maps of stages or neck, logits, or all maps of a head."""
-        return tuple(tree_leaves(self.model(images)))
+        return find_tensors(self.model(images))
 
     def check_request(self, request: Any) -> None:
         """Raise a RequestError if the model cannot be exported as requested.
@@ -186,6 +186,24 @@ class Task(nn.Module):
     def centered_substitutes(self) -> Substitutes:
         """Say what is replaced in the model to move results back from the middle of the image."""
         return []
+
+
+def find_tensors(outputs: Any) -> tuple[Tensor, ...]:
+    """Return the tensors in what a model returns: a tensor, a list, a dictionary, ..."""
+    return tuple(x for x in tree_leaves(outputs) if isinstance(x, Tensor))
+
+
+def in_structure(run: RunImages, outputs: Any) -> Callable[[Tensor], Any]:
+    """Let a function return its tensors as others are; the reverse of :func:`find_tensors`."""
+    leaves, structure = tree_flatten(outputs)
+
+    def restore(images: Tensor) -> Any:
+        tensors = iter(run(images))
+        return tree_unflatten(
+            [next(tensors) if isinstance(x, Tensor) else x for x in leaves], structure
+        )
+
+    return restore
 
 
 def is_of_class(instance: object, name: str) -> bool:

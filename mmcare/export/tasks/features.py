@@ -1,13 +1,20 @@
 """Maps of a backbone, or of a backbone and a neck."""
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from mmcare.export.errors import Argument, RequestError
-from mmcare.export.tasks.base import Description, Outputs, RunImages, Shape, Substitutes, Task
+from mmcare.export.tasks.base import (
+    Description,
+    Outputs,
+    RunImages,
+    Shape,
+    Substitutes,
+    Task,
+    find_tensors,
+    in_structure,
+)
 
 
 class Backbone(Task):
@@ -47,7 +54,7 @@ class Neck(Backbone):
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Map images (B, C, H, W) to the maps."""
-        return tuple(tree_leaves(self.model.extract_feat(images)))
+        return find_tensors(self.model.extract_feat(images))
 
     def name_outputs(self, outputs: Outputs) -> list[str]:
         """Name the maps ``neck1``, ..."""
@@ -56,9 +63,3 @@ class Neck(Backbone):
     def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace backbone and neck."""
         return [(self.model, 'extract_feat', in_structure(run, self.model.extract_feat(image)))]
-
-
-def in_structure(run: RunImages, outputs: Any) -> Callable[[Tensor], Any]:
-    """Let a function return its outputs as others are: a tensor, a list, a dictionary, ..."""
-    structure = tree_structure(outputs)
-    return lambda images: tree_unflatten(run(images), structure)

@@ -23,9 +23,9 @@ from mmcare.export.tasks.base import (
     Substitutes,
     Task,
     describe_classes,
+    in_structure,
     is_of_class,
 )
-from mmcare.export.tasks.features import in_structure
 from mmcare.export.tasks.matching import Detected, distances, leads_of_missing, surplus
 from mmcare_runtime.results import read_detections
 
