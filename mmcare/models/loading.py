@@ -50,7 +50,8 @@ OF_A_BACKBONE = (
     'mmcare.engine.safe_loading.'
 )
 # Names of no other backbone; Swin and ConvNeXt have stages, too, and RTMDet's CSPNeXt has a stem.
-OWN = rf'stem\.conv\.|folded$|{BLOCK}(mixer|inter[12])\.'
+MIXER = r'(mixer|inter[12])\.'
+OWN = rf'stem\.conv\.|folded$|{BLOCK}{MIXER}'
 
 
 def pretrained_cfgs(module: Any) -> list[dict[str, Any]]:
@@ -217,9 +218,10 @@ def _adapt_channels(state: dict[str, Any], wanted: Tensor, file: Any) -> None:
     print_log(text, logger='current')
 
 
-def _name_prefixes(state: Iterable[str]) -> list[str]:
+def _name_prefixes(state: Mapping[str, Any]) -> list[str]:
     """Return lines that say where a file has weights of a CARE."""
     prefixes = [key[: -len(FIRST)] for key in state if f'.{key}'.endswith(f'.{FIRST}')]
+    prefixes = [p for p in prefixes if any(re.match(BLOCK + MIXER, k) for k in select(state, p))]
     lines = [f'It has the weights of a CARE with the prefix {prefix!r}.' for prefix in prefixes]
     return [*(lines or ['It has no weights of a CARE.']), OF_A_BACKBONE]
 

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import mmcv
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import THIN
+from mmengine.dataset import BaseDataset
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, METRICS
@@ -1570,3 +1572,34 @@ def test_label_beyond_the_classes(data, mode, reduced):
     assert runner.iter == 0
     off = dict(skip=['label_values'])
     getattr(build('ade20k', data, off, reduce_zero_label=reduced), mode)()
+
+
+class Clips(BaseDataset):
+    """As mmaction2's VideoDataset: a file of lines, each a video and its label."""
+
+    def __init__(self, labels, key='label'):
+        self.labels, self.key = labels, key
+        super().__init__(serialize_data=False)
+
+    def load_data_list(self):
+        return [{'filename': 'a.mp4', self.key: label} for label in self.labels]
+
+
+@pytest.mark.parametrize(
+    ('key', 'labels', 'words'),
+    [
+        ('label', [0, 7], 'labels in .* are 0 to 7, and those of the 2 classes 0 to 1'),
+        ('label', [0, 1], 'does not check pictures of Clips (train)'),
+        ('other', [0, 7], 'does not check pictures and labels of Clips (train)'),
+    ],
+)
+def test_labels_of_other_toolboxes(data, logged, key, labels, words):
+    """Labels are found where the dataset gives them; the log says what is not checked."""
+    hook, model = DataCheckHook(), Tiny(2)
+    hook._find_splits = lambda _: [Split('train', Clips(labels, key))]
+    loops = dict.fromkeys(('_train_loop', '_val_loop', '_test_loop', '_test_dataloader'))
+    runner = SimpleNamespace(model=model, cfg={}, **loops)
+    refused = pytest.raises(ValueError, match=words) if words.startswith('labels') else None
+    with refused or nullcontext():
+        hook.before_run(runner)
+    assert refused or any(words in text for _, text in logged)

@@ -269,3 +269,23 @@ def test_missing_pretrained_file():
         Images(init_cfg=init_cfg).init_weights()
     for words in ('checkpoints/care_s1_in1k.pth', 'convert_checkpoint.py', 'init_cfg=None'):
         assert words in str(error.value)
+
+
+NESTED = (
+    *('detector.backbone.', 'student.backbone.', 'teacher.backbone.', 'image_encoder.0.'),
+    *('backbone.context_path.backbone.', 'wrapped_model.backbone.'),
+)
+
+
+@pytest.mark.parametrize('prefix', NESTED)
+def test_nested_models_name_their_prefixes(tmp_path, prefix):
+    """As of QDTrack, SoftTeacher, retrieval, BiSeNet and mmocr's wrapper."""
+    state, file = thin_backbone().state_dict(), tmp_path / 'file.pth'
+    nested = {f'{prefix}{key}': value for key, value in state.items()}
+    torch.save({**nested, 'backbone.neck.stem.conv.weight': torch.ones(1)}, file)
+    with pytest.raises(CheckpointError) as error:
+        read_state_dict(CARE(THIN), file)
+    lines = [line for line in str(error.value).splitlines() if 'the weights of a CARE' in line]
+    assert lines == [f'  It has the weights of a CARE with the prefix {prefix!r}.']
+    read = read_state_dict(CARE(THIN), file, prefix)
+    assert all(torch.equal(read[key], state[key]) for key in state)

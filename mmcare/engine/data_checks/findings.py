@@ -90,6 +90,17 @@ class Split:
         return [_describe(self.dataset.get_data_info(i)) for i in range(len(self.dataset))]
 
     @cached_property
+    def unchecked(self) -> list[str]:
+        """What the dataset does not give, so that no check of it finds anything."""
+        pictures = self.pictures
+        labeled = self.of_pixels or any(
+            isinstance(picture.label, int) or any(isinstance(x, int) for x in picture.labels)
+            for picture in pictures
+        )
+        lacking = dict(pictures=any(picture.path for picture in pictures), labels=labeled)
+        return [name for name, is_there in lacking.items() if not is_there]
+
+    @cached_property
     def headers(self) -> dict[str, Header | str | None]:
         """What the headers of pictures say, see :func:`read_headers`."""
         if 'LoadImageFromFile' not in self.steps:
@@ -168,7 +179,7 @@ def _describe(info: dict[str, Any]) -> Picture:
         size=(info.get('width'), info.get('height')),
         labels=[instance.get('bbox_label') for instance in instances],
         ignored=sum(bool(instance.get('ignore_flag')) for instance in instances),
-        label=info.get('gt_label'),
+        label=info.get('gt_label', info.get('label')),  # the latter in mmaction2
         xml=info.get('xml_path'),
     )
 

@@ -33,7 +33,8 @@ class DataCheckHook(SwitchableHook):
     dataset, checksums of these masks and the values of those in JPEG or of more than 8 bits, the
     palettes of 200 masks, and the labels of masks until it has seen two classes. Of a COCO file
     above 32 MiB, it reads at most 20,000 objects, evenly spread. Remote data (``backend_args``,
-    ``://``) are not checked.
+    ``://``) are not checked. The log says of which datasets pictures, labels or everything is not
+    checked, since they do not give it in MMEngine's form.
 
     MMEngine builds datasets before it calls the first hook. So the first hook of this kind wraps
     the methods of ``Runner`` that build loops; they do the same as before for runners without the
@@ -56,6 +57,7 @@ class DataCheckHook(SwitchableHook):
             raise ValueError(f'there are no checks {unknown} to skip, but {[*CHECKS, *OTHERS]}')
         self.skip = {*skip}
         self._checked: set[str] = set()
+        self._noted: set[str] = set()  # modes without datasets that can be checked
         self._read = lru_cache(maxsize=None)(read_coco)
         for mode in ('train', 'val', 'test') if enabled else ():
             build = getattr(Runner, f'build_{mode}_loop')
@@ -101,6 +103,15 @@ class DataCheckHook(SwitchableHook):
             findings += self._run(name, check, run)
         if run.of_mode('train'):
             findings += self._run('test_split', classes.check_test_split, runner._test_dataloader)
+        notes = [note for split in fresh if (note := _note(split))]
+        if is_main_process():
+            loops = {mode: getattr(runner, f'_{mode}_loop') for mode in ('train', 'val', 'test')}
+            checked = {split.mode for split in splits} | self._noted
+            unknown = [m for m, p in loops.items() if isinstance(p, BaseLoop) and m not in checked]
+            notes += [f'anything of {mode}_dataloader.dataset' for mode in unknown]
+            self._noted.update(unknown)
+        if notes:
+            _log(f'mmcare.DataCheckHook does not check {"; ".join(notes)}')
         self._read.cache_clear()  # the objects of a file take more memory than the file
         seconds = monotonic() - start
         if seconds > 10:
@@ -190,6 +201,12 @@ def _check_before(build_loop: Callable[..., Any], mode: str) -> Callable[..., An
 
     check_and_build.is_checked = True  # type: ignore[attr-defined]
     return check_and_build
+
+
+def _note(split: Split) -> str:
+    """Say what is not checked of a dataset: ``'pictures and labels of Videos (train)'``."""
+    lacking = ' and '.join(split.unchecked)
+    return f'{lacking} of {type(split.dataset).__name__} ({split.mode})' if lacking else ''
 
 
 def _is_remote(backend_args: dict[str, Any] | None) -> bool:
