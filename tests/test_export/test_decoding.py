@@ -122,6 +122,7 @@ def test_scores():
             described = task(model, '', BackboneInfo()).describe(config, [torch.ones(1, channels)])
             assert described.pop('threshold', None) == getattr(head, 'threshold', None)
             assert described.pop('align_corners', False) == head.align_corners
+            assert described.pop('reduce_zero_label', False) is False  # of segmentors
             assert described == dict(expected, activation=activation)
 
 
