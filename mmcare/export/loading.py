@@ -152,8 +152,8 @@ def load_model(
     if checkpoint is not None:
         _load(task, checkpoint, backbone)
         return LoadedModel(name, Path(checkpoint).name, task, normalization, config)
-    for parameter in task.parameters():
-        if 0 < parameter.abs().max() < SMALL_SCALE:
+    for key, parameter in task.named_parameters():
+        if key.endswith('gamma') or 0 < parameter.abs().max() < SMALL_SCALE:
             parameter.fill_(0.1)  # a layer scale, which would hide wrong blocks
     return LoadedModel(name, 'random', task, normalization, config)
 
