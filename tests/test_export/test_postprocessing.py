@@ -161,7 +161,7 @@ def source_of(name, folder):
             *('RetinaNet', 'executorch', dict(precision='int8'), 'boxes scores labels'),
             marks=pytest.mark.slow,
         ),
-        ('RetinaNet', 'executorch', dict(delegate='coreml'), 'boxes scores'),
+        ('RetinaNet', 'executorch-coreml', {}, 'boxes scores'),
     ],
 )
 def test_export(tmp_path, pictures, name, backend, options, kinds):
