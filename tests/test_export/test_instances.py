@@ -259,8 +259,8 @@ def test_results_are_those_of_mmdet(arguments):
     results = results_of(raw)
     boxes, scores, labels, *masks = (x[0] for x in results)
     by_operators = post_process(model, raw, OutputFormat(nms='operator'))
-    for result, other in zip(results, by_operators(raw), strict=True):
-        torch.testing.assert_close(other, result, atol=1e-4, rtol=1e-5)
+    # Not element by element: boxes with nearly the same score may change places.
+    assert results_of.max_error(raw, [x.numpy() for x in by_operators(raw)]) < 1e-4
     used = scores > 0.05
     assert used.sum() == len(expected) > 5
     boxes, scores, labels = boxes[used], scores[used], labels[used]
