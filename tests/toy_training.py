@@ -68,6 +68,7 @@ class Validation(ValLoop):
 
     def run(self):
         torch.rand(7), np.random.rand(3), random.random()
+        self.runner.call_hook('before_val_epoch')
         pairs = np.float64(self.runner.iter // (2 * ITERATIONS))
         self.runner.call_hook('after_val_epoch', metrics=dict(acc=pairs, loss=-pairs))
 

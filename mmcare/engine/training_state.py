@@ -31,7 +31,7 @@ SEEDED = 'set_random_state'  # a method of objects that have their own random ge
 GENERATORS = random.Random, np.random.Generator, np.random.RandomState
 
 GLOBAL = random._inst, np.random.mtrand._rand, torch.default_generator
-# Objects in which no generators of samplers and transforms are looked for.
+# Objects in which neither generators of samplers and transforms nor numbers are looked for.
 OPAQUE = type, ModuleType, FunctionType, MethodType, nn.Module, torch.Tensor, Dataset
 DEPTH, WIDTH = 6, 1000  # of objects in objects; entries of a container, which may hold the data
 
@@ -62,10 +62,33 @@ class _Reference:
 
 
 def restorable(runner: Any) -> dict[str, Any]:
-    """Return objects, by name, that may have numbers to restore: modules, early stopping."""
+    """Return objects, by name, that may have numbers to restore.
+
+    These are the model's modules, objects that modules hold as attributes, such as the assigners of
+    detectors, and early stopping.
+    """
     model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+    modules = dict(model.named_modules())
+    held: dict[int, tuple[str, Any]] = {}
+    for name, module in modules.items():
+        values = {k: v for k, v in vars(module).items() if k not in OF_MODULES}
+        for path, item in _objects_in(values, name):
+            held.setdefault(id(item), (path, item))
     stopping = (hook for hook in runner.hooks if isinstance(hook, EarlyStoppingHook))
-    return {**dict(model.named_modules()), **{f'hook {i}': h for i, h in enumerate(stopping)}}
+    return {**dict(held.values()), **modules, **{f'hook {i}': h for i, h in enumerate(stopping)}}
+
+
+def _objects_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield objects with attributes within containers, by their paths: ``'head.assigners.0'``."""
+    entries: Any = ()
+    if isinstance(value, dict):
+        entries = value.items()
+    elif isinstance(value, (list, tuple)) and len(value) <= WIDTH:
+        entries = enumerate(value)
+    elif not isinstance(value, (*OPAQUE, *GENERATORS)) and hasattr(value, '__dict__'):
+        yield path, value
+    for key, entry in entries:
+        yield from _objects_in(entry, f'{path}.{key}' if path else str(key))
 
 
 def not_restorable(runner: Any) -> dict[int, Any]:
@@ -236,7 +259,7 @@ def _mark(value: Any) -> Any:
 
 
 def split_changes(
-    objects: Mapping[Any, Any], before: Mapping[Key, Any]
+    objects: Mapping[Any, Any], before: Mapping[Key, Any], validated: Mapping[Key, Any]
 ) -> tuple[Numbers, dict[Key, bool]]:
     """Compare objects with their state before training.
 
@@ -244,9 +267,15 @@ def split_changes(
     alone would not fit what the constructor makes. A head that keeps priors for the sizes of maps
     would find the sizes, and no priors.
 
+    Args:
+        objects: Objects by name.
+        before: Their state before training.
+        validated: What validations alone have changed, as the last one left it.
+
     Returns:
         The numbers that have changed, of objects in which nothing else has. And, for all that has
-        changed in objects in which more than numbers has, whether it was empty before training.
+        changed in objects in which more than numbers has, whether the resumed run fills it again:
+        it was empty before training, or validations alone change it.
     """
     now = read_state(objects)
     changed = [k for k in {**before, **now} if before.get(k, _MISSING) != now.get(k, _MISSING)]
@@ -256,7 +285,11 @@ def split_changes(
     # Other modules may keep what they like if no number depends on it.
     named = {name for name, _ in numbers} | {n for n in partly if n.startswith(PREPROCESSOR)}
     empty: tuple[Any, ...] = (None, [], {}, set())
-    left_out = {key: before.get(key) in empty for key in changed if key[0] in partly & named}
+    left_out = {
+        key: before.get(key) in empty or validated.get(key, _MISSING) == now.get(key)
+        for key in changed
+        if key[0] in partly & named
+    }
     return stored, left_out
 
 

@@ -4,12 +4,13 @@ import copy
 import random
 import re
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers import warned
+from helpers import assert_equal, warned
 from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from toy_training import EPOCHS, ITERATIONS, Model, Numbers, StopAt, build, saved, train
@@ -261,10 +262,88 @@ def test_objects_are_restored_whole_or_not_at_all(tmp_path, logged, kind):
     assert len(again) == 2  # once in each run
 
 
+class Evaluated(Model):
+    """As mmyolo's heads: validations replace the priors that the constructor made."""
+
+    def __init__(self, trains):
+        super().__init__()
+        self.sizes, self.priors, self.trains = [(1, 1)], torch.ones(4), trains
+
+    def forward(self, inputs, mode='tensor'):
+        if self.trains and self.sizes == [(2, 4)]:  # after a validation
+            self.sizes = [(3, 3)]
+        return super().forward(inputs, mode)
+
+
+class Evaluating(Hook):
+    def before_val_epoch(self, runner):
+        runner.model.sizes, runner.model.priors = [(2, 4)], torch.ones(4)
+
+
+@pytest.mark.parametrize('trains', [False, True])
+def test_what_validations_alone_change(tmp_path, logged, trains):
+    train(tmp_path, model=Evaluated(trains), hooks=[Evaluating()])
+    texts = warned(logged, 'not reproduce') if trains else [text for _, text in logged]
+    (text,) = [text for text in texts if 'Evaluated.priors, Evaluated.sizes' in text]
+    assert 'start as constructed' in text if trains else 'fills them again' in text
+    assert trains or not warned(logged, 'not reproduce')
+
+
 def test_a_count_beside_a_tensor_is_named(tmp_path, logged):
     train(tmp_path, model=Priors(count=True))
     (text,) = warned(logged, 'not reproduce')
     assert 'Training changes Priors.count, Priors.levels, Priors.priors, Priors.sizes' in text
+
+
+class Assigner:
+    def __init__(self, threshold):
+        self.threshold = threshold
+
+
+class Holding(Model):
+    """As mmdet's DynamicRoIHead: training changes what an assigner does, which is no module."""
+
+    def __init__(self, kind=None):
+        super().__init__()
+        assigner = Assigner(0.1)
+        self.held = {None: assigner, 'list': [assigner], 'dict': dict(a=[assigner])}[kind]
+        self.shared = assigner
+
+    def forward(self, inputs, mode='tensor'):
+        self.shared.threshold += 0.1
+        return super().forward(inputs * self.shared.threshold, mode)
+
+
+@pytest.mark.parametrize('kind', [None, 'list', 'dict'])
+def test_numbers_of_objects_that_modules_hold_resume(tmp_path, logged, kind):
+    assert_resumes(tmp_path, 2 * ITERATIONS + 1, lambda: Holding(kind))
+    assert not warned(logged, 'not reproduce')
+
+
+class Averaged(Model):
+    """One layer has two names, as in the heads of RTMDet."""
+
+    def __init__(self):
+        super().__init__()
+        self.again = self.layer[0]
+
+
+@pytest.mark.parametrize('by_epoch', [True, False])
+@pytest.mark.parametrize('options', [dict(momentum=0.1), dict(update_buffers=True, interval=3)])
+def test_averaged_weights_resume(tmp_path, logged, options, by_epoch):
+    """Of both: those that train and those that EMAHook averages, in the loop's validations too."""
+    averaging = dict(type='EMAHook', **options)
+    loader = lambda: dict(num_workers=1)  # noqa: E731
+    assert_resumes(
+        tmp_path, 2 * ITERATIONS + 1, Averaged, [averaging], loader, by_epoch=by_epoch
+    )
+    averages = [
+        torch.load(tmp_path / name, weights_only=True)['ema_state_dict']
+        for folder in ('whole', 'parts')
+        for name in [Path(tmp_path, folder, 'last_checkpoint').read_text()]
+    ]
+    assert_equal(*averages)
+    assert not warned(logged, 'not reproduce')
 
 
 def test_numbers_that_training_adds_resume(tmp_path):

@@ -48,7 +48,9 @@ def check_class_key(run: Run) -> Iterator[Stop]:
     """Find classes under the key of MMEngine's predecessors, which datasets ignore."""
     for split in run.splits:
         ignored = split.dataset.metainfo.get('CLASSES')
-        if ignored is not None and [*ignored] != split.classes:
+        if ignored is None or any(isinstance(entry, dict) for entry in ignored):
+            continue  # mmpose itself writes the categories of a COCO file there
+        if [*ignored] != split.classes:
             yield Stop(
                 f'{split.mode}_dataloader.dataset.metainfo.CLASSES is ignored, and the classes are '
                 f'{examples(split.classes) or "none"}: the key is now metainfo.classes'

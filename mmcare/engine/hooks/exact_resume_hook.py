@@ -74,8 +74,12 @@ class ExactResumeHook(SwitchableHook):
 
     def __init__(self, enabled: bool = True) -> None:
         super().__init__(enabled)
+        self._restorable: dict[str, Any] = {}
         self._state: dict[Any, Any] | None = None  # before the run, or before its resume
-        self._named: set[tuple[str, str]] = set()  # of classes and attributes
+        self._unvalidated: dict[Any, Any] = {}  # the state before a validation
+        self._validated: dict[Any, Any] = {}  # what validations alone change, after the last one
+        self._named: set[tuple[str, str]] = set()  # classes and attributes, in warnings
+        self._logged: set[tuple[str, str]] = set()  # the same in the log
         self._generators: dict[Any, Any] = {}  # their states before the run
         self._changed: set[int] = set()  # ids of transforms and samplers that lose other state
         self._contents: dict[tuple[Any, str], Any] = {}
@@ -137,11 +141,10 @@ class ExactResumeHook(SwitchableHook):
             text += f'{", ".join(options[:5])}{more}. To use those of the config, start over, or '
             text += 'load only the weights: --cfg-options resume=False load_from=FILE.'
             print_log(text, logger='current', level=logging.WARNING)
-        objects = training_state.restorable(runner)
-        self._state = training_state.read_state(objects)
+        self._read_state(runner)
         if isinstance(checkpoint.get(STATE), dict):
-            refused = training_state.write_numbers(objects, checkpoint[STATE])
-            if names := self._name(objects, refused):
+            refused = training_state.write_numbers(self._restorable, checkpoint[STATE])
+            if names := self._name(self._restorable, refused):
                 _warn(
                     runner,
                     f'{names} start as constructed: the file was written by mmcare 1.0, which '
@@ -189,8 +192,12 @@ class ExactResumeHook(SwitchableHook):
         if hasattr(iterator, 'skip_iter'):  # onedl-mmengine would skip the batches
             iterator.skip_iter = lambda number: deque(islice(iterator, number), maxlen=0)
         if self._state is None:
-            self._state = training_state.read_state(training_state.restorable(runner))
+            self._read_state(runner)
         self._first_iter = runner.iter
+
+    def _read_state(self, runner: Any) -> None:
+        self._restorable = training_state.restorable(runner)
+        self._state = training_state.read_state(self._restorable)
 
     def before_train_epoch(self, runner: Any) -> None:
         """Seed the workers for the epoch."""
@@ -224,6 +231,20 @@ class ExactResumeHook(SwitchableHook):
             self._find_numbers(runner)
             self._warn_of_changes(runner)
 
+    def before_val_epoch(self, runner: Any) -> None:
+        """Read the state before a validation."""
+        if self._state is not None:
+            self._unvalidated = training_state.read_state(self._restorable)
+
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        """Find what the validation has changed, and training has not, as heads that cache priors."""
+        if self._state is None:
+            return
+        before, known = self._unvalidated, {**self._state, **self._validated}
+        for key, value in training_state.read_state(self._restorable).items():
+            if value != before.get(key) and before.get(key) == known.get(key):
+                self._validated[key] = value
+
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Add the numbers that have changed."""
         if not self.enabled or self._state is None:  # not in training
@@ -241,25 +262,33 @@ class ExactResumeHook(SwitchableHook):
 
     def _find_numbers(self, runner: Any) -> training_state.Numbers:
         """Return the numbers to store; name once what changes with them and cannot be stored."""
-        objects = training_state.restorable(runner)
-        numbers, left_out = training_state.split_changes(objects, self._state or {})
-        lasting = {name for (name, _), was_empty in left_out.items() if not was_empty}
+        objects = self._restorable
+        before = self._state or {}
+        numbers, left_out = training_state.split_changes(objects, before, self._validated)
+        lasting = {name for (name, _), is_filled in left_out.items() if not is_filled}
         if names := self._name(objects, [key for key in left_out if key[0] in lasting]):
             _warn(
                 runner,
                 f'Training changes {names}, which no checkpoint holds: objects that change more '
                 'than numbers start as constructed.',
             )
-        if names := self._name(objects, [key for key in left_out if key[0] not in lasting]):
-            text = f'No checkpoint holds {names}, which are empty before training: a resumed run '
-            print_log(f'{text}fills them again.', logger='current')
+        filled = [key for key in left_out if key[0] not in lasting]
+        if names := self._name(objects, filled, self._logged):
+            text = f'No checkpoint holds {names}, which are empty before training or change in '
+            print_log(f'{text}validations alone: a resumed run fills them again.', logger='current')
         return numbers
 
-    def _name(self, objects: Mapping[Any, Any], keys: Iterable[tuple[Any, str]]) -> str:
+    def _name(
+        self,
+        objects: Mapping[Any, Any],
+        keys: Iterable[tuple[Any, str]],
+        named: set[tuple[str, str]] | None = None,
+    ) -> str:
         """Name attributes that have not been named yet: ``'Head.priors, Head.sizes'``."""
+        named = self._named if named is None else named
         fresh = {(type(objects[name]).__name__, attribute) for name, attribute in keys}
-        fresh -= self._named
-        self._named |= fresh
+        fresh -= named
+        named |= fresh
         return ', '.join(sorted(map('.'.join, fresh)))
 
     def _warn_of_changes(self, runner: Any) -> None:
