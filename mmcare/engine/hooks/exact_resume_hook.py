@@ -237,7 +237,7 @@ class ExactResumeHook(SwitchableHook):
             self._unvalidated = training_state.read_state(self._restorable)
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
-        """Find what the validation has changed, and training has not, as heads that cache priors."""
+        """Find what the validation has changed, and training has not, such as priors of heads."""
         if self._state is None:
             return
         before, known = self._unvalidated, {**self._state, **self._validated}
