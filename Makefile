@@ -268,8 +268,12 @@ RELEASE := .venv/release
 # installed, mmpretrain 1.2 cannot be imported.
 THIRD_PARTY := .venv/third-party
 
-test-third-party: $(READY) $(THIRD_PARTY)/.ready ## test CARE in other projects that build on timm
+# In a folder of their own: mmpretrain cannot be imported next to the transformers of THIRD_PARTY.
+MM_PROJECTS := .venv/mm-projects
+
+test-third-party: $(READY) $(THIRD_PARTY)/.ready $(MM_PROJECTS)/.ready ## test CARE in other projects, on timm and on MMEngine
 	PYTHONPATH=$(THIRD_PARTY) $(BIN)/python -m pytest tests/test_third_party.py docs/interfaces.md
+	PYTHONPATH=$(MM_PROJECTS) $(BIN)/python -m pytest tests/test_mm_projects.py
 
 docs: $(READY) $(SPHINX)/.ready ## build the documentation, into docs/_build/html
 	PYTHONPATH=$(SPHINX) $(BIN)/python -m sphinx --fail-on-warning --keep-going docs docs/_build/html
@@ -287,6 +291,14 @@ $(RELEASE)/.ready: $(READY) requirements/release.txt
 $(THIRD_PARTY)/.ready: $(READY) requirements/third-party.txt
 	rm -rf $(THIRD_PARTY)
 	$(PIP) install --no-deps --target $(THIRD_PARTY) -r requirements/third-party.txt
+	@touch $@
+
+$(MM_PROJECTS)/.ready: $(READY) requirements/mm-projects.txt
+	rm -rf $(MM_PROJECTS)
+	$(PIP) install --no-deps --target $(MM_PROJECTS) -r requirements/mm-projects.txt
+	@: 'Compiled here: its wheels are for NumPy 1. This needs Cython, from the line above, and gcc.'
+	PYTHONPATH=$(MM_PROJECTS) $(PIP) install --no-deps --target $(MM_PROJECTS) --no-build-isolation \
+		--no-binary xtcocotools xtcocotools==1.14.3
 	@touch $@
 
 $(SPHINX)/.ready: $(READY) requirements/docs.txt
