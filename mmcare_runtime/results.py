@@ -289,10 +289,13 @@ def read_boxes(description: Mapping[str, Any], outputs: Sequence[np.ndarray]) ->
     """Read all boxes (N, 4) of a decoded detector's file, in pixels of the file's input."""
     tensor = description['outputs'][0]
     boxes = outputs[0].reshape(-1, 4).astype(np.float32) * np.array(tensor['scale'], np.float32)
-    if tensor['box_format'] == 'cxcywh':
-        low = boxes[:, :2] - boxes[:, 2:] / 2
-        boxes = np.concatenate([low, low + boxes[:, 2:]], 1)
-    return boxes
+    return to_corners(boxes) if tensor['box_format'] == 'cxcywh' else boxes
+
+
+def to_corners(boxes: np.ndarray) -> np.ndarray:
+    """Turn boxes (N, 4), centre, width and height, to x1, y1, x2, y2."""
+    low = boxes[:, :2] - boxes[:, 2:] / 2
+    return np.concatenate([low, low + boxes[:, 2:]], 1)
 
 
 def suppress(

@@ -134,6 +134,7 @@ def export_format(plan: ExportPlan, backend: Backend, folder: Path) -> dict[str,
             report |= check_results(plan, backend, file, raw_file)
     else:
         report |= check_file(plan, backend, file)
+    backend.check_rest(path, file.description)
     if plan.reference.why_float32:
         report['reference'] = f'computed in float32: {plan.reference.why_float32}'
     return report | dict(file.result.facts) | _say_what_is_missing(plan, report)
