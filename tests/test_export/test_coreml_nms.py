@@ -6,15 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-ct = pytest.importorskip('coremltools')
-from mmcare.export.backends.coreml_nms import (
-    append_nms,
-    check_nms,
-    choose_rows,
-    draw_rows,
-    suppress,
-)
+from mmcare.export.backends.coreml_nms import append_nms, check_nms, choose_rows, draw_rows, suppress
 from mmcare.export.errors import ExportError
+
+ct = pytest.importorskip('coremltools')
 
 NAMES = ('coordinates', 'confidence')
 PATH = Path('mine.mlpackage')
