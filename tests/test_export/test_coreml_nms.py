@@ -6,7 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mmcare.export.backends.coreml_nms import append_nms, check_nms, choose_rows, draw_rows, suppress
+from mmcare.export.backends.coreml_nms import (
+    append_nms,
+    check_nms,
+    choose_rows,
+    draw_rows,
+    suppress,
+)
 from mmcare.export.errors import ExportError
 
 ct = pytest.importorskip('coremltools')
