@@ -42,7 +42,7 @@ from mmcare.export.opening import open_exported
 from mmcare.export.pipelines import fit_config, is_slid
 from mmcare.export.tasks import make_task
 from mmcare.files import check_writable_file, moved_into_place, size_of
-from mmcare.weights.reading import CheckpointError, load_weights
+from mmcare.weights.reading import CheckpointError, check_exists, load_weights
 from mmcare.weights.strict import load_strictly
 from mmcare_runtime.schema import find_differences
 from mmcare_runtime.text import escape
@@ -323,6 +323,8 @@ def main() -> None:
     """Test, and say what was measured."""
     arguments = parse_args()
     try:
+        if arguments.checkpoint:
+            check_exists(arguments.checkpoint)
         if arguments.out:
             check_writable_file(arguments.out)
         programs = open_files(arguments)

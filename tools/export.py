@@ -37,7 +37,7 @@ try:
     )
     from mmcare.export.tasks import OPTIONS as TASK_OPTIONS
     from mmcare.export.tasks import PARTS
-    from mmcare.weights.reading import CheckpointError
+    from mmcare.weights.reading import CheckpointError, check_exists
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
@@ -207,6 +207,8 @@ def main() -> None:
     if not arguments.verbose:
         atexit.register(silence)
     try:
+        if arguments.checkpoint:
+            check_exists(arguments.checkpoint)  # converters and toolboxes take seconds to import
         with everything_shown() if arguments.verbose else others_in_a_log() as log:
             request = make_request(arguments)  # imports converters, whose native code prints
             model = load_model(arguments.source, arguments.checkpoint, arguments.part)
