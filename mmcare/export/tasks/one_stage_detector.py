@@ -196,7 +196,7 @@ def describe_decoding(head: Any) -> dict[str, Any]:
     Returns:
         Nothing for a head that decodes in its own way (GFL, YOLOX, ...), or with an NMS other than
         mmdet's ``'nms'`` for each class. Otherwise ``decode``, with the plain values that
-        docs/deploy.md lists.
+        docs/description.md lists.
     """
     for name in ('predict_by_feat', '_predict_by_feat_single', '_bbox_post_process'):
         method = getattr(head, name, None)
