@@ -10,6 +10,7 @@ files of the other formats stay, and the status is 1.
 
 import argparse
 import atexit
+import gc
 import logging
 import os
 import sys
@@ -204,6 +205,10 @@ def print_reports(reports: Mapping[str, Mapping[str, Any]], out_dir: Path) -> No
 def main() -> None:
     """Export, and print what was written."""
     arguments, log = parse_args(), None
+    # Graphs are many small objects: by default, Python looks for garbage among all of them, and
+    # among what was imported, hundreds of times.
+    gc.freeze()
+    gc.set_threshold(50_000)
     if not arguments.verbose:
         atexit.register(silence)
     try:
@@ -211,6 +216,7 @@ def main() -> None:
             check_exists(arguments.checkpoint)  # converters and toolboxes take seconds to import
         with everything_shown() if arguments.verbose else others_in_a_log() as log:
             request = make_request(arguments)  # imports converters, whose native code prints
+            LOGGER.info('loading %s', arguments.source)
             model = load_model(arguments.source, arguments.checkpoint, arguments.part)
             reports = run_request(model, arguments.out_dir, request)
     except KeyboardInterrupt:

@@ -69,6 +69,7 @@ def check_file(plan: ExportPlan, backend: Backend, file: ExportedFile) -> dict[s
             checker.max_rel_errors(cross_check, tolerance, file.result.cross_check_name)
         entries[name] = checker.max_rel_errors(run, tolerance, runtime)
         if half:
+            LOGGER.info('comparing %s in float16', file.path.name)
             limit = max(FLOAT16, tolerance)
             errors = checker.max_rel_errors(half, limit, f'{runtime} in float16')
             entries[f'{name}_float16'] = errors
