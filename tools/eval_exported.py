@@ -81,7 +81,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--no-verify', action='store_true', help='open files that other tools have rewritten, too'
     )
-    parser.add_argument('--out', type=Path, metavar='JSON', help='also write the table here')
+    parser.add_argument(
+        '--out',
+        type=Path,
+        metavar='JSON',
+        help='also write the table here; an older one is replaced',
+    )
     parser.add_argument('--work-dir', help="where logs go; default: the config's")
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='changes of the config')
     return parser.parse_args()

@@ -82,7 +82,7 @@ def parse_args() -> argparse.Namespace:
     suffixes = ', '.join(f'{name}: {backend.suffix}' for name, backend in BACKENDS.items())
     help_format = f'{suffixes}; default: coreml onnx'
     add('--format', nargs='+', choices=BACKENDS, default=('coreml', 'onnx'), help=help_format)
-    help_out = 'where the files go, replacing older ones; default: %(default)s'
+    help_out = 'where the files go; older ones are replaced; default: %(default)s'
     add('--out-dir', type=Path, default=Path('work_dirs/export'), metavar='DIR', help=help_out)
     help_input = (
         'image: pixels from 0 to 255, which the file normalizes; tensor: normalized images; '

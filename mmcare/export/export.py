@@ -50,7 +50,7 @@ def export_model(
 
     Args:
         model: See :func:`mmcare.export.load_model`. The model is not changed.
-        out_dir: Where the files go, replacing older ones.
+        out_dir: Where the files go; older ones are replaced.
         **options: These, and all other arguments, are those of
             :class:`mmcare.export.request.ExportRequest`.
 
