@@ -210,6 +210,10 @@ def decode_boxes(
 ) -> Results:
     """Decode the maps of a one-stage detector as mmdet's base head does; the best boxes first.
 
+    The result must equal that of ``Boxes`` in ``mmcare/export/tasks/one_stage_detector.py`` (see
+    ``tests/test_export/test_postprocessing.py``) and of the page for phones, ``decode.js`` (see
+    ``projects/phone/tests/test_phone.py``).
+
     Args:
         raw: Scores of all levels, then boxes, then factors of scores if there are any.
         decode: Describes priors, the coder of boxes and thresholds, see docs/description.md.
@@ -319,7 +323,11 @@ def suppress(
 def nms(
     boxes: np.ndarray, scores: np.ndarray, labels: np.ndarray, iou: float, number: int
 ) -> list[int]:
-    """Choose the best boxes (N, 4) that no better one of their class overlaps, the best first."""
+    """Choose the best boxes (N, 4) that no better one of their class overlaps, the best first.
+
+    The result must equal ``nms_mask`` of ``mmcare/export/plain_operators.py``, as a test in
+    ``tests/test_export/test_instances.py`` shows.
+    """
     order = np.argsort(-scores, kind='stable')
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     kept: list[int] = []
