@@ -49,8 +49,10 @@ class RunRecordHook(SwitchableHook):
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Take over the records of the run that is resumed."""
+        if not self.enabled or not runner._resume:
+            return
         meta = checkpoint.get('meta')
-        if self.enabled and runner._resume and isinstance(meta, dict):
+        if isinstance(meta, dict):
             self._runs = [run for run in meta.get(RUNS) or () if isinstance(run, dict)]
 
     def before_train(self, runner: Any) -> None:
