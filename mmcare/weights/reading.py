@@ -35,6 +35,7 @@ from mmcare.weights.names import find_published, to_classifier_keys, without_wra
 from mmcare_runtime.text import escape
 
 CHECKSUM = 'mmcare_checksum'  # in the metadata of .safetensors
+RUNS = 'mmcare_runs'  # in the meta of checkpoints: see mmcare.engine.RunRecordHook
 PREFIXES = ('', 'http://', 'https://')  # of names that load_from_mmcare takes
 
 
@@ -117,11 +118,22 @@ def load_from_mmcare(filename: str | os.PathLike, map_location: Any = None) -> A
 
 def load_weights(filename: str | os.PathLike) -> dict[str, Any]:
     """Read the weights of a checkpoint onto the CPU, without the prefixes of wrappers."""
-    checkpoint = load_from_mmcare(filename, 'cpu')
+    return weights_of(load_from_mmcare(filename, 'cpu'), filename)
+
+
+def weights_of(checkpoint: Any, filename: str | os.PathLike) -> dict[str, Any]:
+    """Return the weights of a checkpoint that was read, without the prefixes of wrappers."""
     state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else None
     if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
         raise CheckpointError(f'{filename} does not contain a state dict')
     return without_wrapper(state)
+
+
+def runs_of(checkpoint: Any) -> list[dict[str, Any]]:
+    """Return the records of the runs that trained a checkpoint, see ``RunRecordHook``."""
+    meta = checkpoint.get('meta') if isinstance(checkpoint, dict) else None
+    runs = meta.get(RUNS) if isinstance(meta, dict) else None
+    return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
 
 
 def safe_loader() -> ContextManager[None]:
