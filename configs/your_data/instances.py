@@ -139,6 +139,8 @@ default_hooks = dict(
     exact_resume=dict(type='mmcare.ExactResumeHook'),
     data_check=dict(type='mmcare.DataCheckHook'),
     optimizer_check=dict(type='mmcare.OptimizerCheckHook'),
+    plots=dict(type='mmcare.PlotHook'),
+    summary=dict(type='mmcare.RunSummaryHook'),
     bfloat16_ops=dict(type='mmcare.BFloat16OpsHook'),
     channels_last=dict(type='mmcare.ChannelsLastHook'),
 )

@@ -130,6 +130,8 @@ default_hooks = dict(
     exact_resume=dict(type='mmcare.ExactResumeHook'),
     data_check=dict(type='mmcare.DataCheckHook'),
     optimizer_check=dict(type='mmcare.OptimizerCheckHook'),
+    plots=dict(type='mmcare.PlotHook'),
+    summary=dict(type='mmcare.RunSummaryHook'),
     channels_last=dict(type='mmcare.ChannelsLastHook'),
 )
 visualizer = dict(

@@ -10,6 +10,8 @@ from mmcare.engine.hooks.compile_hook import CompileHook
 from mmcare.engine.hooks.data_check_hook import DataCheckHook
 from mmcare.engine.hooks.exact_resume_hook import ExactResumeHook
 from mmcare.engine.hooks.optimizer_check_hook import OptimizerCheckHook
+from mmcare.engine.hooks.plot_hook import PlotHook
+from mmcare.engine.hooks.run_summary_hook import RunSummaryHook
 from mmcare.engine.hooks.safe_loading_hook import SafeLoadingHook
 from mmcare.engine.optim import MergedGroupsConstructor
 
@@ -22,5 +24,7 @@ __all__ = [
     'ExactResumeHook',
     'MergedGroupsConstructor',
     'OptimizerCheckHook',
+    'PlotHook',
+    'RunSummaryHook',
     'SafeLoadingHook',
 ]

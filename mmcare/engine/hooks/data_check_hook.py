@@ -15,6 +15,7 @@ from mmengine.runner import BaseLoop, Runner
 from mmcare.engine.data_checks import CHECKS, OTHERS, classes, coco, masks, weights
 from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn
+from mmcare.engine.data_checks.summary import describe
 from mmcare.engine.hooks import SwitchableHook, unwrap
 from mmcare.registry import HOOKS, built_type, type_name
 
@@ -104,6 +105,10 @@ class DataCheckHook(SwitchableHook):
         if run.of_mode('train'):
             findings += self._run('test_split', classes.check_test_split, runner._test_dataloader)
         notes = [note for split in fresh if (note := _note(split))]
+        for split in fresh:
+            _log(describe(split))
+        if fresh and not findings:
+            _log(f'Data check: nothing found, by {len(CHECKS) - len(self.skip & {*CHECKS})} checks')
         if is_main_process():
             loops = {mode: getattr(runner, f'_{mode}_loop') for mode in ('train', 'val', 'test')}
             checked = {split.mode for split in splits} | self._noted
