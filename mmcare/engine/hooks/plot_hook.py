@@ -92,7 +92,7 @@ class PlotHook(SwitchableHook):
         number = min(self.pictures, batches)
         if batch_idx in {place * batches // number for place in range(number)}:
             for sample in outputs[: -(-self.pictures // number)]:
-                self._samples.append(_keep(sample, self.score_thr))
+                self._samples.append(keep(sample, self.score_thr))
 
     def after_val_epoch(self, runner: Any, metrics: Mapping[str, Any] | None = None) -> None:
         """Draw both pictures."""
@@ -140,7 +140,7 @@ def draw_curves(
     upper.set(ylabel='loss', ylim=(0, None))
     lower.set(ylabel='metrics on the validation pictures, %', ylim=(0, None), xlabel='iteration')
     with moved_into_place(path) as temporary:
-        figure.savefig(temporary, format='png')
+        figure.savefig(temporary)
 
 
 def draw_predictions(samples: Sequence[Any], metainfo: Mapping[str, Any], path: Path) -> None:
@@ -179,10 +179,10 @@ def draw_predictions(samples: Sequence[Any], metainfo: Mapping[str, Any], path: 
     if handles:
         figure.legend(handles=handles, loc='outside upper center', ncols=4, fontsize=14)
     with moved_into_place(path) as temporary:
-        figure.savefig(temporary, format='png')
+        figure.savefig(temporary)
 
 
-def _keep(sample: Any, score_thr: float) -> Any:
+def keep(sample: Any, score_thr: float) -> Any:
     """Copy a sample to the CPU, without objects of low scores: their masks take much memory."""
     sample = sample.to('cpu')
     predicted = sample.get('pred_instances')
