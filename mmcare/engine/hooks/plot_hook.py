@@ -70,8 +70,10 @@ class PlotHook(SwitchableHook):
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         """Keep the mean of the last losses."""
+        if not self.enabled:
+            return
         number, step = runner.iter + 1, -(-runner.max_iters // POINTS)
-        if not self.enabled or number % step:
+        if number % step:
             return
         for name, history in runner.message_hub.log_scalars.items():
             if name.startswith('train/') and 'loss' in name:
