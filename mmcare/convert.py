@@ -62,8 +62,9 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
     if arch is None:
         raise CheckpointError(f'{source} does not contain the backbone of an s0, s1 or s2')
     check_weights(CARE(arch), state, '', source)
-    meta = dict(mmcare_version=__version__, source=Path(source).name, arch=arch)
-    meta.update({RUNS: runs} if (runs := runs_of(content)) else {})
+    meta: dict[str, Any] = dict(mmcare_version=__version__, source=Path(source).name, arch=arch)
+    if runs := runs_of(content):
+        meta[RUNS] = runs
     write_checkpoint(dict(meta=meta, state_dict=converted), destination)
     return f'Wrote {destination} {direction}: CARE({arch!r}) of {source}.'
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
 from pathlib import Path
@@ -115,9 +116,9 @@ class AtomicCheckpointHook(CheckpointHook):
                 path, content = self._find_good(runner)
             except CheckpointError as error:
                 fault = str(error)
-        choice: list[Any] = [(path, fault)]
+        choice: list[Any] = [(path, fault, _identify(path))]
         broadcast_object_list(choice)
-        path, fault = choice[0]
+        path, fault, identity = choice[0]
         if fault:
             raise CheckpointError(fault)
         if path is None:
@@ -129,6 +130,8 @@ class AtomicCheckpointHook(CheckpointHook):
                 f'cannot resume, since the ranks do not see the same files in {self._folder}: '
                 f'{ranks}. Let all machines share the folder, or copy the checkpoint to all of them'
             )
+        if path is not None and content is None and _identify(path) == identity:
+            content = load_from_mmcare(path, 'cpu', verify=False)  # the main process did that
         return path, content
 
     def _come_last(self, runner: Any) -> None:
@@ -323,6 +326,14 @@ def repeats_validation(runner: Any) -> bool:
         [getattr(scheduler, 'need_val_args', False) for part in parts for scheduler in part]
         + [isinstance(hook, EarlyStoppingHook) for hook in runner.hooks]
     )
+
+
+def _identify(path: str | None) -> tuple[int, int, int] | None:
+    """Return what tells a file from its copies on the disks of other machines."""
+    if path is None or not os.path.isfile(path):
+        return None
+    state = os.stat(path)
+    return state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def _hand_over(runner: Any, content: Any) -> None:
