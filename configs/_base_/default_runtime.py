@@ -12,6 +12,8 @@ default_hooks = dict(
     data_check=dict(type='mmcare.DataCheckHook'),
     run_record=dict(type='mmcare.RunRecordHook'),
     optimizer_check=dict(type='mmcare.OptimizerCheckHook'),
+    plots=dict(type='mmcare.PlotHook'),
+    summary=dict(type='mmcare.RunSummaryHook'),
 )
 
 randomness = dict(seed=0)

@@ -16,6 +16,7 @@ from mmengine.runner import BaseLoop, Runner
 from mmcare.engine.data_checks import CHECKS, OTHERS, classes, coco, masks, weights
 from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn
+from mmcare.engine.data_checks.summary import describe
 from mmcare.engine.hooks import SwitchableHook, unwrap
 from mmcare.registry import HOOKS, built_type, type_name
 
@@ -115,6 +116,11 @@ class DataCheckHook(SwitchableHook):
             findings += self._run('test_split', classes.check_test_split, runner._test_dataloader)
         notes = [note for split in fresh if (note := _note(split))] if is_main else []
         if is_main:
+            for split in fresh:
+                _log(describe(split))
+            if fresh and not findings:
+                number = len(CHECKS.keys() - self.skip)
+                _log(f'Data check: nothing found, by {number} checks')
             loops = {mode: getattr(runner, f'_{mode}_loop') for mode in ('train', 'val', 'test')}
             checked = {split.mode for split in splits} | self._noted
             unknown = [m for m, p in loops.items() if isinstance(p, BaseLoop) and m not in checked]
