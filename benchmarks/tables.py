@@ -180,7 +180,7 @@ def letterboxes() -> list[Row]:
 
 def int8_onnx() -> list[Row]:
     """boards.md: Mask R-CNN in int8."""
-    table = pd.DataFrame(read('int8_onnx_1.0.0.json')['rows']).set_index(['precision', 'engine'])
+    table = pd.DataFrame(read('int8_onnx_1.1.0.json')['rows']).set_index(['precision', 'engine'])
     rows: list[Row] = []
     for precision in ('float32', 'int8'):
         cells = [table.loc[precision, engine] for engine in ('onnxruntime', 'openvino')]
@@ -196,7 +196,7 @@ HEADS = (
 
 
 def heads() -> list[Row]:
-    """deploy.md: the largest error of mmseg's heads; a star: fails at a size; a dash: at all."""
+    """exported_figures.md: the largest error of heads; a star: fails at a size; a dash: at all."""
     table = read('heads_1.0.0.csv')
     table['error'] = pd.to_numeric(table['result'], errors='coerce')
     order = 'coreml', 'onnx', 'onnx_float16', 'executorch', 'ncnn', 'litert', 'litert_float16'
@@ -212,7 +212,7 @@ def heads() -> list[Row]:
 
 
 def proposals() -> list[Row]:
-    """deploy.md: accuracy and time over the number of proposals, on scenes."""
+    """exported_figures.md: accuracy and time over the number of proposals, on scenes."""
     table = read('exported_mask_rcnn_1.0.0.json')
     found = [
         table[f'{n}_100/care_s0_mask_rcnn_scenes_model_160x160_decoded.onnx'] for n in PROPOSALS
@@ -229,7 +229,7 @@ PROPOSALS = 20, 50, 100, 200, 1000
 
 
 def two_stage_formats() -> list[Row]:
-    """deploy.md: Mask R-CNN with 100 proposals in each format."""
+    """exported_figures.md: Mask R-CNN with 100 proposals in each format."""
     table = read('exported_mask_rcnn_1.0.0.json')
     names = {
         'PyTorch': "PyTorch, mmdet's `predict`",
@@ -251,7 +251,7 @@ def two_stage_formats() -> list[Row]:
 
 
 def proposals_on_pedestrians() -> list[Row]:
-    """deploy.md: the same on photographs."""
+    """exported_figures.md: the same on photographs."""
     table = pd.DataFrame(read('proposals_pedestrians_1.0.0.json')['rows'])
     whole = table.loc[table['file'] == 'PyTorch', 'ms'].item()
     onnx = table[(table['file'] == '.onnx') & (table['max_detections'] == 100)].set_index(
@@ -282,7 +282,7 @@ FORMATS = {
 
 
 def exported_sizes() -> list[Row]:
-    """deploy.md: MB and ms of the demos' files."""
+    """exported_figures.md: MB and ms of the demos' files."""
     detector = exported('exported_mask_rcnn_backbone_1.0.0.json')
     segmentor = exported('exported_seg_1.0.0.json')
 
@@ -297,7 +297,7 @@ def exported_sizes() -> list[Row]:
 
 
 def exported_metrics() -> list[Row]:
-    """deploy.md: metrics of the demos' files."""
+    """exported_figures.md: metrics of the demos' files."""
     detector = exported('exported_mask_rcnn_backbone_1.0.0.json')
     segmentor = exported('exported_seg_1.0.0.json')
     wanted = {'PyTorch': '160x160', 'int8.pte': 'int8.pte', 'int8.tflite': 'int8.tflite'}
@@ -356,20 +356,37 @@ def sweep() -> list[Row]:
     ]
 
 
-def int8_latencies() -> list[Row]:
-    """boards.md: float32 and int8 in two engines."""
-    times = read('latency_openvino_1.0.0.json')['milliseconds']
-    medians = {engine: pd.DataFrame(times[engine]).median() for engine in times}
-    return [
-        [
-            latency.PEERS['label'][key],
-            *(
-                f'{medians[engine][key]:.0f}, {medians[f"{engine}-int8"][key]:.0f}'
-                for engine in ('onnxruntime', 'openvino')
-            ),
-        ]
-        for key in ('s0', 's1', 'mobilenetv4_m', 'repvit_m1_1')
+def engines() -> list[Row]:
+    """latency.md: times of networks, engines and precisions as shares of ONNX Runtime's."""
+    ((_, rows),) = find_tables(latency.engines_table(read('latency_engines_1.1.0.json')))
+    return rows
+
+
+def int8_operators() -> list[Row]:
+    """boards.md: what is quantized, time and noise in two networks."""
+    wanted = {
+        'convolutions': 'convolutions',
+        'convolutions and `Concat`: the default': '+ Concat',
+        'also `Add`': '+ Add, Concat',
+        'also `Split` and `Slice`': '+ Add, Concat, Split, Slice',
+        'also GELU': '+ these and Gelu',
+        '`--int8-for tensorrt`': 'for TensorRT',
+    }
+    tables = [
+        pd.DataFrame(read(f'int8_operators_{name}_1.1.0.json')['rows']).set_index(
+            ['quantized', 'engine']
+        )
+        for name in ('s0', 'demo')
     ]
+    rows: list[Row] = []
+    for label, name in wanted.items():
+        row = [label]
+        for engine in ('onnxruntime', 'openvino'):
+            known = name in tables[0].xs(engine, level='engine').index
+            row.append(f'{tables[0].loc[(name, engine), "x float32"]:.2f}' if known else '')
+        decibels = [min(table.loc[(name, 'onnxruntime'), 'dB']) for table in tables]
+        rows.append([*row, *map('{:.1f}'.format, decibels)])
+    return rows
 
 
 def device() -> list[Row]:
@@ -389,7 +406,7 @@ def device() -> list[Row]:
 
 
 def gpu_recipes() -> list[Row]:
-    """multi_gpu.md: steps of recipes on a GPU; hours are for 12 epochs of COCO."""
+    """gpu_figures.md: steps of recipes on a GPU; hours are for 12 epochs of COCO."""
     precisions = dict(fp32='float32', fp16='float16', bf16='bfloat16')
     rows: list[Row] = []
     for row in read('gpu_h200_1.0.0.jsonl'):
@@ -415,7 +432,7 @@ def gpu_recipes() -> list[Row]:
 
 
 def gpu_backbones() -> list[Row]:
-    """multi_gpu.md: steps of backbones on a GPU."""
+    """gpu_figures.md: steps of backbones on a GPU."""
     names = dict(s0='S0', s1='S1', s2='S2', repvit_m1_1='RepViT-M1.1')
     names['mobilenetv4_conv_medium'] = 'MobileNetV4-Conv-M'
     precisions = dict(fp32='float32', bf16='bfloat16', fp16='float16')
@@ -473,7 +490,7 @@ def memory() -> list[Row]:
 
 
 def kernels() -> list[Row]:
-    """multi_gpu.md: what counts.py counts."""
+    """gpu_figures.md: what counts.py counts."""
     names = dict(s0='CARE-S0', s1='CARE-S1', s2='CARE-S2', repvit_m1_1='RepViT-M1.1')
     names |= dict(mobilenetv4_conv_medium='MobileNetV4-Conv-M', resnet50='ResNet-50')
     names['swin_tiny_patch4_window7_224'] = 'Swin-T'
@@ -560,6 +577,10 @@ def ablations() -> list[Row]:
 RIVALS = ' | onnxruntime | openvino'
 TIMES = 'class | backbone | top-1, %'
 AVX512 = 'onnxruntime | xnnpack | xnnpack-int8'
+ENGINES = (
+    'x onnxruntime | onnxruntime | onnxruntime-int8 | openvino | openvino-bf16 | openvino-int8 | '
+    'xnnpack | xnnpack-int8 | litert | litert-int8 | ncnn'
+)
 RUN = 'minus CARE-S0 | parameters, M | GMACs | time, x CARE-S0'
 COUNTS = 'Parameters | GMACs | Backbone parameters | Backbone GMACs'
 ONE_STAGE = ('parameters', 'gmacs', 'backbone', 'backbone_gmacs', 'ours')
@@ -575,22 +596,37 @@ RECORDED: dict[Name, Callable[[], list[Row]]] = {
     ): public_sets,
     ('docs/app.md', 'model | input | top left | `center` | stretched | smoothed'): letterboxes,
     ('docs/boards.md', ' | MB | box AP, mask AP in ONNX Runtime | in OpenVINO'): int8_onnx,
-    ('docs/boards.md', ' | ONNX Runtime: float32, int8 | OpenVINO: float32, int8'): int8_latencies,
+    (
+        'docs/boards.md',
+        'in 8 bits | time in ONNX Runtime | time in OpenVINO | dB, CARE-S0 | dB, the demo',
+    ): int8_operators,
     (
         'docs/boards.md',
         ' | installed, MB | seconds to the first result | memory after the first result, MB | '
         'ms for a frame: prepare, run, read results | memory added by 500 frames, MB',
     ): device,
     (
-        'docs/deploy.md',
+        'docs/exported_figures.md',
         'head | Core ML | ONNX | ONNX, float16 | ExecuTorch | ncnn | LiteRT | LiteRT, float16',
     ): heads,
-    ('docs/deploy.md', '`--proposals` | 20 | 50 | 100, the default | 200 | 1000'): proposals,
-    ('docs/deploy.md', 'with 100 proposals | MB | time | box, mask AP'): two_stage_formats,
-    ('docs/deploy.md', '`--proposals` | 20 | 50 | 100 | 200 | 1000'): proposals_on_pedestrians,
-    ('docs/deploy.md', 'MB, ms | Mask R-CNN, its backbone | Semantic FPN'): exported_sizes,
     (
-        'docs/deploy.md',
+        'docs/exported_figures.md',
+        '`--proposals` | 20 | 50 | 100, the default | 200 | 1000',
+    ): proposals,
+    (
+        'docs/exported_figures.md',
+        'with 100 proposals | MB | time | box, mask AP',
+    ): two_stage_formats,
+    (
+        'docs/exported_figures.md',
+        '`--proposals` | 20 | 50 | 100 | 200 | 1000',
+    ): proposals_on_pedestrians,
+    (
+        'docs/exported_figures.md',
+        'MB, ms | Mask R-CNN, its backbone | Semantic FPN',
+    ): exported_sizes,
+    (
+        'docs/exported_figures.md',
         'metrics | Mask R-CNN: box AP, mask AP | Semantic FPN: mIoU, pixel accuracy',
     ): exported_metrics,
     ('docs/latency.md', f'{TIMES}{RIVALS}'): partial(latencies, 'latency_1.0.0.json', 0),
@@ -603,20 +639,21 @@ RECORDED: dict[Name, Callable[[], list[Row]]] = {
     ('docs/latency.md', f' | {AVX512} | litert | litert-int8'): partial(
         latencies, 'latency_1.0.0rc5.json', 1
     ),
+    ('docs/latency.md', ENGINES): engines,
     ('docs/latency.md', ' | ExecuTorch | ONNX Runtime'): operators,
     ('docs/latency.md', 'side, pixels | 256 | 384 | 512 | 768'): sweep,
     (
-        'docs/multi_gpu.md',
+        'docs/gpu_figures.md',
         'recipe | precision | images in a step | ms a step | ms an image | GPU computes, ms | '
         'GiB | hours on 1 GPU | on 8 GPUs',
     ): gpu_recipes,
     (
-        'docs/multi_gpu.md',
+        'docs/gpu_figures.md',
         'network | precision | layout | ms | GPU computes, ms | kernels | graph, ms | GiB',
     ): gpu_backbones,
     ('docs/multi_gpu.md', "backbone | image | `False` | `'activations'` | `True`"): memory,
     (
-        'docs/multi_gpu.md',
+        'docs/gpu_figures.md',
         'network | float32: kernels | float32: GB moved | bfloat16: kernels | bfloat16: GB moved',
     ): kernels,
     (
@@ -691,11 +728,14 @@ STATED: set[Name] = {
     ('docs/app.md', 'format | `nms` | boxes'),
     ('docs/boards.md', 'engine | reads these files | evidence'),
     ('docs/boards.md', 'option | what it does'),
-    ('docs/deploy.md', 'phone and engine | file | option of the engine | computes in | evidence'),
+    (
+        'docs/exported_figures.md',
+        'phone and engine | file | option of the engine | computes in | evidence',
+    ),
     ('docs/deploy.md', '`--format` | file | `--precision`, default first | checked with'),
     ('docs/deploy.md', 'option | what it does'),
-    ('docs/deploy.md', 'key | value'),
-    ('docs/deploy.md', 'key of the input | value'),
+    ('docs/description.md', 'key | value'),
+    ('docs/description.md', 'key of the input | value'),
     ('docs/deploy.md', ' | limit'),
     ('docs/deploy.md', 'option | what is exported | outputs'),
     ('docs/faq.md', 'operators that are needed | models'),
@@ -705,6 +745,8 @@ STATED: set[Name] = {
         'docs/multi_gpu.md',
         'GPUs | COCO, Mask R-CNN | ADE20K, Semantic FPN | ADE20K, UperNet | ImageNet',
     ),
+    ('docs/multi_gpu.md', 'folder | why'),
+    ('docs/multi_gpu.md', 'backend | COCO | ADE20K | ImageNet'),
     ('docs/multi_gpu.md', 'setting | what to know'),
     ('docs/paper.md', " | the paper's text | the released network, and mmcare's"),
     ('docs/recipes.md', 'setting | `configs/imagenet` | paper, 4.1 | released script'),

@@ -1,8 +1,10 @@
 """A resumed run ends with the weights of an uninterrupted one, or says why it cannot."""
 
 import copy
+import os
 import random
 import re
+import signal
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from toy_training import EPOCHS, ITERATIONS, Model, Numbers, StopAt, build, saved, train
 
+from mmcare.engine.training_state import end_with_parent
 from mmcare.weights.reading import CheckpointError
 
 PLAIN_SGD = dict(state={}, param_groups=[dict(momentum=0)])
@@ -134,6 +137,46 @@ def test_another_schedule_is_a_warning(tmp_path, logged):
         train(tmp_path, resume=t_max == 9, hooks=[StopAt(5)], param_scheduler=schedule)
     (text,) = warned(logged, 'are kept')
     assert f'ignored: CosineAnnealingLR.T_max={EPOCHS} (config: 9). To use' in text
+
+
+def test_a_schedule_names_the_length_of_epochs(tmp_path, logged):
+    """The config is the same; twice as many images a step halve the epoch."""
+    schedule = dict(type='LinearLR', end=3, by_epoch=True, convert_to_iter_based=True)
+    for batch_size in (2, 4):
+        options = dict(loader=dict(batch_size=batch_size), param_scheduler=schedule)
+        train(tmp_path, resume=batch_size == 4, hooks=[StopAt(5)], **options)
+    (text,) = warned(logged, 'are kept')
+    assert 'LinearLR.end=12 (config: 6)' in text
+    assert 'An epoch has 2 iterations, and had 4: 6 are left.' in text
+
+
+@pytest.mark.parametrize(
+    ('change', 'words'),
+    [
+        (dict(loader=dict(num_workers=2)), ['num_workers=1 (now 2): augmentations']),
+        (
+            dict(loader=dict(batch_size=4)),
+            ['on 48 images in place of 24', 'at image 8 of the sampler, and goes on at image 16',
+             '8 images are skipped'],
+        ),
+        (dict(optim_wrapper=dict(ADAM, accumulative_counts=2)), ['has 4 images in place of 2',
+                                                               '1.41 times']),
+        ({}, []),
+    ],
+)  # fmt: skip
+def test_a_resume_in_another_world_says_so(tmp_path, logged, change, words):
+    for resume, options in (False, {}), (True, change):
+        train(tmp_path, by_epoch=False, resume=resume, hooks=[StopAt(4 + resume)], **options)
+    texts = warned(logged, 'The checkpoint is of')
+    assert len(texts) == bool(words) and all(word in texts[0] for word in words)
+
+
+def test_replayed_batches_are_counted_in_the_log(tmp_path, logged, monkeypatch):
+    monkeypatch.setattr('mmcare.engine.hooks.exact_resume_hook.EVERY', 0)
+    for resume in (False, True):
+        train(tmp_path, by_epoch=False, resume=resume, hooks=[StopAt(9 + resume)])
+    texts = [text for _, text in logged if text.startswith('Replaying')]
+    assert len(texts) == 8 and ' 8 of 8, about 0 minutes left' in texts[-1]
 
 
 @pytest.mark.parametrize(
@@ -669,3 +712,18 @@ def test_an_optimizer_without_gradients(tmp_path, trains):
         refused = pytest.raises(CheckpointError, match='state of the optimizer is missing')
         with refused if trains and resume else nullcontext():
             train(tmp_path, hooks=[StopAt(5 + resume)], resume=resume, **options)
+
+
+def test_workers_end_with_a_killed_parent():
+    """Also while nobody takes their batches."""
+    end, kept = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        parent = os.getpid()
+        if os.fork() == 0:
+            end_with_parent(parent, 0.1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(kept)  # the child of the child has the last copy
+    os.waitpid(parent, 0)
+    assert os.read(end, 1) == b''
+    os.close(end)

@@ -196,7 +196,7 @@ def describe_decoding(head: Any) -> dict[str, Any]:
     Returns:
         Nothing for a head that decodes in its own way (GFL, YOLOX, ...), or with an NMS other than
         mmdet's ``'nms'`` for each class. Otherwise ``decode``, with the plain values that
-        docs/deploy.md lists.
+        docs/description.md lists.
     """
     for name in ('predict_by_feat', '_predict_by_feat_single', '_bbox_post_process'):
         method = getattr(head, name, None)
@@ -288,6 +288,9 @@ class Detections(PostProcess):
 
 class Boxes(Detections):
     """Maps of a one-stage detector to boxes, scores and labels, as mmdet's base head decodes them.
+
+    The boxes must equal those of ``decode_boxes`` in :mod:`mmcare_runtime.results`, as a test in
+    ``tests/test_export/test_postprocessing.py`` shows.
 
     Without NMS, the outputs are all ``boxes`` (P, 4), and ``scores`` (P, K) for each class, or
     (1, P, 4) and (1, P, K) if the format says so.
