@@ -1273,6 +1273,13 @@ def test_classes_under_their_former_key(data):
     )
 
 
+def test_categories_that_a_data_set_keeps(data):
+    """As mmpose's, which writes those of the file under the former key of classes."""
+    make_coco(data)
+    kept = dict(coco(data, 'train'), metainfo=dict(CLASSES=[dict(id=1)]), serialize_data=False)
+    assert not [*check_class_key(Run(Tiny(3), [Split('train', DATASETS.build(kept))]))]
+
+
 @pytest.mark.parametrize('config', [dict(classes=['dog']), {}])
 def test_the_line_of_classes_is_named(data, config):
     """Configs for own data have one."""

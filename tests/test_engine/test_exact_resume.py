@@ -377,9 +377,7 @@ def test_averaged_weights_resume(tmp_path, logged, options, by_epoch):
     """Of both: those that train and those that EMAHook averages, in the loop's validations too."""
     averaging = dict(type='EMAHook', **options)
     loader = lambda: dict(num_workers=1)  # noqa: E731
-    assert_resumes(
-        tmp_path, 2 * ITERATIONS + 1, Averaged, [averaging], loader, by_epoch=by_epoch
-    )
+    assert_resumes(tmp_path, 2 * ITERATIONS + 1, Averaged, [averaging], loader, by_epoch=by_epoch)
     averages = [
         torch.load(tmp_path / name, weights_only=True)['ema_state_dict']
         for folder in ('whole', 'parts')
