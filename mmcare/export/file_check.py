@@ -18,7 +18,7 @@ from mmcare.export.check import (
     Checker,
     RunFile,
 )
-from mmcare.export.errors import ExportError
+from mmcare.export.errors import ExportError, Float16Error
 from mmcare.export.graph import Graph
 from mmcare.export.plan import ExportPlan
 from mmcare.export.request import ExportRequest
@@ -70,7 +70,11 @@ def check_file(plan: ExportPlan, backend: Backend, file: ExportedFile) -> dict[s
         entries[name] = checker.max_rel_errors(run, tolerance, runtime)
         if half:
             limit = max(FLOAT16, tolerance)
-            errors = checker.max_rel_errors(half, limit, f'{runtime} in float16')
+            try:
+                errors = checker.max_rel_errors(half, limit, f'{runtime} in float16')
+            except ExportError as error:
+                text = str(error).replace(f'; {file.path.name} is not written', '')
+                raise Float16Error(text.replace(', which is not written', '')) from error
             entries[f'{name}_float16'] = errors
     if why_no_half:
         entries[f'{name}_float16'] = why_no_half

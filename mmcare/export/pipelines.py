@@ -194,12 +194,12 @@ def is_slid(config: Config | None) -> bool:
     return (model.get('test_cfg') or {}).get('mode') == 'slide'
 
 
-def choose_shape(config: Config | None) -> tuple[tuple[int, int], str]:
+def choose_shape(config: Config | None, multiple: int = 32) -> tuple[tuple[int, int], str]:
     """Choose the height and width of a config's windows, or of its test images.
 
     Returns:
         Height and width, and the reason for this size. Sizes of windows are kept, and sizes of
-        images are rounded up to multiples of 32; the size is 512 and 512 if nothing fixes one.
+        images are rounded up to multiples; the size is 512 and 512 if nothing fixes one.
     """
     if config is None:
         return (512, 512), 'there is no config'
@@ -217,7 +217,7 @@ def choose_shape(config: Config | None) -> tuple[tuple[int, int], str]:
     else:
         size, reason = 512, 'nothing in the config fixes one'
     width, height = np.broadcast_to(size, 2).tolist()
-    return (-(-height // 32) * 32, -(-width // 32) * 32), reason
+    return (-(-height // multiple) * multiple, -(-width // multiple) * multiple), reason
 
 
 def read_padding(config: Config, channels: int) -> tuple[float, ...] | None:

@@ -78,7 +78,8 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
     # Copy, since the pass deletes unused constants even from the original program.
-    return constant_prop_pass(deepcopy(program).run_decompositions(dict(rewrites.EXECUTORCH)))
+    table = rewrites.with_torchvision(rewrites.EXECUTORCH)
+    return constant_prop_pass(deepcopy(program).run_decompositions(table))
 
 
 @torch.no_grad()

@@ -3,7 +3,9 @@
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 from mmengine.config import Config, ConfigDict
@@ -26,7 +28,13 @@ from mmcare.export.tasks.base import (
     in_structure,
     is_of_class,
 )
-from mmcare.export.tasks.matching import Detected, distances, leads_of_missing, surplus
+from mmcare.export.tasks.matching import (
+    Detected,
+    distances,
+    leads_of_missing,
+    nearest_rows,
+    surplus,
+)
 from mmcare_runtime.results import read_detections
 
 BOXES, CENTERS = ('cls_score', 'bbox_pred'), ('cls_score', 'bbox_pred', 'centerness')
@@ -36,18 +44,34 @@ FACTORS = ('cls_score', 'bbox_pred', 'iou_pred')
 MAP_NAMES: dict[str, Sequence[str]] = {
     'ATSSHead': CENTERS,
     'AutoAssignHead': ('cls_score', 'bbox_pred', 'objectness'),
+    'CenterNetUpdateHead': BOXES,
     'DDODHead': FACTORS,
     'FCOSHead': CENTERS,
     'FoveaHead': BOXES,
     'GFLHead': BOXES,
     'PAAHead': FACTORS,
     'RTMDetHead': BOXES,
+    'RepPointsHead': BOXES,
     'RetinaHead': BOXES,
     'RetinaSepBNHead': BOXES,
     'SSDHead': BOXES,
     'TOODHead': BOXES,
+    'VFNetHead': BOXES,
     'YOLOFHead': BOXES,
+    'YOLOV3Head': ('pred_map',),
     'YOLOXHead': ('cls_score', 'bbox_pred', 'objectness'),
+}
+# mmdet's methods that decode all maps of an image, and whether they clip boxes to the image. All
+# but YOLOX's select by `filter_scores_and_topk`.
+BASE = 'BaseDenseHead._predict_by_feat_single'
+DECODING = {
+    BASE: True,
+    'FoveaHead._predict_by_feat_single': True,
+    'GFLHead._predict_by_feat_single': True,
+    'RepPointsHead._predict_by_feat_single': True,
+    'TOODHead._predict_by_feat_single': False,
+    'YOLOV3Head.predict_by_feat': False,
+    'YOLOXHead.predict_by_feat': False,
 }
 CANDIDATES = 1000  # boxes for NMS; mmdet's own configs keep 1000 to 30000 per level
 MAX_DETECTIONS = 100  # COCO's metrics look at 100 boxes per image
@@ -106,7 +130,7 @@ class OneStageDetector(Task):
         """Raise a RequestError if only the toolbox can decode the head, and files should."""
         super().check_request(request)
         decodes = request.outputs == 'decoded' or request.letterbox == 'center'
-        if decodes and not describe_decoding(self.head):
+        if decodes and not is_decoded(self.head):
             raise RequestError(
                 f'the {type(self.head).__name__} has a decoding of its own, or not the plain NMS '
                 'of each class: use raw outputs, at the top left'
@@ -117,7 +141,8 @@ class OneStageDetector(Task):
     ) -> PostProcess:
         """Make the module that decodes boxes."""
         number = options.get('max_detections', MAX_DETECTIONS)
-        results = Boxes(self.head, outputs, shape, number, output_format)
+        kind = Boxes if find_decoding(self.head) == BASE else OwnBoxes
+        results = kind(self.head, outputs, shape, number, output_format)
         if 'max_detections' in options:
             results.metadata['test_cfg']['max_per_img'] = results.number
         return results
@@ -134,7 +159,9 @@ class OneStageDetector(Task):
             outputs = [output.cpu().numpy() for output in run(images)]
             detections = map(torch.from_numpy, read_detections(description, outputs))
             boxes, scores, labels, _ = (detection.to(images.device) for detection in detections)
-            boxes = clip_boxes_to_image(boxes, sample.metainfo['img_shape'])  # without the padding
+            if description['test_cfg'].get('clip_border', True):
+                shape = sample.metainfo['img_shape']  # without the padding
+                boxes = clip_boxes_to_image(boxes, shape)
             instances = InstanceData(bboxes=boxes, scores=scores, labels=labels)
             options = dict(rescale=rescale, with_nms=True, img_meta=sample.metainfo)
             test_cfg = ConfigDict(description['test_cfg'])
@@ -147,7 +174,7 @@ class OneStageDetector(Task):
 
     def centered_substitutes(self) -> Substitutes:
         """Replace the method that scales boxes back to the picture."""
-        post_process = self.head._bbox_post_process
+        post_process, clips = self.head._bbox_post_process, clips_boxes(self.head)
 
         def move_back(
             results: InstanceData, *args: Any, img_meta: Any, **kwargs: Any
@@ -157,10 +184,10 @@ class OneStageDetector(Task):
 
             left, right, top, bottom = img_meta['img_padding_size']
             height, width = img_meta['img_shape']
-            boxes = results.bboxes - results.bboxes.new_tensor([left, top] * 2)
-            results.bboxes = clip_boxes_to_image(
-                boxes, (height - top - bottom, width - left - right)
-            )
+            results.bboxes = results.bboxes - results.bboxes.new_tensor([left, top] * 2)
+            if clips:
+                size = height - top - bottom, width - left - right
+                results.bboxes = clip_boxes_to_image(results.bboxes, size)
             return post_process(results, *args, img_meta=img_meta, **kwargs)
 
         return [(self.head, '_bbox_post_process', move_back)]
@@ -181,6 +208,35 @@ def read_test_cfg(test_cfg: Any) -> dict[str, Any] | None:
     return dict(test_cfg, nms=dict(nms, type=kind))
 
 
+def find_decoding(head: Any) -> str:
+    """Return the name of the method that decodes all maps of an image."""
+    method: Any = getattr(head, 'predict_by_feat', None)
+    if getattr(method, '__qualname__', '') == 'BaseDenseHead.predict_by_feat':
+        method = head._predict_by_feat_single
+    return getattr(method, '__qualname__', '')
+
+
+def is_decoded(head: Any) -> bool:
+    """Say whether files can decode a head's maps, and select boxes as mmdet does."""
+    post_process = getattr(getattr(head, '_bbox_post_process', None), '__qualname__', '')
+    known = 'BaseDenseHead._bbox_post_process', 'YOLOXHead._bbox_post_process'
+    is_known = find_decoding(head) in DECODING and post_process in known
+    return is_known and read_test_cfg(head.test_cfg) is not None
+
+
+def clips_boxes(head: Any) -> bool:
+    """Say whether mmdet clips boxes to the image."""
+    coder = getattr(head, 'bbox_coder', None)
+    return DECODING[find_decoding(head)] and getattr(coder, 'clip_border', True)
+
+
+def complete_test_cfg(head: Any) -> dict[str, Any]:
+    """Return the ``test_cfg`` of a head with ``clip_border=False`` if boxes are not clipped."""
+    test_cfg = read_test_cfg(head.test_cfg)
+    assert test_cfg is not None, 'others are refused'
+    return test_cfg if clips_boxes(head) else dict(test_cfg, clip_border=False)
+
+
 def limit_boxes(test_cfg: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Return a ``test_cfg`` whose ``max_per_img`` is at most the number of boxes in a file."""
     most = test_cfg.get('max_per_img', -1)  # not positive: all of them
@@ -198,12 +254,7 @@ def describe_decoding(head: Any) -> dict[str, Any]:
         mmdet's ``'nms'`` for each class. Otherwise ``decode``, with the plain values that
         docs/deploy.md lists.
     """
-    for name in ('predict_by_feat', '_predict_by_feat_single', '_bbox_post_process'):
-        method = getattr(head, name, None)
-        if not getattr(method, '__qualname__', '').startswith('BaseDenseHead.'):
-            return {}
-    test_cfg = read_test_cfg(head.test_cfg)
-    if test_cfg is None:
+    if not is_decoded(head) or find_decoding(head) != BASE:
         return {}
     priors, coder = head.prior_generator, head.bbox_coder
     wanted = ('base_anchors', 'scales', 'ratios', 'base_sizes', 'center_offset', 'offset')
@@ -218,7 +269,7 @@ def describe_decoding(head: Any) -> dict[str, Any]:
         prior_params={name: getattr(priors, name) for name in wanted if hasattr(priors, name)},
         coder=dict(type=type(coder).__name__, **vars(coder), **defaults),
         score_activation='sigmoid' if head.use_sigmoid_cls else 'softmax',
-        test_cfg=test_cfg,
+        test_cfg=complete_test_cfg(head),
         box_transform_applied=type(coder).__name__ == 'DistancePointBBoxCoder',
     )
     return dict(decode=json.loads(json.dumps(described, default=Tensor.tolist)))
@@ -293,6 +344,7 @@ class Boxes(Detections):
     (1, P, 4) and (1, P, K) if the format says so.
     """
 
+    one_class = False  # each box only has its best class
     priors: Tensor
     pair_rows: Tensor
     pair_labels: Tensor
@@ -307,43 +359,69 @@ class Boxes(Detections):
     ) -> None:
         kinds = ['boxes', 'scores'] + ['labels'] * output_format.has_nms
         super().__init__(shape, output_format, kinds + ['count'] * output_format.with_count)
-        generator, config = head.prior_generator, read_test_cfg(head.test_cfg)
-        assert config is not None, 'others are refused'
-        self.levels = len(generator.strides)
-        self.classes, self.is_sigmoid = head.cls_out_channels, head.use_sigmoid_cls
-        self.decode = head.bbox_coder.decode
+        self.levels = len(head.prior_generator.strides)
         sizes = [output.shape[2:] for output in raw[: self.levels]]
-        priors = torch.cat(generator.grid_priors(sizes, device='cpu'))
-        self.register_buffer('priors', priors)
-        most = config.get('nms_pre', -1)  # not positive: all of them
-        self.candidates = min(most if most > 0 else CANDIDATES, CANDIDATES, len(priors))
-        self.number, self.iou = min(number, self.candidates), config['nms']['iou_threshold']
+        total = self.keep_decoder(head, sizes, shape)
+        config = complete_test_cfg(head)
+        self.clips = clips_boxes(head)
         self.least = config.get('min_bbox_size', -1)
+        most = config.get('nms_pre', -1)  # not positive: all of them
+        most = min(most if most > 0 else CANDIDATES, CANDIDATES)
+        iou = config['nms']['iou_threshold']
+        self.set_selection(most, total, number, head.num_classes, iou)
+        most = self.number if output_format.has_nms else total
+        self.metadata = dict(nms=output_format.nms, test_cfg=limit_boxes(config, most))
+
+    def set_selection(self, most: int, total: int, number: int, labels: int, iou: float) -> None:
+        """Say how many boxes are chosen for NMS and after it.
+
+        Args:
+            most: The largest number of pairs of a box and a class in NMS.
+            total: Number of all boxes.
+            number: The largest number of results.
+            labels: Number of classes.
+            iou: Threshold of NMS.
+        """
+        self.candidates, self.pairs = min(most, total), min(most, total * labels)
+        self.number, self.labels, self.iou = min(number, self.pairs), labels, iou
         # Tables of the candidate and of the class in each pair. Runtimes would compute both by a
         # division in floats, and float16 does not have all integers above 2048.
-        self.labels = self.classes if self.is_sigmoid else self.classes - 1  # without background
-        rows, labels = torch.arange(self.candidates), torch.arange(self.labels)
-        self.register_buffer('pair_rows', rows.repeat_interleave(self.labels))
-        self.register_buffer('pair_labels', labels.repeat(self.candidates))
-        test_cfg = limit_boxes(config, self.number) if output_format.has_nms else config
-        self.metadata = dict(nms=output_format.nms, test_cfg=test_cfg)
+        rows, classes = torch.arange(self.candidates), torch.arange(labels)
+        self.register_buffer('pair_rows', rows.repeat_interleave(labels))
+        self.register_buffer('pair_labels', classes.repeat(self.candidates))
+
+    def keep_decoder(self, head: Any, sizes: Sequence[Shape], shape: Shape) -> int:
+        """Keep what decodes maps of these sizes; return the number of priors."""
+        self.classes, self.is_sigmoid = head.cls_out_channels, head.use_sigmoid_cls
+        self.decode = head.bbox_coder.decode
+        priors = torch.cat(head.prior_generator.grid_priors(sizes, device='cpu'))
+        self.register_buffer('priors', priors)
+        return len(priors)
+
+    def rows(self, raw: Outputs, start: int, values: int) -> Tensor:
+        """Return the rows (P, values) of all levels of a kind of maps."""
+        maps = raw[start * self.levels : (start + 1) * self.levels]
+        return torch.cat([x.permute(0, 2, 3, 1).reshape(-1, values) for x in maps])
+
+    def decode_all(self, raw: Outputs) -> tuple[Tensor, Tensor]:
+        """Return all boxes (P, 4), x1, y1, x2, y2 in pixels of the image, and scores (P, K)."""
+        scores = self.rows(raw, 0, self.classes)
+        scores = scores.sigmoid() if self.is_sigmoid else scores.softmax(1)[:, :-1]
+        if len(raw) > 2 * self.levels:
+            scores = scores * self.rows(raw, 2, 1).sigmoid()
+        return self.decode(self.priors, self.rows(raw, 1, 4)), scores
 
     def read(self, raw: Outputs) -> tuple[Tensor, Tensor]:
         """Return all boxes (P, 4), x1, y1, x2, y2 as shares of the image, and scores (P, K)."""
-
-        def rows(start: int, values: int) -> Tensor:
-            maps = raw[start * self.levels : (start + 1) * self.levels]
-            return torch.cat([x.permute(0, 2, 3, 1).reshape(-1, values) for x in maps])
-
-        scores = rows(0, self.classes)
-        scores = scores.sigmoid() if self.is_sigmoid else scores.softmax(1)[:, :-1]
-        if len(raw) > 2 * self.levels:
-            scores = scores * rows(2, 1).sigmoid()
-        return (self.decode(self.priors, rows(1, 4)) / self.sides).clamp(0, 1), scores
+        boxes, scores = self.decode_all(raw)
+        boxes = boxes / self.sides
+        return boxes.clamp(0, 1) if self.clips else boxes, scores
 
     def forward(self, raw: Outputs) -> tuple[Tensor, ...]:
         """Decode; then keep the best boxes if NMS is in the network."""
         boxes, scores = self.read(raw)
+        if self.one_class:
+            scores = scores * (scores >= scores.amax(1, True)).to(scores.dtype)
         if not self.format.has_nms:
             everything = self.write_boxes(boxes), scores
             return tuple(x[None] for x in everything) if self.format.with_batch else everything
@@ -351,12 +429,13 @@ class Boxes(Detections):
             sizes = (boxes[:, 2:] - boxes[:, :2]) * self.sides[:2]
             scores = scores * (sizes.amin(1, True) > self.least).float()
         best = scores.amax(1).topk(self.candidates).indices
-        scores, pairs = scores.index_select(0, best).flatten().topk(self.candidates)
+        scores, pairs = scores.index_select(0, best).flatten().topk(self.pairs)
         boxes = boxes.index_select(0, best)
         boxes = boxes.index_select(0, self.pair_rows.index_select(0, pairs))
         labels = self.pair_labels.index_select(0, pairs)
-        kept = self.suppress(boxes, self.iou, labels, self.labels)
-        scores, order = (scores * kept).topk(self.number)
+        if self.iou < 1:
+            scores = scores * self.suppress(boxes, self.iou, labels, self.labels)
+        scores, order = scores.topk(self.number)
         boxes, labels = boxes.index_select(0, order), labels.index_select(0, order)
         return tuple(self.write(boxes, scores, labels))
 
@@ -366,15 +445,78 @@ class Boxes(Detections):
         Returns:
             The largest of: the distance of a box and its score from the nearest candidate of its
             class; the lead of a missing box's score over the scores of its neighbours, or over the
-            last score that takes part in NMS; 1 for a surplus box.
+            last score that takes part in NMS, or what is left of its sides above
+            ``min_bbox_size``; 1 for a surplus box. If each box only has its best class, rounding
+            may choose another one, if their scores differ by as much.
         """
         if not self.format.has_nms:
             return super().max_error(raw, results)
         rows = self.read_results(results)
         found, wanted = rows.used(), self.read_results(self(raw))
         candidates, scores = self.read(raw)
-        strange = distances(found, candidates[:, None], scores)
-        last = scores.flatten().topk(self.candidates).values[-1]  # the last score in NMS
-        lead = wanted.scores - torch.maximum(rows.scores.min(), last)
-        missing = leads_of_missing(wanted, found, self.iou, lead[:, None])
+        best = scores.amax(1, True)
+        below = best - scores if self.one_class else None
+        strange = distances(found, candidates[:, None], scores, below)
+        last = scores.flatten().topk(self.pairs).values[-1]  # the last score in NMS
+        leads = [wanted.scores - torch.maximum(rows.scores.min(), last)]
+        if self.least >= 0:  # by how much a side must change for the box to be removed
+            lengths = wanted.boxes[:, 2:] - wanted.boxes[:, :2]
+            leads.append((lengths - self.least / self.sides[:2]).amin(1))
+        if self.one_class and self.labels > 1:
+            first, second = scores.topk(2, 1).values.unbind(1)
+            leads.append((first - second)[nearest_rows(wanted, candidates, best)])
+        missing = leads_of_missing(wanted, found, self.iou, torch.stack(leads, 1))
         return torch.cat([strange, missing, surplus(found, self.iou)]).max().item()
+
+
+class OwnBoxes(Boxes):
+    """Boxes of heads with a decoding of their own, such as GFL, TOOD, YOLOv3 and YOLOX.
+
+    The head's own ``predict_by_feat`` decodes all priors; what it selects by is replaced.
+    """
+
+    def keep_decoder(self, head: Any, sizes: Sequence[Shape], shape: Shape) -> int:
+        """Keep the head without its layers, and the priors of each level."""
+        self.one_class = is_of_class(head, 'YOLOXHead')
+        self.head: Any = deepcopy(head)
+        for name, child in [*self.head.named_children()]:
+            if any(True for _ in child.parameters()):
+                delattr(self.head, name)
+        options = dict(with_stride=True) if self.one_class else {}
+        priors = head.prior_generator.grid_priors(sizes, device='cpu', **options)
+        for level, values in enumerate(priors):
+            self.register_buffer(f'priors{level}', values)
+        self.shape, self.least_factor = shape, head.test_cfg.get('conf_thr', -1)
+        return sum(map(len, priors))
+
+    def decode_all(self, raw: Outputs) -> tuple[Tensor, Tensor]:
+        """Return all boxes (P, 4), x1, y1, x2, y2 in pixels of the image, and scores (P, K)."""
+        priors = [getattr(self, f'priors{level}') for level in range(self.levels)]
+        if is_of_class(self.head, 'YOLOXHead'):  # mmdet selects by a condition on the data
+            values, classes = self.rows(raw, 1, 4), self.rows(raw, 0, self.labels)
+            boxes = self.head._bbox_decode(torch.cat(priors), values)
+            return boxes, classes.sigmoid() * self.rows(raw, 2, 1).sigmoid()
+
+        def keep_all(
+            scores: Tensor, score_thr: float, topk: int, results: Any = None
+        ) -> tuple[Any, ...]:
+            return scores, scores[:, 0], slice(None), results
+
+        head: Any = self.head
+        method = getattr(head, find_decoding(head).rpartition('.')[2])
+        maps = [[*raw[at : at + self.levels]] for at in range(0, len(raw), self.levels)]
+        metas = [dict(img_shape=self.shape)]
+        test_cfg = ConfigDict(head.test_cfg, conf_thr=-1)
+        with (
+            patch.dict(method.__globals__, filter_scores_and_topk=keep_all),
+            patch.object(head.prior_generator, 'grid_priors', lambda *_, **__: priors),
+            patch.object(head, '_bbox_post_process', lambda results, *_, **__: results),
+        ):
+            (results,) = head.predict_by_feat(*maps, batch_img_metas=metas, cfg=test_cfg)
+        scores = results.scores
+        if 'score_factors' in results:
+            factors = results.score_factors[:, None]
+            if self.least_factor > 0:
+                factors = factors * (factors >= self.least_factor).to(factors.dtype)
+            scores = scores * factors
+        return results.bboxes, scores

@@ -1,0 +1,103 @@
+"""A config of each family of the toolboxes, made narrow: files give the toolbox's own results.
+
+The families are those of benchmarks/families.py, which exports them whole.
+"""
+
+import sys
+
+import pytest
+import torch
+from helpers import ROOT, newer
+from mmengine.config import Config
+
+sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
+
+import families
+
+from mmcare.export import load_model
+from mmcare.export.images import draw_images
+from mmcare.export.tasks.base import OutputFormat
+from mmcare_runtime.results import read_results
+
+pytestmark = newer
+pytest.importorskip('mmdet')
+SIDE = 64
+CHANNELS = (
+    'in_channels',
+    'out_channels',
+    'feat_channels',
+    'point_feat_channels',
+    'block_mid_channels',
+    'embed_dims',
+    'feedforward_channels',
+    'num_feats',
+)
+GROUPS = dict(type='GN', num_groups=4)
+WIDE = 'SSDLite', 'SSD300', 'YOLOv3', 'RetinaNet, Swin-T', 'RTMDet'  # remain as they are
+WITH_GROUPS = 'ATSS', 'AutoAssign', 'CenterNet-update', 'DDOD', 'FCOS', 'GFL', 'TOOD', 'VFNet'
+DETECTORS = [
+    name
+    for name, family in families.FAMILIES.items()
+    if family.config.startswith('mmdet') and 'R-CNN' not in name
+]
+DEFORMED = 'DDOD', 'RepPoints', 'TOOD', 'VFNet'
+
+
+def narrow(values):
+    """Divide the numbers of channels in a config by 16, in place."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            narrow(value)
+        elif key in CHANNELS:
+            is_list = isinstance(value, (list, tuple))
+            values[key] = [x // 16 for x in value] if is_list else value // 16
+        elif key == 'num_groups':
+            values[key] = GROUPS[key]
+
+
+def build(name, folder):
+    """Build a family's narrow model, and draw weights of the head so that scores differ."""
+    family = families.FAMILIES[name]
+    config = Config.fromstring(families.write_config(family), '.py')
+    if name not in WIDE:
+        backbone, depth = config.model.backbone, config.model.backbone.get('depth')
+        narrow({key: part for key, part in config.model.items() if key != 'backbone'})
+        if name == 'YOLOX':
+            backbone.widen_factor /= 16
+        elif depth == 18:
+            backbone.base_channels, backbone.stem_channels = 16, 16
+            config.model.neck.in_channels = [16, 32, 64, 128]
+        else:
+            backbone.base_channels, backbone.stem_channels = 4, 4
+    if name in WITH_GROUPS:
+        config.model.bbox_head.norm_cfg = GROUPS
+    path = folder / 'narrow.py'
+    config.dump(path)
+    model = load_model(path, part='model')
+    families.set_statistics(model, SIDE)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('name', DETECTORS)
+def test_boxes_of_the_toolbox(tmp_path, name):
+    """All 50 best boxes of mmdet are those of a decoded file; batch norms are normalized."""
+    side = 320 if name.startswith('SSD') else SIDE
+    model, shape = build(name, tmp_path), (side, side)
+    pixels = draw_images(3, shape, model.normalization)['smooth'].pixels
+    image = model.normalization.normalize(pixels)
+    raw = model.task(image)
+    names = model.task.name_outputs(raw)
+    assert len(names) == len(raw)
+    decoded = model.task.post_process(raw, shape, OutputFormat(), {})
+    outputs = [x.numpy() for x in decoded(raw)]
+    description = dict(outputs=decoded.outputs, **decoded.metadata)
+    results = read_results(description, outputs, (0, 0, *shape), shape, -1.0)
+    if name.startswith('SSD'):  # whose predict asks for a loss that the head lacks
+        model.task.model.bbox_head.loss_cls = None
+    (sample,) = model.task.model.predict(image, [families.make_sample(model, side)])
+    wanted = sample.pred_instances.numpy()
+    assert len(wanted.bboxes) and families.share_of_boxes(wanted, results) == 1
+    assert decoded.max_error(raw, outputs) < 1e-6
+    moved = [outputs[0] + 0.01 * side, *outputs[1:]]
+    assert decoded.max_error(raw, moved) > 1e-3
