@@ -360,7 +360,7 @@ class Boxes(Detections):
         kinds = ['boxes', 'scores'] + ['labels'] * output_format.has_nms
         super().__init__(shape, output_format, kinds + ['count'] * output_format.with_count)
         self.levels = len(head.prior_generator.strides)
-        sizes = [output.shape[2:] for output in raw[: self.levels]]
+        sizes = [(output.shape[2], output.shape[3]) for output in raw[: self.levels]]
         total = self.keep_decoder(head, sizes, shape)
         config = complete_test_cfg(head)
         self.clips = clips_boxes(head)

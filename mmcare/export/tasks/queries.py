@@ -86,6 +86,10 @@ class QueryDetector(Task):
         """Say whether the network keeps the best boxes."""
         return output_format.has_nms
 
+    def explain_padding(self, config: Config | None) -> str:
+        """Say that padding is not masked."""
+        return 'seen as part of the picture, while mmdet masks it: choose a shape of your ratio'
+
     def check_request(self, request: Any) -> None:
         """Raise a RequestError for pictures in the middle of the image."""
         super().check_request(request)
