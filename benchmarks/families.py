@@ -45,7 +45,7 @@ class Family(NamedTuple):
 
     config: str
     side: int = 128
-    explodes: bool = False  # with random weights, unless batch norms have statistics
+    normalized: bool = False  # random weights let maps explode or vanish without statistics
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -57,7 +57,7 @@ FAMILIES: Mapping[str, Family] = {
     'NAS-FCOS': Family('mmdet::nas_fcos/nas-fcos_r50-caffe_fpn_fcoshead-gn-head_4xb4-1x_coco'),
     'RTMDet': Family('mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco'),
     'SSD300': Family('mmdet::ssd/ssd300_coco', 320),
-    'SSDLite': Family('mmdet::ssd/ssdlite_mobilenetv2-scratch_8xb24-600e_coco', 320),
+    'SSDLite': Family('mmdet::ssd/ssdlite_mobilenetv2-scratch_8xb24-600e_coco', 320, True),
     'YOLOF': Family('mmdet::yolof/yolof_r50-c5_8xb8-1x_coco'),
     'YOLOv3': Family('mmdet::yolo/yolov3_d53_8xb8-320-273e_coco', 128, True),
     'YOLOX': Family('mmdet::yolox/yolox_tiny_8xb8-300e_coco'),
@@ -116,7 +116,7 @@ def load(family: Family, folder: Path) -> LoadedModel:
     path.write_text(write_config(family))
     torch.manual_seed(0)
     model = load_model(path, part='model')
-    if family.explodes:
+    if family.normalized:
         set_statistics(model, family.side)
     return model
 

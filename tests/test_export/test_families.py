@@ -33,7 +33,14 @@ CHANNELS = (
     'num_feats',
 )
 GROUPS = dict(type='GN', num_groups=4)
-WIDE = 'SSDLite', 'SSD300', 'YOLOv3', 'RetinaNet, Swin-T', 'RTMDet'  # remain as they are
+WIDE = (
+    'SSDLite',
+    'SSD300',
+    'YOLOv3',
+    'RetinaNet, Swin-T',
+    'RTMDet',
+    'Conditional DETR',
+)  # as they are
 WITH_GROUPS = 'ATSS', 'AutoAssign', 'CenterNet-update', 'DDOD', 'FCOS', 'GFL', 'TOOD', 'VFNet'
 DETECTORS = [
     name
@@ -74,7 +81,7 @@ def build(name, folder):
     path = folder / 'narrow.py'
     config.dump(path)
     model = load_model(path, part='model')
-    if family.explodes:
+    if family.normalized:
         families.set_statistics(model, SIDE)
     return model
 
