@@ -1,6 +1,7 @@
 """Compare a written file with PyTorch, on all images and in float16 as well."""
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,11 +71,8 @@ def check_file(plan: ExportPlan, backend: Backend, file: ExportedFile) -> dict[s
         entries[name] = checker.max_rel_errors(run, tolerance, runtime)
         if half:
             limit = max(FLOAT16, tolerance)
-            try:
+            with failures_in_float16():
                 errors = checker.max_rel_errors(half, limit, f'{runtime} in float16')
-            except ExportError as error:
-                text = str(error).replace(f'; {file.path.name} is not written', '')
-                raise Float16Error(text.replace(', which is not written', '')) from error
             entries[f'{name}_float16'] = errors
     if why_no_half:
         entries[f'{name}_float16'] = why_no_half
@@ -136,7 +134,7 @@ def open_float16(
     if not request.compare_float16:
         return None, 'not compared: switched off'
     runtime = f'{backend.runtime} in float16'
-    with failures_of(runtime, path):
+    with failures_in_float16(), failures_of(runtime, path):
         opened = backend.open_float16(path)
     if opened is None:
         return None, 'not compared: nothing here computes it so'
@@ -169,3 +167,13 @@ def failures_of(runtime: str, path: Path) -> Iterator[None]:
         text = ' '.join(str(error).split())
         message = f'{runtime} cannot compute {path.name}, which is not written: {text}'
         raise ExportError(message) from error
+
+
+@contextmanager
+def failures_in_float16() -> Iterator[None]:
+    """Turn an ExportError into a Float16Error, which does not say that the file is not written."""
+    try:
+        yield
+    except ExportError as error:
+        text = re.sub(r'(; \S+ is|, which is) not written', '', str(error))
+        raise Float16Error(text) from error

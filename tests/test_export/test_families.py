@@ -28,6 +28,8 @@ CHANNELS = (
     'feat_channels',
     'point_feat_channels',
     'block_mid_channels',
+    'conv_out_channels',
+    'fc_out_channels',
     'embed_dims',
     'feedforward_channels',
     'num_feats',
@@ -42,20 +44,19 @@ WIDE = (
     'Conditional DETR',
 )  # as they are
 WITH_GROUPS = 'ATSS', 'AutoAssign', 'CenterNet-update', 'DDOD', 'FCOS', 'GFL', 'TOOD', 'VFNet'
-DETECTORS = [
-    name
-    for name, family in families.FAMILIES.items()
-    if family.config.startswith('mmdet') and 'R-CNN' not in name
-]
+DETECTORS = [name for name, x in families.FAMILIES.items() if x.config.startswith('mmdet')]
 DEFORMED = 'DDOD', 'RepPoints', 'TOOD', 'VFNet'
 
 
 def narrow(values):
     """Divide the numbers of channels in a config by 16, in place."""
     for key, value in values.items():
-        if isinstance(value, dict):
-            narrow(value)
-        elif key in CHANNELS:
+        parts = [x for x in (value if isinstance(value, list) else [value]) if isinstance(x, dict)]
+        for part in parts:
+            narrow(part)
+        if parts:
+            continue
+        if key in CHANNELS:
             is_list = isinstance(value, (list, tuple))
             values[key] = [x // 16 for x in value] if is_list else value // 16
         elif key == 'num_groups':
@@ -97,7 +98,8 @@ def test_boxes_of_the_toolbox(tmp_path, name):
     raw = model.task(image)
     names = model.task.name_outputs(raw)
     assert len(names) == len(raw)
-    decoded = model.task.post_process(raw, shape, OutputFormat(), {})
+    options = dict(proposals=1000) if 'R-CNN' in name else {}  # as many as mmdet has
+    decoded = model.task.post_process(raw, shape, OutputFormat(), options)
     outputs = [x.numpy() for x in decoded(raw)]
     description = dict(outputs=decoded.outputs, **decoded.metadata)
     results = read_results(description, outputs, (0, 0, *shape), shape, -1.0)
