@@ -196,7 +196,7 @@ HEADS = (
 
 
 def heads() -> list[Row]:
-    """deploy.md: the largest error of mmseg's heads; a star: fails at a size; a dash: at all."""
+    """exported_figures.md: the largest error of heads; a star: fails at a size; a dash: at all."""
     table = read('heads_1.0.0.csv')
     table['error'] = pd.to_numeric(table['result'], errors='coerce')
     order = 'coreml', 'onnx', 'onnx_float16', 'executorch', 'ncnn', 'litert', 'litert_float16'
@@ -212,7 +212,7 @@ def heads() -> list[Row]:
 
 
 def proposals() -> list[Row]:
-    """deploy.md: accuracy and time over the number of proposals, on scenes."""
+    """exported_figures.md: accuracy and time over the number of proposals, on scenes."""
     table = read('exported_mask_rcnn_1.0.0.json')
     found = [
         table[f'{n}_100/care_s0_mask_rcnn_scenes_model_160x160_decoded.onnx'] for n in PROPOSALS
@@ -229,7 +229,7 @@ PROPOSALS = 20, 50, 100, 200, 1000
 
 
 def two_stage_formats() -> list[Row]:
-    """deploy.md: Mask R-CNN with 100 proposals in each format."""
+    """exported_figures.md: Mask R-CNN with 100 proposals in each format."""
     table = read('exported_mask_rcnn_1.0.0.json')
     names = {
         'PyTorch': "PyTorch, mmdet's `predict`",
@@ -251,7 +251,7 @@ def two_stage_formats() -> list[Row]:
 
 
 def proposals_on_pedestrians() -> list[Row]:
-    """deploy.md: the same on photographs."""
+    """exported_figures.md: the same on photographs."""
     table = pd.DataFrame(read('proposals_pedestrians_1.0.0.json')['rows'])
     whole = table.loc[table['file'] == 'PyTorch', 'ms'].item()
     onnx = table[(table['file'] == '.onnx') & (table['max_detections'] == 100)].set_index(
@@ -282,7 +282,7 @@ FORMATS = {
 
 
 def exported_sizes() -> list[Row]:
-    """deploy.md: MB and ms of the demos' files."""
+    """exported_figures.md: MB and ms of the demos' files."""
     detector = exported('exported_mask_rcnn_backbone_1.0.0.json')
     segmentor = exported('exported_seg_1.0.0.json')
 
@@ -297,7 +297,7 @@ def exported_sizes() -> list[Row]:
 
 
 def exported_metrics() -> list[Row]:
-    """deploy.md: metrics of the demos' files."""
+    """exported_figures.md: metrics of the demos' files."""
     detector = exported('exported_mask_rcnn_backbone_1.0.0.json')
     segmentor = exported('exported_seg_1.0.0.json')
     wanted = {'PyTorch': '160x160', 'int8.pte': 'int8.pte', 'int8.tflite': 'int8.tflite'}
@@ -582,15 +582,27 @@ RECORDED: dict[Name, Callable[[], list[Row]]] = {
         'ms for a frame: prepare, run, read results | memory added by 500 frames, MB',
     ): device,
     (
-        'docs/deploy.md',
+        'docs/exported_figures.md',
         'head | Core ML | ONNX | ONNX, float16 | ExecuTorch | ncnn | LiteRT | LiteRT, float16',
     ): heads,
-    ('docs/deploy.md', '`--proposals` | 20 | 50 | 100, the default | 200 | 1000'): proposals,
-    ('docs/deploy.md', 'with 100 proposals | MB | time | box, mask AP'): two_stage_formats,
-    ('docs/deploy.md', '`--proposals` | 20 | 50 | 100 | 200 | 1000'): proposals_on_pedestrians,
-    ('docs/deploy.md', 'MB, ms | Mask R-CNN, its backbone | Semantic FPN'): exported_sizes,
     (
-        'docs/deploy.md',
+        'docs/exported_figures.md',
+        '`--proposals` | 20 | 50 | 100, the default | 200 | 1000',
+    ): proposals,
+    (
+        'docs/exported_figures.md',
+        'with 100 proposals | MB | time | box, mask AP',
+    ): two_stage_formats,
+    (
+        'docs/exported_figures.md',
+        '`--proposals` | 20 | 50 | 100 | 200 | 1000',
+    ): proposals_on_pedestrians,
+    (
+        'docs/exported_figures.md',
+        'MB, ms | Mask R-CNN, its backbone | Semantic FPN',
+    ): exported_sizes,
+    (
+        'docs/exported_figures.md',
         'metrics | Mask R-CNN: box AP, mask AP | Semantic FPN: mIoU, pixel accuracy',
     ): exported_metrics,
     ('docs/latency.md', f'{TIMES}{RIVALS}'): partial(latencies, 'latency_1.0.0.json', 0),
@@ -691,11 +703,14 @@ STATED: set[Name] = {
     ('docs/app.md', 'format | `nms` | boxes'),
     ('docs/boards.md', 'engine | reads these files | evidence'),
     ('docs/boards.md', 'option | what it does'),
-    ('docs/deploy.md', 'phone and engine | file | option of the engine | computes in | evidence'),
+    (
+        'docs/exported_figures.md',
+        'phone and engine | file | option of the engine | computes in | evidence',
+    ),
     ('docs/deploy.md', '`--format` | file | `--precision`, default first | checked with'),
     ('docs/deploy.md', 'option | what it does'),
-    ('docs/deploy.md', 'key | value'),
-    ('docs/deploy.md', 'key of the input | value'),
+    ('docs/description.md', 'key | value'),
+    ('docs/description.md', 'key of the input | value'),
     ('docs/deploy.md', ' | limit'),
     ('docs/deploy.md', 'option | what is exported | outputs'),
     ('docs/faq.md', 'operators that are needed | models'),

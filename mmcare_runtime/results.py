@@ -212,7 +212,7 @@ def decode_boxes(
 
     Args:
         raw: Scores of all levels, then boxes, then factors of scores if there are any.
-        decode: Describes priors, the coder of boxes and thresholds, see docs/deploy.md.
+        decode: Describes priors, the coder of boxes and thresholds, see docs/description.md.
         place: Where the picture is in the image.
         score: Least score, see :func:`read_results`.
     """

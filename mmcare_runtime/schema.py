@@ -1,7 +1,7 @@
 """Check what a file says of itself, once, when it is opened and before anything relies on it.
 
 ``schema.json`` says what each field may hold, for any language. What one field says of another is
-checked here. Keys that nothing here reads are not checked. docs/deploy.md explains the keys.
+checked here. Keys that nothing here reads are not checked. docs/description.md explains the keys.
 """
 
 from __future__ import annotations

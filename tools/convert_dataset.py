@@ -20,7 +20,8 @@ import numpy as np
 import yaml
 from mmengine.utils import track_iter_progress
 
-from mmcare.files import check_writable, moved_into_place
+from mmcare.files import check_writable, check_writable_file, moved_into_place
+from mmcare.shipped import shipped_config
 from mmcare_runtime.coco import find_other_boxes, find_repeated
 from mmcare_runtime.suffixes import PICTURES, list_files
 
@@ -352,8 +353,21 @@ def write_part(
     return Counter(item['category'] for source in part for item in read[source.name][1])
 
 
+def write_config(path: Path, task: str, lines: list[str]) -> None:
+    """Write a copy of a config in configs/your_data, with other values of its variables."""
+    shipped = shipped_config(f'your_data/{task}').read_text(encoding='utf-8').splitlines()
+    changed = {line.split(' = ')[0]: line for line in lines}
+    written = (changed.pop(line.split(' = ')[0], line) for line in shipped)
+    path.write_text('\n'.join(written) + '\n', encoding='utf-8')
+
+
 def convert(
-    kind: str, root: Path, out: Path, share: float | None = None, seed: int | None = None
+    kind: str,
+    root: Path,
+    out: Path,
+    share: float | None = None,
+    seed: int | None = None,
+    config: Path | None = None,
 ) -> None:
     """Convert a folder's annotations, and print what was written and what comes next.
 
@@ -363,18 +377,24 @@ def convert(
         out: The folder to write, which must be new or empty.
         share: Of the pictures, for validation, if no folder or list says which; by default 0.2.
         seed: Of the random choice; by default 0.
+        config: A file to write, with the config for these data.
 
     Raises:
         ValueError: If something cannot be read; nothing is written then.
-        OSError: If a file cannot be read, or ``out`` cannot be written, or is not empty.
+        OSError: If a file cannot be read, ``out`` cannot be written or is not empty, or ``config``
+            exists.
     """
     if not root.is_dir():
         raise NotADirectoryError(f'{root} is no folder')
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f'{out} exists: remove it first, or give another folder')
+    if config and config.exists():
+        raise FileExistsError(f'{config} exists: remove it first, or give another name')
     if root.resolve() in (out.resolve(), *out.resolve().parents):
         raise ValueError(f'{out} is in {root}, where its pictures would be found another time')
     check_writable(out)
+    if config:
+        check_writable_file(config)
     sources, notes = find_sources(root, kind)
     parts, more = split(sources, root, kind, share, seed)
     classes, read = read_sources([s for part in parts.values() for s in part], kind, root)
@@ -400,11 +420,16 @@ def convert(
     rows |= {name: {part: counts[part][name] for part in counts} for name in classes}
     for name, row in rows.items():
         print(f'{name:{width}}', *(f'{row[part] if name else part:>7}' for part in counts))
-    config = 'instances' if masks else 'detector'
-    print(f'\nWritten to {out}. These lines belong in a copy of configs/your_data/{config}.py:\n')
-    print(f'data_root = {out.as_posix()!r}\nclasses = {classes}')
+    task = 'instances' if masks else 'detector'
+    lines = [f'data_root = {out.as_posix()!r}', f'classes = {classes}']
     if 'test' in parts:
-        print("test = dict(val, ann_file='test.json')  # in place of test = val")
+        lines.append("test = dict(val, ann_file='test.json')  # in place of test = val")
+    if config:
+        write_config(config, task, lines)
+        print(f'\nWritten to {out}, with {config}. Next:\n\n    mim train mmdet {config}')
+        return
+    print(f'\nWritten to {out}. These lines belong in a copy of configs/your_data/{task}.py:\n')
+    print(*lines, sep='\n')
 
 
 def main() -> None:
@@ -418,9 +443,18 @@ def main() -> None:
     text = "share of the pictures for validation, if SOURCE's folders do not say which"
     parser.add_argument('--val', type=float, help=f'{text} (default: 0.2)')
     parser.add_argument('--seed', type=int, help='of the random choice (default: 0)')
+    text = 'also write a config with these data and classes, such as mine.py'
+    parser.add_argument('--config', type=Path, help=text)
     arguments = parser.parse_args()
     try:
-        convert(arguments.kind, arguments.source, arguments.out, arguments.val, arguments.seed)
+        convert(
+            arguments.kind,
+            arguments.source,
+            arguments.out,
+            arguments.val,
+            arguments.seed,
+            arguments.config,
+        )
     except (OSError, ValueError, yaml.YAMLError) as error:
         parser.error(str(error))
 

@@ -1,4 +1,4 @@
-"""Describe a file for those who run it without PyTorch; docs/deploy.md lists the keys."""
+"""Describe a file for those who run it without PyTorch; docs/description.md lists the keys."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,5 +1,5 @@
 // Prepare a picture, and read the boxes of a decoded detector, by a file's description: what
-// mmcare_runtime does in Python. docs/deploy.md explains the keys.
+// mmcare_runtime does in Python. docs/description.md explains the keys.
 #pragma once
 
 #include <algorithm>

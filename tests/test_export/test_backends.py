@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from export_helpers import odd_model, thin_model
-from helpers import THIN, deviation, run_tool
+from helpers import ROOT, THIN, deviation, run_tool
 from toy_configs import sure_model
 
 from mmcare import CARE
@@ -95,7 +95,7 @@ def run_in_two_threads(program):
 @pytest.mark.conversion
 @pytest.mark.parametrize(('backend', 'options'), CASES)
 def test_checks_and_descriptions(tmp_path, pictures, backend, options):
-    """In every format, precision and compression; alone, in another folder."""
+    """In every format, precision and compression; alone, in another folder, without our paths."""
     for package in BACKENDS[backend].packages:
         pytest.importorskip(package)
     source = thin_model(out_indices=(0,))
@@ -104,6 +104,8 @@ def test_checks_and_descriptions(tmp_path, pictures, backend, options):
     file = tmp_path / 'out' / report['file']
     older = {path.name: path.stat().st_mtime for path in file.parent.glob('*.json')}
     alone = file.rename(tmp_path / f'alone{file.suffix}')
+    parts = [alone, *alone.rglob('*')]
+    assert not any(str(ROOT).encode() in part.read_bytes() for part in parts if part.is_file())
     program = open_exported(alone)
     if program.timed:
         run_in_two_threads(program)

@@ -99,7 +99,7 @@ def test_other_json(text):
 
 
 def test_schema_and_tables():
-    """What the schema allows is what is read, and docs/deploy.md explains each key."""
+    """What the schema allows is what is read, and docs/description.md explains each key."""
     definitions = SCHEMA['definitions']
     loader = definitions['input']['properties']['loader']['properties']
     assert {*loader['color_type']['enum']} == {*CV2_FLAGS, None}
@@ -110,7 +110,7 @@ def test_schema_and_tables():
     }
     assert names['else'] == {*CV2_CODES}
     assert all(hasattr(Image, name.upper()) for name in names['then'])
-    text = (ROOT / 'docs/deploy.md').read_text(encoding='utf-8')
+    text = (ROOT / 'docs/description.md').read_text(encoding='utf-8')
     tables = [SCHEMA, *(definitions[k] for k in ('tensor', 'input', 'slide', 'output', 'decode'))]
     keys = {key for table in tables for key in table['properties']}
     assert not [key for key in keys if f'`{key}`' not in text]

@@ -252,7 +252,7 @@ def describe_decoding(head: Any) -> dict[str, Any]:
     Returns:
         Nothing for a head that decodes in its own way (GFL, YOLOX, ...), or with an NMS other than
         mmdet's ``'nms'`` for each class. Otherwise ``decode``, with the plain values that
-        docs/deploy.md lists.
+        docs/description.md lists.
     """
     if not is_decoded(head) or find_decoding(head) != BASE:
         return {}
