@@ -275,6 +275,8 @@ class OneSize(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is Tensor.contiguous:
             return args[0]
+        if function is Tensor.view and len(args) > 1 and not isinstance(args[1], torch.dtype):
+            return args[0].reshape(*args[1:])  # maybe of a copy that is left out
         if function is F.pad:
             result = _pad(*args, **kwargs)
             if result is not NotImplemented:

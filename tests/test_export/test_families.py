@@ -3,19 +3,24 @@
 The families are those of benchmarks/families.py, which exports them whole.
 """
 
+import json
 import sys
 
+import cv2
+import numpy as np
 import pytest
 import torch
-from helpers import ROOT, newer
+from helpers import ROOT, newer, run
 from mmengine.config import Config
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
 
 import families
 
-from mmcare.export import load_model
+from mmcare.export import export_model, load_model
 from mmcare.export.images import draw_images
+from mmcare.export.pipelines import fit_config
+from mmcare.export.rewrites import export_program
 from mmcare.export.tasks.base import OutputFormat
 from mmcare_runtime.results import read_results
 
@@ -111,3 +116,57 @@ def test_boxes_of_the_toolbox(tmp_path, name):
     assert decoded.max_error(raw, outputs) < 1e-6
     moved = [outputs[0] + 0.01 * side, *outputs[1:]]
     assert decoded.max_error(raw, moved) > 1e-3
+
+
+class Windows(torch.nn.Module):
+    """Cuts an image as Swin does."""
+
+    def forward(self, image):
+        parts = image.reshape(1, 3, 2, 4, 2, 4).permute(0, 2, 4, 3, 5, 1).contiguous()
+        return parts.view(-1, 4, 4, 3) + parts.view(torch.int32).view(-1, 4, 4, 3) * 0
+
+
+def test_a_view_of_a_copy_that_is_left_out():
+    image = torch.randn(1, 3, 8, 8)
+    program = export_program(Windows(), image)
+    assert torch.equal(program.module()(image), Windows()(image))
+    assert 'clone' not in str(program.graph)
+
+
+PREDICT = """
+import json, sys
+sys.modules['torch'] = None  # an import of it raises
+import numpy as np
+from mmcare_runtime import open_exported
+results = open_exported(sys.argv[1]).predict(np.load(sys.argv[2]), score=-1.0)
+print(json.dumps({name: results[name].tolist() for name in ('boxes', 'scores', 'labels')}))
+"""
+
+
+@pytest.mark.parametrize('name', ['YOLOX', 'DETR'])
+def test_from_a_run_of_mmdet_to_boxes_without_pytorch(tmp_path, name):
+    """A checkpoint of its runner, a file, and the runtime: boxes are those of mmdet's inference."""
+    from mmdet.apis import inference_detector, init_detector
+
+    pytest.importorskip('onnxruntime')
+    shape, weights = (64, 96), tmp_path / 'epoch_1.pth'
+    network = build(name, tmp_path).task.model
+    config = Config.fromfile(tmp_path / 'narrow.py')
+    saved = dict(meta=dict(epoch=1, cfg=config.pretty_text), message_hub={}, optimizer={})
+    torch.save(dict(saved, state_dict=network.state_dict()), weights)
+    source = load_model(tmp_path / 'narrow.py', weights, 'model')
+    report = export_model(source, tmp_path, shape, ('onnx',), outputs='decoded')['onnx']
+    assert report['checkpoint'] == 'epoch_1.pth'
+    picture = np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8)
+    picture = cv2.resize(picture, (192, 128), interpolation=cv2.INTER_CUBIC)
+    np.save(tmp_path / 'picture.npy', picture)
+    done = run(sys.executable, '-c', PREDICT, tmp_path / report['file'], tmp_path / 'picture.npy')
+    results = {name: np.array(x) for name, x in json.loads(done.stdout).items()}
+    fit_config(config, shape)
+    sample = inference_detector(init_detector(config, str(weights), device='cpu'), picture)
+    assert families.share_of_boxes(sample.pred_instances.numpy(), results) == 1
+    if name == 'YOLOX':  # pixels as they are, gray around them, no clipping
+        (image,) = report['inputs']
+        assert (image['channels'], image['mean'], image['std']) == ('BGR', [0.0] * 3, [1.0] * 3)
+        assert image['padding'] == [114.0] * 3
+        assert report['test_cfg']['clip_border'] is False and results['boxes'].min() < 0
