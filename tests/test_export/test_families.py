@@ -5,11 +5,13 @@ The families are those of benchmarks/families.py, which exports them whole.
 
 import json
 import sys
+from dataclasses import replace
 
 import cv2
 import numpy as np
 import pytest
 import torch
+from export_helpers import odd_model
 from helpers import ROOT, newer, run
 from mmengine.config import Config
 
@@ -131,6 +133,23 @@ def test_a_view_of_a_copy_that_is_left_out():
     program = export_program(Windows(), image)
     assert torch.equal(program.module()(image), Windows()(image))
     assert 'clone' not in str(program.graph)
+
+
+class Attention(torch.nn.MultiheadAttention):
+    """Attention of mmseg's SegFormer: its queries are not its keys, one weight is for all."""
+
+    def forward(self, image):
+        tokens = image.flatten(2).permute(2, 0, 1)
+        return (super().forward(tokens, tokens[::2], tokens[::2])[0].permute(1, 0, 2),)
+
+
+@pytest.mark.conversion
+def test_parts_of_a_weight_in_executorch(tmp_path):
+    pytest.importorskip('executorch')
+    model = odd_model(Attention(8, 2).eval(), ['tokens'], None)
+    model.task.info = replace(model.task.info, in_channels=8)
+    report = export_model(model, tmp_path, (4, 6), ('executorch',))['executorch']
+    assert report['max_rel_error']['random'] < 1e-5
 
 
 PREDICT = """
