@@ -4,7 +4,8 @@ Weights are random, images small. A cell of the table is the largest error of a 
 share of each output's largest magnitude, on a random image and a smooth one, or why there is no
 file. ``toolbox`` compares the file with the toolbox's own prediction on the smooth image: the share
 of its 50 best boxes that the file also has (same class, IoU above 0.99, scores within 0.001), the
-share of equal labels of a segmentor, or the largest difference of a classifier's scores.
+share of equal labels of a segmentor, or the largest difference of a classifier's scores. With
+--photographs, five are also given to mmdet's inference and to the file's ``predict``.
 
 Each cell is written when it is known, and is not computed again. Each family has a process of its
 own: if a converter ends it, the cell says so.
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -30,13 +32,18 @@ from mmcare.export import export_model, load_model, open_exported
 from mmcare.export.backends import BACKENDS
 from mmcare.export.errors import ExportError
 from mmcare.export.images import draw_images
+from mmcare.export.in_toolbox import pad_images
 from mmcare.export.loading import LoadedModel
+from mmcare.export.pipelines import fit_config
 from mmcare.files import check_writable
 from mmcare_runtime.results import read_results
+from mmcare_runtime.suffixes import PICTURES, list_files
 
+PHOTOGRAPHS = 5
 BEST = 50  # boxes that are compared with the toolbox's
 SAME_BOX, SAME_SCORE = 0.99, 1e-3
-COLUMNS = 'family', 'toolbox', 'config', 'shape', 'format', 'error', 'float16', 'equal', 'reason'
+COLUMNS = 'family', 'toolbox', 'config', 'shape', 'format', 'error', 'float16', 'equal'
+COLUMNS += 'photographs', 'reason'
 DIED = 'the process ended'
 
 
@@ -160,6 +167,25 @@ def compare_with_toolbox(model: LoadedModel, path: Path, side: int) -> float:
     return float(np.abs(scores - results['scores']).max())
 
 
+def compare_on_photographs(model: LoadedModel, path: Path, side: int, folder: Path) -> float:
+    """Return the least share of mmdet's best boxes in a photograph that a file also has.
+
+    mmdet reads, resizes and pads the photographs itself, to the file's size.
+    """
+    from mmdet.apis import inference_detector
+
+    network, config = deepcopy(model.task.model), deepcopy(model.config)
+    assert config is not None, 'models have configs here'
+    fit_config(config, (side, side))
+    pad_images(network, (side, side), model.normalization)
+    network.cfg = config
+    program, shares = open_exported(path), []
+    for picture in list_files(folder, PICTURES)[:PHOTOGRAPHS]:
+        wanted = inference_detector(network, str(picture)).pred_instances.cpu().numpy()
+        shares.append(share_of_boxes(wanted, program.predict(picture, score=-1.0)))
+    return min(shares)
+
+
 def make_sample(model: LoadedModel, side: int) -> Any:
     """Make an empty sample of the toolbox, of a picture that fills the image."""
     shape = side, side
@@ -202,7 +228,9 @@ def largest(errors: Any) -> float | None:
     return max(float(errors[image]) for image in ('random', 'smooth'))
 
 
-def compute_cell(family: Family, model: LoadedModel, name: str, folder: Path) -> dict[str, Any]:
+def compute_cell(
+    family: Family, model: LoadedModel, name: str, folder: Path, photographs: Path | None
+) -> dict[str, Any]:
     """Export to a format; return errors, or the reason why there is no file."""
     shape = family.side, family.side
     outputs = 'decoded'
@@ -213,12 +241,18 @@ def compute_cell(family: Family, model: LoadedModel, name: str, folder: Path) ->
         report = export_model(model, folder, shape, (name,), outputs=outputs, **options)[name]
     except (ExportError, ImportError, ValueError) as error:
         return dict(reason=' '.join(str(error).split()))
-    cell = dict(
-        error=largest(report['max_rel_error']), float16=largest(report.get('max_rel_error_float16'))
+    half = report.get('max_rel_error_float16')
+    cell: dict[str, Any] = dict(
+        reason=half if isinstance(half, str) and half.startswith('too large') else None,
+        error=largest(report['max_rel_error']),
+        float16=largest(half),
     )
     if name == 'onnx':
         try:
-            cell['equal'] = compare_with_toolbox(model, folder / report['file'], family.side)
+            file = folder / report['file']
+            cell['equal'] = compare_with_toolbox(model, file, family.side)
+            if photographs and family.config.startswith('mmdet'):
+                cell['photographs'] = compare_on_photographs(model, file, family.side, photographs)
         except Exception as error:  # the toolbox's own
             cell['reason'] = (
                 f'{type(error).__name__} in the toolbox: {" ".join(str(error).split())}'
@@ -247,7 +281,7 @@ def is_known(path: Path, name: str, format_name: str) -> bool:
     return bool(((table.family == name) & (table.format == format_name)).any())
 
 
-def compute_family(name: str, formats: list[str], path: Path) -> None:
+def compute_family(name: str, formats: list[str], path: Path, photographs: Path | None) -> None:
     """Compute the cells of a family that are not known."""
     missing = [x for x in formats if not is_known(path, name, x)]
     with TemporaryDirectory() as folder:
@@ -256,7 +290,8 @@ def compute_family(name: str, formats: list[str], path: Path) -> None:
             add(path, name, format_name, dict(reason=DIED))  # unless it is replaced below
             try:
                 model = model or load(FAMILIES[name], Path(folder))
-                cell = compute_cell(FAMILIES[name], model, format_name, Path(folder))
+                family = FAMILIES[name]
+                cell = compute_cell(family, model, format_name, Path(folder), photographs)
             except Exception as error:  # of a toolbox
                 cell = dict(reason=f'{type(error).__name__}: {" ".join(str(error).split())}')
             add(path, name, format_name, cell)
@@ -269,16 +304,20 @@ def main() -> None:
     option = parser.add_argument
     option('--families', nargs='+', choices=FAMILIES, default=[*FAMILIES], metavar='NAME')
     option('--formats', nargs='+', choices=BACKENDS, default=['onnx', 'litert', 'executorch'])
+    option('--photographs', type=Path, metavar='FOLDER', help='to compare detectors on')
     option('--out', type=Path, default=Path('work_dirs/families.csv'), metavar='FILE')
     arguments = parser.parse_args()
     check_writable(arguments.out.parent)
     warnings.simplefilter('ignore')
     logging.getLogger('mmcare').setLevel(logging.WARNING)
     if len(arguments.families) == 1:
-        compute_family(arguments.families[0], arguments.formats, arguments.out)
+        (name,) = arguments.families
+        compute_family(name, arguments.formats, arguments.out, arguments.photographs)
         return
     for name in arguments.families:
         options = ['--formats', *arguments.formats, '--out', str(arguments.out)]
+        if arguments.photographs:
+            options += ['--photographs', str(arguments.photographs)]
         while not all(is_known(arguments.out, name, x) for x in arguments.formats):
             subprocess.run([sys.executable, __file__, '--families', name, *options])
 

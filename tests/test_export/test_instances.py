@@ -372,7 +372,7 @@ def test_either_level_is_admitted_at_a_bound():
         low, high = proposals[pair // results_of.classes].chunk(2)
         scale = (high - low).prod().sqrt().item()
         results_of.box_rois[0].bounds = [scale * 0.999, 9, 9]
-        rounded.box_rois.bounds = [scale * 1.001, 9, 9]
+        rounded.box_rois[0].bounds = [scale * 1.001, 9, 9]
         results, others = results_of(raw), rounded(raw)
         assert (results[1] - others[1]).abs().max() > 2e-2
         assert results_of.max_error(raw, others) < 1e-2
