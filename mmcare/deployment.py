@@ -9,6 +9,7 @@ default answers hold for any backbone. A package registers better ones for its o
 
 from __future__ import annotations
 
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import singledispatch
@@ -80,7 +81,8 @@ def describe_backbone(backbone: nn.Module) -> BackboneInfo:
     """Describe a backbone.
 
     The default computes small images: channels are those of the first convolution, or three where
-    these do not fit, as before a slicing step. The stride is that of the smallest map.
+    these do not fit, as before a slicing step. The stride is that of the smallest map, which a
+    wider image makes wider.
 
     Raises:
         ValueError: If the backbone computes none of these images, or returns no tensors.
@@ -104,6 +106,11 @@ def describe_backbone(backbone: nn.Module) -> BackboneInfo:
             if not maps:
                 raise ValueError(f'the {kind} returns no tensors')
             strides = [side // x.shape[3] for x in maps if x.dim() == 4]
+            with suppress(Exception), torch.no_grad():  # of transformers with fixed positions
+                # Not the quotient above, which is too large if convolutions do not pad.
+                larger, _ = tree_flatten(network(first.new_zeros(1, channels, side, 2 * side)))
+                pairs = zip(maps, [x for x in larger if isinstance(x, Tensor)])
+                strides = [side // (y.shape[3] - x.shape[3]) for x, y in pairs if x.dim() == 4]
             names = tuple(f'stage{index + 1}' for index in range(len(maps)))
             return BackboneInfo(kind, channels, names, max([1, *strides]))
     text = ' '.join(str(reason).split())

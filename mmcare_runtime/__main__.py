@@ -65,7 +65,7 @@ def parse_arguments() -> argparse.Namespace:
         help='default: %(default)s',
     )
     parser.add_argument(
-        '--overwrite', action='store_true', help='replace files of an earlier run in DIR'
+        '--overwrite', action='store_true', help='older drawings in DIR are replaced'
     )
     return parser.parse_args()
 

@@ -265,7 +265,7 @@ def parse_arguments() -> argparse.Namespace:
         type=Path,
         metavar='FILE',
         help="write boxes and masks in the format of COCO's results, with the annotations' ids; "
-        'an existing file is replaced',
+        'an older one is replaced',
     )
     return parser.parse_args()
 

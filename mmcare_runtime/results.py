@@ -210,6 +210,10 @@ def decode_boxes(
 ) -> Results:
     """Decode the maps of a one-stage detector as mmdet's base head does; the best boxes first.
 
+    The result must equal that of ``Boxes`` in ``mmcare/export/tasks/one_stage_detector.py`` (see
+    ``tests/test_export/test_postprocessing.py``) and of the page for phones, ``decode.js`` (see
+    ``projects/phone/tests/test_phone.py``).
+
     Args:
         raw: Scores of all levels, then boxes, then factors of scores if there are any.
         decode: Describes priors, the coder of boxes and thresholds, see docs/description.md.
@@ -289,10 +293,13 @@ def read_boxes(description: Mapping[str, Any], outputs: Sequence[np.ndarray]) ->
     """Read all boxes (N, 4) of a decoded detector's file, in pixels of the file's input."""
     tensor = description['outputs'][0]
     boxes = outputs[0].reshape(-1, 4).astype(np.float32) * np.array(tensor['scale'], np.float32)
-    if tensor['box_format'] == 'cxcywh':
-        low = boxes[:, :2] - boxes[:, 2:] / 2
-        boxes = np.concatenate([low, low + boxes[:, 2:]], 1)
-    return boxes
+    return to_corners(boxes) if tensor['box_format'] == 'cxcywh' else boxes
+
+
+def to_corners(boxes: np.ndarray) -> np.ndarray:
+    """Turn boxes (N, 4), centre, width and height, to x1, y1, x2, y2."""
+    low = boxes[:, :2] - boxes[:, 2:] / 2
+    return np.concatenate([low, low + boxes[:, 2:]], 1)
 
 
 def suppress(
@@ -320,7 +327,11 @@ def suppress(
 def nms(
     boxes: np.ndarray, scores: np.ndarray, labels: np.ndarray, iou: float, number: int
 ) -> list[int]:
-    """Choose the best boxes (N, 4) that no better one of their class overlaps, the best first."""
+    """Choose the best boxes (N, 4) that no better one of their class overlaps, the best first.
+
+    The result must equal ``nms_mask`` of ``mmcare/export/plain_operators.py``, as a test in
+    ``tests/test_export/test_instances.py`` shows.
+    """
     order = np.argsort(-scores, kind='stable')
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     kept: list[int] = []

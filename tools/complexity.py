@@ -49,7 +49,7 @@ def parse_args() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         type=Path,
         default=Path('work_dirs/complexity'),
         metavar='DIR',
-        help='where the CSV files go, replacing older ones; default: %(default)s',
+        help='where the CSV files go; older ones are replaced; default: %(default)s',
     )
     return parser, parser.parse_args()
 

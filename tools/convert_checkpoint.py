@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument(
         'destination',
         metavar='DST',
-        help='checkpoint to write, replaced if it exists; .safetensors or any other ending',
+        help='checkpoint to write; an older one is replaced; .safetensors or any other ending',
     )
     arguments = parser.parse_args()
     try:

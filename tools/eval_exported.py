@@ -42,7 +42,7 @@ from mmcare.export.opening import open_exported
 from mmcare.export.pipelines import fit_config, is_slid
 from mmcare.export.tasks import make_task
 from mmcare.files import check_writable_file, moved_into_place, size_of
-from mmcare.weights.reading import CheckpointError, load_weights
+from mmcare.weights.reading import CheckpointError, check_exists, load_weights
 from mmcare.weights.strict import load_strictly
 from mmcare_runtime.schema import find_differences
 from mmcare_runtime.text import escape
@@ -81,7 +81,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--no-verify', action='store_true', help='open files that other tools have rewritten, too'
     )
-    parser.add_argument('--out', type=Path, metavar='JSON', help='also write the table here')
+    parser.add_argument(
+        '--out',
+        type=Path,
+        metavar='JSON',
+        help='also write the table here; an older one is replaced',
+    )
     parser.add_argument('--work-dir', help="where logs go; default: the config's")
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='changes of the config')
     return parser.parse_args()
@@ -323,6 +328,8 @@ def main() -> None:
     """Test, and say what was measured."""
     arguments = parse_args()
     try:
+        if arguments.checkpoint:
+            check_exists(arguments.checkpoint)
         if arguments.out:
             check_writable_file(arguments.out)
         programs = open_files(arguments)

@@ -10,6 +10,7 @@ files of the other formats stay, and the status is 1.
 
 import argparse
 import atexit
+import gc
 import logging
 import os
 import sys
@@ -37,7 +38,7 @@ try:
     )
     from mmcare.export.tasks import OPTIONS as TASK_OPTIONS
     from mmcare.export.tasks import PARTS
-    from mmcare.weights.reading import CheckpointError
+    from mmcare.weights.reading import CheckpointError, check_exists
 except ImportError as error:  # an older Python or PyTorch
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
@@ -81,7 +82,7 @@ def parse_args() -> argparse.Namespace:
     suffixes = ', '.join(f'{name}: {backend.suffix}' for name, backend in BACKENDS.items())
     help_format = f'{suffixes}; default: coreml onnx'
     add('--format', nargs='+', choices=BACKENDS, default=('coreml', 'onnx'), help=help_format)
-    help_out = 'where the files go, replacing older ones; default: %(default)s'
+    help_out = 'where the files go; older ones are replaced; default: %(default)s'
     add('--out-dir', type=Path, default=Path('work_dirs/export'), metavar='DIR', help=help_out)
     help_input = (
         'image: pixels from 0 to 255, which the file normalizes; tensor: normalized images; '
@@ -204,11 +205,18 @@ def print_reports(reports: Mapping[str, Mapping[str, Any]], out_dir: Path) -> No
 def main() -> None:
     """Export, and print what was written."""
     arguments, log = parse_args(), None
+    # Graphs are many small objects: by default, Python looks for garbage among all of them, and
+    # among what was imported, hundreds of times.
+    gc.freeze()
+    gc.set_threshold(50_000)
     if not arguments.verbose:
         atexit.register(silence)
     try:
+        if arguments.checkpoint:
+            check_exists(arguments.checkpoint)  # converters and toolboxes take seconds to import
         with everything_shown() if arguments.verbose else others_in_a_log() as log:
             request = make_request(arguments)  # imports converters, whose native code prints
+            LOGGER.info('loading %s', arguments.source)
             model = load_model(arguments.source, arguments.checkpoint, arguments.part)
             reports = run_request(model, arguments.out_dir, request)
     except KeyboardInterrupt:

@@ -15,8 +15,9 @@ RunFile = Callable[[Tensor], Sequence[Any]]  # an input of the file (B, C, H, W)
 MIN_SQNR_DB = 10.0  # for every output; below it, results are useless
 # Above this ratio, rounding alone makes ratios differ by more than AGREEMENT_DB.
 FINE_SQNR_DB = 30.0
-# Between a file and its cross-check, which round differently: 27.0 and 28.0 dB were seen.
-AGREEMENT_DB = 2.0
+# Between a file and its cross-check, which round differently: in two pictures' maps of 4x4 cells,
+# 22.1 and 19.4 dB were seen. An engine that computes something else loses 10 dB or more.
+AGREEMENT_DB = 6.0
 # The tolerance where a runtime computes in float16. The demo's Mask R-CNN is off by 1.7e-2 in Core
 # ML, and loses 0.6 points of box AP.
 FLOAT16 = 2e-2

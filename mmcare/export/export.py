@@ -51,7 +51,7 @@ def export_model(
 
     Args:
         model: See :func:`mmcare.export.load_model`. The model is not changed.
-        out_dir: Where the files go, replacing older ones.
+        out_dir: Where the files go; older ones are replaced.
         **options: These, and all other arguments, are those of
             :class:`mmcare.export.request.ExportRequest`.
 
@@ -149,6 +149,7 @@ def _export_checked(
             report |= check_results(plan, backend, file, raw_file)
     else:
         report |= check_file(plan, backend, file)
+    backend.check_rest(path, file.description)
     if plan.reference.why_float32:
         report['reference'] = f'computed in float32: {plan.reference.why_float32}'
     return report | dict(file.result.facts) | _say_what_is_missing(plan, report)

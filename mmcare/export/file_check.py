@@ -48,7 +48,7 @@ def check_file(plan: ExportPlan, backend: Backend, file: ExportedFile) -> dict[s
     precision, cross_check = file.description['precision'], file.result.cross_check
     LOGGER.info('comparing %s with PyTorch', file.path.name)
     checker = make_checker(plan, file)
-    run = open_run(backend, file.path)
+    run = open_run(backend, file)
     half, why_no_half = open_float16(backend, file.path, request)
     entries: dict[str, Any] = {}
     if backend.is_quantized(precision, options):
@@ -70,6 +70,7 @@ def check_file(plan: ExportPlan, backend: Backend, file: ExportedFile) -> dict[s
             checker.max_rel_errors(cross_check, tolerance, file.result.cross_check_name)
         entries[name] = checker.max_rel_errors(run, tolerance, runtime)
         if half:
+            LOGGER.info('comparing %s in float16', file.path.name)
             limit = max(FLOAT16, tolerance)
             with failures_in_float16():
                 errors = checker.max_rel_errors(half, limit, f'{runtime} in float16')
@@ -84,7 +85,7 @@ def check_results(
 ) -> dict[str, Any]:
     """Compare a quantized file's results with those decoded from a raw file's outputs."""
     checker = make_checker(plan, file)
-    run, raw_run = (open_run(backend, x.path) for x in (file, raw_file))
+    run, raw_run = (open_run(backend, x) for x in (file, raw_file))
 
     def expected(name: str) -> list[Tensor]:
         return [torch.from_numpy(output) for output in raw_run(checker.inputs[name])]
@@ -141,11 +142,11 @@ def open_float16(
     return as_run(opened, runtime, path), ''
 
 
-def open_run(backend: Backend, path: Path) -> RunFile:
-    """Open a file to be run on tensors."""
-    with failures_of(backend.runtime, path):
-        opened = backend.open(path)
-    return as_run(opened, backend.runtime, path)
+def open_run(backend: Backend, file: ExportedFile) -> RunFile:
+    """Open the network of a file to be run on tensors."""
+    with failures_of(backend.runtime, file.path):
+        opened = backend.open_network(file.path, file.description)
+    return as_run(opened, backend.runtime, file.path)
 
 
 def as_run(opened: Model, runtime: str, path: Path) -> RunFile:

@@ -1,5 +1,6 @@
 """What a file computes: a network changed step by step, from its input to its outputs."""
 
+import logging
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from mmcare.deployment import BackboneInfo, fuse_all, prepare_backbone
 from mmcare.export import rewrites
 from mmcare.export.loading import LoadedModel, Normalization
 from mmcare.export.tasks import PostProcess
+
+LOGGER = logging.getLogger('mmcare')
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Graph:
     @cached_property
     def program(self) -> ExportedProgram:
         """The network as a program of torch.export."""
+        LOGGER.info('tracing the network')
         return rewrites.export_program(self.network, self.example)
 
 

@@ -16,7 +16,7 @@ from mmcare.deployment import ARCHS, find_backbone, fuse_all
 from mmcare.export.pipelines import name_steps, read_padding
 from mmcare.export.tasks import PARTS, Task, make_task
 from mmcare.weights.names import is_fused, of_backbone
-from mmcare.weights.reading import load_weights
+from mmcare.weights.reading import check_exists, load_weights
 from mmcare.weights.strict import check_weights, load_strictly, select
 
 
@@ -122,6 +122,8 @@ def load_model(
     backbone: str | None = None  # to be found
     if part not in PARTS:
         raise ValueError(f'{part!r} is none of the parts {", ".join(PARTS)}')
+    if checkpoint is not None:
+        check_exists(checkpoint)
     if source in ARCHS:
         (name, model_config), backbone = ARCHS[source], ''
         if part != 'backbone':

@@ -28,7 +28,8 @@ def nms_mask(
     """Mark the boxes that non-maximum suppression keeps, by matrix products.
 
     The result must equal that of :func:`nms_mask_operator`, of ``nms`` in
-    :mod:`mmcare_runtime.results`, and of the page for phones (``decode.js``).
+    :mod:`mmcare_runtime.results`, and of the page for phones (``decode.js``). A test in
+    ``tests/test_export/test_instances.py`` compares the three here.
 
     Args:
         boxes: (N, 4), x1, y1, x2, y2 as shares of the image, from the best to the worst.

@@ -88,6 +88,13 @@ def local_file(filename: str | os.PathLike) -> Path:
     return _download(name) if name.startswith(PREFIXES[1:]) else Path(name)
 
 
+def check_exists(filename: str | os.PathLike) -> None:
+    """Raise a FileNotFoundError if a checkpoint is missing; addresses are not looked at."""
+    name = os.path.expanduser(os.fspath(filename))
+    if not name.startswith(PREFIXES[1:]) and not Path(name).is_file():
+        raise FileNotFoundError(f'{name} is not a file')
+
+
 def load_from_mmcare(filename: str | os.PathLike, map_location: Any = None) -> Any:
     """Read a local or downloaded checkpoint; MMEngine logs this loader as ``mmcare``.
 

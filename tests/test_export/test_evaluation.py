@@ -3,7 +3,8 @@
 import json
 import re
 from collections import OrderedDict
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from runpy import run_path
 from types import SimpleNamespace
 
@@ -26,6 +27,7 @@ from mmcare.export.pipelines import (
     describe_sliding,
     fit_config,
 )
+from mmcare.export.tasks import make_task
 from mmcare.files import size_of
 from mmcare_runtime.prepare import resize
 
@@ -336,3 +338,59 @@ def test_bad_input(task, file, options, words, made, evaluate, capsys, tmp_path,
         evaluate(task, file, *options)
     assert stop.value.code == 2 and not (tmp_path / 'metrics.json').exists()
     assert re.search(words, capsys.readouterr().err.strip().splitlines()[-1])
+
+
+# What a config can say of images, classes and results, and where: of each, a file has one value,
+# the config another.
+OTHERS = {
+    'segmentation': {
+        'model.data_preprocessor.mean': ([0, 0, 0], [1, 2, 3]),
+        'model.data_preprocessor.std': ([1, 1, 1], [1, 1, 2]),
+        'model.data_preprocessor.bgr_to_rgb': (True, False),
+        'model.decode_head.align_corners': (False, True),
+        'test_dataloader.dataset.metainfo.classes': ([*'abcdefgh'], [*'abcdefhg']),
+        'test_dataloader.dataset.reduce_zero_label': (False, True),
+    },
+    'rtmdet': {
+        'model.data_preprocessor.mean': ([0, 0, 0], [1, 2, 3]),
+        'model.data_preprocessor.bgr_to_rgb': (False, True),
+        'test_dataloader.dataset.pipeline.2.pad_val.img': ((1, 2, 3), (3, 2, 2)),
+        'test_dataloader.dataset.metainfo.classes': ([*'ab'], [*'ba']),
+    },
+}
+FUZZED = 8  # pairs of a config and a file, for each task
+
+
+@pytest.mark.parametrize('task', OTHERS)
+def test_files_of_other_configs_are_refused(task, tmp_path):
+    """Any difference is found, alone or with others; equal configs have none."""
+    tool = run_path(str(ROOT / 'tools/eval_exported.py'))
+    rng = np.random.default_rng(0)
+    size = {'model.bbox_head.num_classes': 2} if task == 'rtmdet' else {}
+
+    def draw(values):
+        changes = {key: OTHERS[task][key][value] for key, value in values.items()}
+        config = toy_config(task, tmp_path, tmp_path / 'run', **size, **CHANGES[task])
+        config.merge_from_dict(dict(changes))
+        model = MODELS.build({**config.model, '_scope_': config.default_scope})
+        return config, make_task(model, 'model')
+
+    for number in range(FUZZED):
+        first = {key: int(rng.integers(2)) for key in OTHERS[task]}
+        changed = {key for key in first if rng.random() < 0.3} if number else set()
+        second = {key: value ^ (key in changed) for key, value in first.items()}
+        config, network = draw(first)
+        images = read_normalization(config).describe('tensor')
+        outputs = network(torch.zeros(1, 3, *SHAPE))
+        said = dict(network.describe(config, outputs), part='model', inputs=[images])
+        program = SimpleNamespace(description=said, input_shape=(1, 3, *SHAPE))
+        config, network = draw(second)
+        compare = partial(tool['compare_with_config'], Path('a.onnx'), program)
+        found = ''
+        try:
+            compare(config, read_normalization(config), network.model)
+        except ValueError as error:
+            found = str(error)
+        names = {key.split('.')[-1] for key in changed}
+        names = {dict(bgr_to_rgb='channels', img='padding').get(name, name) for name in names}
+        assert all(f'{name} is ' in found for name in names) and bool(found) == bool(names)

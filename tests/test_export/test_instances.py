@@ -19,13 +19,14 @@ from mmcare.export import export_model, open_exported
 from mmcare.export.backends import BACKENDS
 from mmcare.export.backends.mil import open_package
 from mmcare.export.loading import IMAGENET, LoadedModel
-from mmcare.export.plain_operators import RoIAlign, nms_mask
+from mmcare.export.plain_operators import RoIAlign, nms_mask, nms_mask_operator
 from mmcare.export.plan import plan_export
 from mmcare.export.request import ExportRequest
 from mmcare.export.tasks import OutputFormat, make_task
 from mmcare.export.tasks.two_stage_detector import explain_refusal
 from mmcare.export.tasks.two_stage_results import RoIAlignOperator
 from mmcare_runtime.masks import paste_masks
+from mmcare_runtime.results import nms
 
 SHAPE = (128, 160)
 SIDES = torch.tensor([SHAPE[1], SHAPE[0]] * 2).float()
@@ -99,6 +100,9 @@ def test_nms_is_that_of_torchvision():
         kept = batched_nms(boxes[used], scores[used], labels[used], 0.4)
         expected = torch.zeros(300).index_fill(0, used[kept], 1)
         assert torch.equal(nms_mask(boxes, 0.4, labels, valid), expected)
+        assert torch.equal(nms_mask_operator(boxes, 0.4, labels, 3, valid), expected)
+        arrays = (x[used].numpy() for x in (boxes, scores, labels))
+        assert used[nms(*arrays, 0.4, 300)].tolist() == used[kept].tolist()
         small = boxes * 0.02  # boxes of 1 to 20 pixels in images of 1000
         in_float16 = nms_mask(small.half(), 0.4, labels, valid.half()).float()
         assert (in_float16 != nms_mask(small, 0.4, labels, valid)).float().mean() < 0.02

@@ -12,6 +12,8 @@ from mmengine.config import Config
 
 from mmcare.export import export_model, load_model, open_exported
 from mmcare.export.backends import BACKENDS, tflite_metadata
+from mmcare.export.backends.coreml_nms import ON_MAC, choose_rows
+from mmcare.export.errors import ExportError
 from mmcare.export.loading import IMAGENET
 from mmcare.export.plain_operators import nms_mask
 from mmcare.export.tasks import OutputFormat
@@ -200,6 +202,35 @@ def test_core_ml_says_what_vision_and_xcode_look_for(tmp_path):
     assert [x.name for x in program.description.output] == ['coordinates', 'confidence']
     settings = nms.nonMaximumSuppression
     assert [*settings.stringClassLabels.vector] == ['a', 'b'] and settings.iouThreshold == 0.5
+    image, *thresholds = specs['RetinaNet'].description.input
+    assert image.name == 'image' and all(x.type.isOptional for x in thresholds)
+    assert [x.name for x in thresholds] == ['iouThreshold', 'confidenceThreshold']
+
+
+@pytest.mark.conversion
+@pytest.mark.skipif(ON_MAC, reason='Core ML computes it there')
+def test_the_nms_of_a_file_for_core_ml_is_computed(tmp_path):
+    """A file whose NMS drops all boxes finds nothing; the export refuses it."""
+    source = source_of('RetinaNet', tmp_path)
+    options = dict(shape=SHAPE, formats=('coreml',), outputs='decoded', precision='float32')
+    report = export_model(source, tmp_path, **options)['coreml']
+    path, backend = tmp_path / report['file'], BACKENDS['coreml']
+    image = np.random.default_rng(0).standard_normal((1, 3, *SHAPE), np.float32) * 50 + 110
+    boxes, scores = map(torch.from_numpy, backend.open_network(path, report).run(image))
+    rows = choose_rows(boxes, scores, report['test_cfg'])
+    found = open_exported(path).run(image)
+    assert 1 < len(rows) < (scores.amax(1) > 0.3).sum() and len(found[0]) == len(boxes)
+    for array, values in zip(found, (boxes, scores), strict=True):
+        np.testing.assert_array_equal(array[: len(rows)], values[rows].numpy())
+        assert not array[len(rows) :].any()
+    model = ct.models.MLModel(str(path), skip_model_load=True)
+    spec = model.get_spec()
+    spec.pipeline.models[1].nonMaximumSuppression.confidenceThreshold = 2.0
+    other = tmp_path / 'other.mlpackage'
+    ct.models.MLModel(spec, weights_dir=model.weights_dir, skip_model_load=True).save(str(other))
+    assert not np.any(open_exported(other, verify=False).run(image)[1])
+    with pytest.raises(ExportError, match='keeps 0 of 512 boxes'):
+        backend.check_rest(other, report)
 
 
 @pytest.mark.conversion

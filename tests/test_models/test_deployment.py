@@ -45,6 +45,8 @@ def test_what_is_found_by_looking():
     with pytest.raises(ValueError, match=r'the Linear computes no images .*: mat1 and mat2'):
         describe_backbone(nn.Linear(5, 5))
     assert describe_backbone(Plain().double()) == described  # images are as the weights
+    unpadded = nn.Sequential(nn.Conv2d(3, 4, 7, 4), nn.Conv2d(4, 4, 3, 2))  # 64 pixels become 7
+    assert describe_backbone(unpadded).stride == 8
 
 
 class Returns(nn.Conv2d):

@@ -103,6 +103,13 @@ class Backend:
         """Open a file as :func:`mmcare_runtime.open_exported` does."""
         return open_exported(path, **options)
 
+    def open_network(self, path: Path, description: Description) -> Model:
+        """Open the network in a file; in most formats, nothing follows it."""
+        return self.open(path)
+
+    def check_rest(self, path: Path, description: Description) -> None:
+        """Check what follows the network in a file; raise an ExportError if it is wrong."""
+
     def open_float16(self, path: Path) -> Model | None:
         """Open a file in float16, as phones may; return None if no runtime here can."""
         return None

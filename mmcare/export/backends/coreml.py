@@ -1,26 +1,27 @@
-"""Core ML's ML Programs, which PyTorch computes here, on every system."""
+"""Core ML's ML Programs, which Core ML computes on a Mac, and PyTorch elsewhere."""
 
 import json
-import platform
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from mmcare.export.backends.base import AUTHORS, Backend, Inputs, WriteResult
+from mmcare.export.backends.coreml_nms import ON_MAC, append_nms, check_nms, split_pipeline
 from mmcare.export.backends.mil import open_package, refuse_options
 from mmcare.export.check import FLOAT16
 from mmcare.export.graph import Graph
 from mmcare.export.rewrites import COREML, aten, with_torchvision
 from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
-from mmcare_runtime import Model
+from mmcare_runtime import Model, open_exported
 from mmcare_runtime.text import tell_apart
 
 TARGETS = ('iOS16', 'iOS17', 'iOS18', 'iOS26')
 COMPRESSIONS = ('palettize4', 'palettize8', 'int8')
-RUNTIME = 'PyTorch, with sums in float32; not Core ML'  # on every system
+RUNTIME = 'Core ML' if ON_MAC else 'PyTorch, with sums in float32; not Core ML'
 TEXTS = {  # of inputs and outputs, for Xcode
     'image': 'An image, prepared as the description "mmcare" in the metadata says.',
     'classLabel': 'The most probable class.',
@@ -28,6 +29,8 @@ TEXTS = {  # of inputs and outputs, for Xcode
     'labels': 'The class of each pixel.',
     'coordinates': "A box's centre (x, y), width and height, as shares of the image.",
     'confidence': 'The score of each class for a box.',
+    'iouThreshold': 'Optional: the overlap (IoU) above which the worse of two boxes is dropped.',
+    'confidenceThreshold': 'Optional: the least score of a box.',
     'maps': 'An output of the network.',
 }
 OBJECT_TEXTS = {  # of two-stage detectors
@@ -50,7 +53,7 @@ class CoreML(Backend):
     input_kind = 'image'
     uint8_input = True
     precisions: ClassVar = {'float16': FLOAT16, **Backend.precisions}
-    runtime = 'the interpreter of ML Programs'
+    runtime = 'Core ML' if ON_MAC else 'the interpreter of ML Programs'
     fixes_precision = True
     output_format = OutputFormat(  # as Vision expects results
         nms='pipeline',
@@ -104,9 +107,25 @@ class CoreML(Backend):
         return WriteResult(dict(target=target, runtime=RUNTIME))
 
     def open(self, path: Path, **options: Any) -> Model:
-        """Open a file in the interpreter of ML Programs, which fix their types."""
+        """Open a file in Core ML on a Mac, elsewhere in the interpreter; files fix their types."""
+        if ON_MAC:
+            return open_exported(path, **options)
         refuse_options(path, options)
         return open_package(path)
+
+    def open_network(self, path: Path, description: Description) -> Model:
+        """Open the network of a file alone, without the NMS that may follow it."""
+        if description.get('nms') != 'pipeline':
+            return self.open(path, verify=False)
+        with TemporaryDirectory() as folder:
+            network, _ = split_pipeline(path, Path(folder))
+            return self.open(network, verify=False)
+
+    def check_rest(self, path: Path, description: Description) -> None:
+        """Compare the NMS that follows the network with the config's."""
+        if description.get('nms') == 'pipeline':
+            with TemporaryDirectory() as folder:
+                check_nms(path, split_pipeline(path, Path(folder))[1], description)
 
 
 def convert_coreml(graph: Graph, description: Description, target: str) -> Any:
@@ -145,39 +164,8 @@ def convert_coreml(graph: Graph, description: Description, target: str) -> Any:
         convert_to='mlprogram',
         minimum_deployment_target=getattr(ct.target, target),
         compute_precision=ct.precision.FLOAT16 if half else ct.precision.FLOAT32,
-        skip_model_load=platform.system() != 'Darwin',
+        skip_model_load=not ON_MAC,
     )
-
-
-def append_nms(model: Any, description: Description) -> Any:
-    """Append Core ML's non-maximum suppression to a model of boxes and scores, as a pipeline."""
-    import coremltools as ct
-
-    program = model.get_spec()
-    pipeline = ct.proto.Model_pb2.Model(specificationVersion=program.specificationVersion)
-    pipeline.pipeline.models.add().CopyFrom(program)
-    step = pipeline.pipeline.models.add(specificationVersion=program.specificationVersion)
-    for output in program.description.output:
-        step.description.input.add().CopyFrom(output)
-        kept = step.description.output.add(name=output.name)
-        kept.type.multiArrayType.dataType = output.type.multiArrayType.dataType
-        sizes = kept.type.multiArrayType.shapeRange.sizeRanges
-        values = output.type.multiArrayType.shape[1]
-        sizes.add(lowerBound=0, upperBound=-1)
-        sizes.add(lowerBound=values, upperBound=values)
-    pipeline.description.input.MergeFrom(program.description.input)
-    pipeline.description.output.MergeFrom(step.description.output)
-    nms = step.nonMaximumSuppression
-    nms.iouThreshold = description['test_cfg']['nms']['iou_threshold']
-    nms.confidenceThreshold = description['test_cfg'].get('score_thr', 0.0)
-    nms.pickTop.perClass = True
-    boxes, scores = (output.name for output in program.description.output)
-    nms.coordinatesInputFeatureName = nms.coordinatesOutputFeatureName = boxes
-    nms.confidenceInputFeatureName = nms.confidenceOutputFeatureName = scores
-    number = program.description.output[1].type.multiArrayType.shape[1]
-    classes = description.get('classes') or [str(index) for index in range(number)]
-    nms.stringClassLabels.vector.extend(tell_apart(classes))
-    return ct.models.MLModel(pipeline, weights_dir=model.weights_dir, skip_model_load=True)
 
 
 def compress_coreml(model: Any, compression: str) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mmcare.compatibility import require
+from mmcare.export.backends.coreml_nms import suppress
 from mmcare_runtime import Model
 from mmcare_runtime.schema import parse
 from mmcare_runtime.verify import check_package
@@ -36,7 +37,7 @@ def open_package(
     """Open an ``.mlpackage`` to compute its program.
 
     Args:
-        path: The package.
+        path: The package. Boxes and scores that its NMS drops are zeros at the end.
         names: Names of the outputs, in order; empty: the order of the program.
         description: The description of the file; None: the package's own.
 
@@ -51,8 +52,7 @@ def open_package(
 
     model = ct.models.MLModel(str(path), skip_model_load=True)
     spec = model.get_spec()
-    # The rest of a pipeline is Core ML's non-maximum suppression.
-    program = spec.pipeline.models[0] if spec.HasField('pipeline') else spec
+    program, *steps_after = spec.pipeline.models if spec.HasField('pipeline') else [spec]
     function = load(program, spec.specificationVersion, model.weights_dir).functions['main']
     (image,), results = function.inputs.values(), [*function.outputs]
     results.sort(key=lambda result: [*names, result.name].index(result.name))
@@ -89,7 +89,13 @@ def open_package(
                 raise ValueError(f'{operation.op_type} {operation.name}: {error}') from error
             for name in done:
                 del values[name]
-        return [values[result.name].numpy() for result in results]
+        arrays = [values[result.name].numpy() for result in results]
+        for step in steps_after:
+            names = [result.name for result in results]
+            kept = suppress(step, dict(zip(names, arrays, strict=True)))
+            padding = [(0, len(arrays[0]) - len(kept[names[0]])), (0, 0)]
+            arrays = [np.pad(kept[name], padding) for name in names]
+        return arrays
 
     if description is None:
         description = parse(spec.description.metadata.userDefined.get('mmcare'), path)

@@ -91,7 +91,8 @@ class Onnx(Backend):
         if dtype == 'uint8':
             take_uint8(converted.model.graph)
         for node in converted.model.graph:
-            node.metadata_props.clear()  # stack traces, with paths of folders, up to a fifth
+            # Stack traces: paths of this machine, up to a fifth of a file.
+            node.metadata_props.clear()
         converted.model.ir_version = OPSETS[opset]
         converted.model.metadata_props['mmcare'] = json.dumps(description)
         converted.save(path, external_data=False)

@@ -340,6 +340,9 @@ class Detections(PostProcess):
 class Boxes(Detections):
     """Maps of a one-stage detector to boxes, scores and labels, as mmdet's base head decodes them.
 
+    The boxes must equal those of ``decode_boxes`` in :mod:`mmcare_runtime.results`, as a test in
+    ``tests/test_export/test_postprocessing.py`` shows.
+
     Without NMS, the outputs are all ``boxes`` (P, 4), and ``scores`` (P, K) for each class, or
     (1, P, 4) and (1, P, K) if the format says so.
     """

@@ -59,7 +59,10 @@ export function labelMap(
   return labels;
 }
 
-/** Keep boxes that overlap no better one of the same class by more than a share; best first. */
+/**
+ * Keep boxes that overlap no better one of the same class by more than a share; best first. The
+ * result must equal that of `nms` in mmcare_runtime/results.py; tests/test_phone.py compares them.
+ */
 export function suppress(boxes, share, most) {
   const kept = [];
   const area = ({ box: [x1, y1, x2, y2] }) => (x2 - x1) * (y2 - y1);
