@@ -19,8 +19,9 @@ sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
 
 import families
 
-from mmcare.export import export_model, load_model
+from mmcare.export import export_model, load_model, open_exported
 from mmcare.export.images import draw_images
+from mmcare.export.in_toolbox import replaced_part
 from mmcare.export.pipelines import fit_config
 from mmcare.export.rewrites import export_program
 from mmcare.export.tasks.base import OutputFormat
@@ -174,7 +175,7 @@ def test_from_a_run_of_mmdet_to_boxes_without_pytorch(tmp_path, name):
     saved = dict(meta=dict(epoch=1, cfg=config.pretty_text), message_hub={}, optimizer={})
     torch.save(dict(saved, state_dict=network.state_dict()), weights)
     source = load_model(tmp_path / 'narrow.py', weights, 'model')
-    report = export_model(source, tmp_path, shape, ('onnx',), outputs='decoded')['onnx']
+    report = export_model(source, tmp_path, shape, ('onnx',), 'image', outputs='decoded')['onnx']
     assert report['checkpoint'] == 'epoch_1.pth'
     picture = np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8)
     picture = cv2.resize(picture, (192, 128), interpolation=cv2.INTER_CUBIC)
@@ -182,10 +183,15 @@ def test_from_a_run_of_mmdet_to_boxes_without_pytorch(tmp_path, name):
     done = run(sys.executable, '-c', PREDICT, tmp_path / report['file'], tmp_path / 'picture.npy')
     results = {name: np.array(x) for name, x in json.loads(done.stdout).items()}
     fit_config(config, shape)
-    sample = inference_detector(init_detector(config, str(weights), device='cpu'), picture)
-    assert families.share_of_boxes(sample.pred_instances.numpy(), results) == 1
+    network = init_detector(config, str(weights), device='cpu')
+    wanted = inference_detector(network, picture).pred_instances.numpy()
+    assert families.share_of_boxes(wanted, results) == 1
+    with replaced_part(network, open_exported(tmp_path / report['file']), checked=True):
+        found = inference_detector(network, picture).pred_instances.numpy()
+    in_mmdet = dict(boxes=found.bboxes, scores=found.scores, labels=found.labels)
+    assert families.share_of_boxes(wanted, in_mmdet) == 1
     if name == 'YOLOX':  # pixels as they are, gray around them, no clipping
         (image,) = report['inputs']
-        assert (image['channels'], image['mean'], image['std']) == ('BGR', [0.0] * 3, [1.0] * 3)
-        assert image['padding'] == [114.0] * 3
+        assert image['channels'] == 'BGR' and image['padding'] == [114.0] * 3
+        assert source.normalization.mean == (0.0,) * 3 and source.normalization.std == (1.0,) * 3
         assert report['test_cfg']['clip_border'] is False and results['boxes'].min() < 0
