@@ -17,7 +17,8 @@ from mmcare.export.errors import ExportError
 from mmcare.export.loading import IMAGENET
 from mmcare.export.plain_operators import nms_mask
 from mmcare.export.tasks import OutputFormat
-from mmcare.export.tasks.one_stage_detector import Boxes, describe_decoding, read_test_cfg
+from mmcare.export.tasks.one_stage_detector import describe_decoding
+from mmcare.export.tasks.one_stage_results import Boxes, read_test_cfg
 from mmcare.export.tasks.segmentor import LabelMap
 from mmcare_runtime.results import decode_boxes, read_detections
 

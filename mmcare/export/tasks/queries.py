@@ -24,13 +24,8 @@ from mmcare.export.tasks.base import (
     describe_classes,
     is_of_class,
 )
-from mmcare.export.tasks.one_stage_detector import (
-    CANDIDATES,
-    MAX_DETECTIONS,
-    Boxes,
-    Detections,
-    OneStageDetector,
-)
+from mmcare.export.tasks.one_stage_detector import MAX_DETECTIONS, OneStageDetector
+from mmcare.export.tasks.one_stage_results import CANDIDATES, Boxes, Detections
 from mmcare_runtime.results import read_detections, suppress
 
 SELECTION = 'DETRHead._predict_by_feat_single'  # the method that is reproduced here

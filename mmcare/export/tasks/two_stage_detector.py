@@ -24,11 +24,8 @@ from mmcare.export.tasks.base import (
     describe_classes,
     is_of_class,
 )
-from mmcare.export.tasks.one_stage_detector import (
-    MAX_DETECTIONS,
-    OneStageDetector,
-    read_test_cfg,
-)
+from mmcare.export.tasks.one_stage_detector import MAX_DETECTIONS, OneStageDetector
+from mmcare.export.tasks.one_stage_results import read_test_cfg
 from mmcare.export.tasks.two_stage_results import TwoStageResults, list_stages
 from mmcare_runtime.masks import paste_masks
 from mmcare_runtime.results import read_boxes, read_detections, suppress

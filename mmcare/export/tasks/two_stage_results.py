@@ -17,7 +17,7 @@ from mmcare.export.tasks.matching import (
     leads_of_missing,
     surplus,
 )
-from mmcare.export.tasks.one_stage_detector import (
+from mmcare.export.tasks.one_stage_results import (
     CANDIDATES,
     Detections,
     limit_boxes,
