@@ -53,6 +53,42 @@ def use_matrix_pools(network: nn.Module, image: Tensor) -> None:
     network(image)
 
 
+class Constant(nn.Module):
+    """Returns what a module gives for maps of one size, which depends on nothing else."""
+
+    value: Tensor
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.register_buffer('value', value)
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        """Return the value."""
+        return self.value
+
+
+def fix_encodings(network: nn.Module, image: Tensor) -> None:
+    """Compute encodings of positions once, in place, for images as large as ``image``.
+
+    Converters write their arithmetic of integers, which Core ML does not have.
+    """
+    found: dict[nn.Module, list[Tensor]] = {}
+
+    def keep(module: nn.Module, _: Any, output: Tensor) -> None:
+        found.setdefault(module, []).append(output)
+
+    encodings = [x for x in network.modules() if type(x).__name__ == 'SinePositionalEncoding']
+    if not encodings:
+        return
+    hooks = [module.register_forward_hook(keep) for module in encodings]
+    network(image)
+    for hook in hooks:
+        hook.remove()
+    for name, module in [*network.named_modules(remove_duplicate=False)]:
+        if len(found.get(module, ())) == 1:  # not one for each of several maps
+            network.set_submodule(name, Constant(found[module][0]))
+
+
 def normalize_inside(
     network: Any, mean: Sequence[float], std: Sequence[float], first_conv: str | None
 ) -> nn.Module:

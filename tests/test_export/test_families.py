@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from export_helpers import odd_model
-from helpers import ROOT, newer, run
+from helpers import ROOT, deviation, newer, run
 from mmengine.config import Config
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
 import families
 
 from mmcare.export import export_model, load_model, open_exported
+from mmcare.export.graph import build_graph
 from mmcare.export.images import draw_images
 from mmcare.export.in_toolbox import replaced_part
 from mmcare.export.pipelines import fit_config
@@ -119,6 +120,16 @@ def test_boxes_of_the_toolbox(tmp_path, name):
     assert decoded.max_error(raw, outputs) < 1e-6
     moved = [outputs[0] + 0.01 * side, *outputs[1:]]
     assert decoded.max_error(raw, moved) > 1e-3
+
+
+def test_encodings_of_positions_are_constants(tmp_path):
+    """Whose arithmetic of integers Core ML lacks."""
+    model = build('DETR', tmp_path)
+    image = torch.randn(1, 3, SIDE, SIDE)
+    graph = build_graph(model, (SIDE, SIDE), None, ['logits', 'boxes'], None, False)
+    assert deviation(model.task(image), graph.network(image)) < 1e-5
+    names = {str(node.target) for node in graph.program.graph.nodes}
+    assert not names & {'aten.sin.default', 'aten.floor_divide.default', 'aten.cumsum.default'}
 
 
 class Windows(torch.nn.Module):
