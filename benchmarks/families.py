@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from mmengine.registry import DefaultScope
 from recording import save
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -180,9 +181,10 @@ def compare_on_photographs(model: LoadedModel, path: Path, side: int, folder: Pa
     pad_images(network, (side, side), model.normalization)
     network.cfg = config
     program, shares = open_exported(path), []
-    for picture in list_files(folder, PICTURES)[:PHOTOGRAPHS]:
-        wanted = inference_detector(network, str(picture)).pred_instances.cpu().numpy()
-        shares.append(share_of_boxes(wanted, program.predict(picture, score=-1.0)))
+    with DefaultScope.overwrite_default_scope('mmdet'):  # whose transforms are meant
+        for picture in list_files(folder, PICTURES)[:PHOTOGRAPHS]:
+            wanted = inference_detector(network, str(picture)).pred_instances.cpu().numpy()
+            shares.append(share_of_boxes(wanted, program.predict(picture, score=-1.0)))
     return min(shares)
 
 
