@@ -18,8 +18,8 @@ OLD_READY := .venv-torch2.1/.ready
 OLDEST_READY := .venv-torch2.0/.ready
 # The core alone, on any Python.
 CORE_READY := .venv-core/.ready
-# mim and mmengine import pkg_resources, which later versions of setuptools no longer have.
-SETUPTOOLS := setuptools>=77,<81
+# mim and mmengine import pkg_resources, which setuptools 81 no longer has, and about which 80.9 warns in each process.
+SETUPTOOLS := setuptools>=77,<80.9
 
 # Make an environment with one of the versions $(1), unless it exists. The interpreter is PYTHON, one on
 # the path (where a shim of pyenv may fail), or one in pyenv's folder.

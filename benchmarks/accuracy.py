@@ -11,6 +11,7 @@ writes their tables into docs/results.md. Latencies come from recordings of late
 import argparse
 import json
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pandas as pd
@@ -26,14 +27,11 @@ from scipy import stats
 
 from mmcare.analysis.counting import count_macs
 from mmcare.compatibility import require
+from mmcare.engine.hooks.plot_hook import draw_predictions, keep
 from mmcare.models import CARE
 from mmcare.shipped import shipped_config
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / 'tools'))
-
-from demo import draw_predictions  # noqa: E402 (found through the path above)
-
 RESULTS = ROOT / 'benchmarks/results/accuracy'
 WORK = Path('work_dirs/accuracy')
 RATES = ('3e-3', '1e-3')
@@ -85,7 +83,11 @@ def train(name: str, key: str, rate: str, seed: int, fresh: bool = False) -> Non
     recording.parent.mkdir(exist_ok=True)
     save(recording, rows[['split', 'step', 'loss', *SETS[name][3]]].round(4))
     if key == 's0' and name != 'camvid' and not fresh:  # CamVid's licence allows research only
-        draw_predictions(runner, CURVES.with_name(f'{name}.jpg'), number=3)
+        with torch.no_grad():
+            batches = islice(runner.test_dataloader, 3)
+            samples = [keep(runner.model.test_step(batch)[0], score_thr=0.5) for batch in batches]
+        metainfo = runner.test_dataloader.dataset.metainfo
+        draw_predictions(samples, metainfo, CURVES.with_name(f'{name}.jpg'))
 
 
 def folder_of(name: str, key: str, rate: str, seed: int, fresh: bool) -> Path:

@@ -4,25 +4,30 @@ The folder holds ``detection`` and ``segmentation`` data. Results go to ``FOLDER
 """
 
 import json
+import os
 import random
+import shutil
 import sys
 import warnings
 from argparse import Namespace
 from copy import deepcopy
 from itertools import product
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from helpers import THIN, thin_backbone
-from mmengine.dataset import pseudo_collate
+from mmengine.dataset import BaseDataset, pseudo_collate
+from mmengine.evaluator import BaseMetric, Evaluator
 from mmengine.model import MMDistributedDataParallel
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import Subset
 from toy_configs import toy_config
-from toy_training import StopAt, names, saved, train
+from toy_training import Model, Numbers, StopAt, names, saved, train
 
 from mmcare.engine import ChannelsLastHook
 from mmcare.models import CARE
@@ -30,6 +35,7 @@ from mmcare.models import CARE
 # mmengine's own start selects a GPU first, and PyTorch's SyncBN needs one.
 torch.distributed.init_process_group('gloo')
 RANK = torch.distributed.get_rank()
+WARN = 'mmcare.engine.hooks.run_record_hook._warn'
 ON_CPU = dict(
     launcher='pytorch',
     sync_bn=None,
@@ -168,6 +174,78 @@ def data_check(folder):
     return errors
 
 
+class Files(BaseDataset):
+    """A dataset with an annotation file, for as long as no sample is needed."""
+
+    def load_data_list(self):
+        return [{}] * 4
+
+
+class OnDisk(BaseMetric):
+    """A metric that collects results in the current folder."""
+
+    def process(self, data_batch, data_samples):
+        pass
+
+    def compute_metrics(self, results):
+        return {}
+
+
+def differences(folder):
+    """What each process raises, and rank 0 logs, where something is different on rank 1."""
+    own, home = folder / 'own' / str(RANK), os.getcwd()
+    own.mkdir(parents=True)
+    (own / 'list.json').write_text(str(RANK))
+    torch.manual_seed(RANK)
+    torch.save(dict(state_dict=Model().state_dict()), own / 'weights.pth')
+    if RANK == 1:
+        shutil.copytree(folder / 'parts_epochs', own / 'parts')
+    other = Numbers()
+    other.metainfo = dict(classes=('a', 'c') if RANK else ('a', 'b'))
+    disk = dict(work_dir=own / 'parts', resume=True)
+    changes = dict(
+        samples=dict(loader=dict(dataset=Subset(Numbers(), range(8 - 2 * RANK)))),
+        classes=dict(loader=dict(dataset=other)),
+        annotations=dict(loader=dict(dataset=Files(ann_file=str(own / 'list.json')))),
+        config=dict(cfg=dict(ON_CPU, optim_wrapper=dict(accumulative_counts=1 + RANK))),
+        weights=dict(load_from=str(own / 'weights.pth')),
+        folder=dict(val_evaluator=Evaluator(OnDisk())),
+        checkpoint=disk,
+        checkpoint_of_mmengine=dict(disk, checkpoint=dict(type='CheckpointHook')),
+        versions={},
+    )
+    raised, warned = {}, {}
+    for name, options in changes.items():
+        hooks = [dict(type='mmcare.RunRecordHook'), StopAt(0)]
+        given = dict(work_dir=folder / name, launcher='pytorch', cfg=dict(ON_CPU), hooks=hooks)
+        os.chdir(own if name == 'folder' else home)
+        version = f'1.{RANK}' if name == 'versions' else np.__version__
+        with patch.object(np, '__version__', version), patch(WARN) as warn:
+            try:
+                train(**{**given, **options})
+            except RuntimeError as error:
+                raised[name] = str(error)
+        warned[name] = [call.args[0] for call in warn.call_args_list]
+    return dict(raised=raised, warned=warned)
+
+
+def healthy(folder):
+    """Train on shards of four and three samples."""
+    runner = train(
+        folder / 'healthy',
+        launcher='pytorch',
+        cfg=dict(ON_CPU),
+        hooks=[dict(type='mmcare.RunRecordHook')],
+        loader=dict(
+            batch_size=4,
+            dataset=Subset(Numbers(), range(7)),
+            sampler=dict(type='DefaultSampler', round_up=False),
+        ),
+    )
+    speed = runner.message_hub.get_scalar('train/images_per_second').current()
+    return dict(iterations=runner.iter, images_per_second=speed)
+
+
 def main(folder):
     fixed = {'model.backbone.drop_path_rate': 0.0, 'model.decode_head.dropout_ratio': 0.0}
     recomputed = {'model.backbone.drop_path_rate': 0.5, 'model.backbone.with_cp': 'activations'}
@@ -178,7 +256,9 @@ def main(folder):
         segmentation=gradients('segmentation', folder, **fixed),
         data_check=data_check(folder),
         resume=dict(epochs=resume(folder, True), iterations=resume(folder, False)),
+        healthy=healthy(folder),
     )
+    results['differences'] = differences(folder)  # of a resumed run
     (folder / f'rank{RANK}.json').write_text(json.dumps(results))
 
 

@@ -173,7 +173,8 @@ def test_recipe(name):
     assert config.randomness == dict(seed=0) and config.train_dataloader.num_workers > 0
     assert not config.train_dataloader.get('persistent_workers', False)
     hooks = {hook.type for hook in config.default_hooks.values()}
-    ours = 'SafeLoading', 'AtomicCheckpoint', 'ExactResume', 'DataCheck', 'OptimizerCheck'
+    ours = ['SafeLoading', 'AtomicCheckpoint', 'ExactResume', 'DataCheck', 'OptimizerCheck']
+    ours += ['Plot', 'RunSummary']
     assert hooks >= {f'mmcare.{name}Hook' for name in ours}
     preprocessor = config.model.get('data_preprocessor')
     assert preprocessor.mean == [123.675, 116.28, 103.53]  # RGB, as the published weights have it

@@ -1,4 +1,4 @@
-"""Two gloo processes: gradients, one writer, exact resume, checks of data, no unused parameters.
+"""Two gloo processes: gradients, one writer, exact resume, what must be the same on both.
 
 Both are started once, by distributed_worker.py; each test looks at the results. Unused parameters,
 for any out_indices, would stop them.
@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import run
+from helpers import run, warned
 from toy_configs import make_data
+from toy_training import StopAt, train
 
 WORKER = Path(__file__).parent / 'distributed_worker.py'
 
@@ -22,7 +23,8 @@ def results(tmp_path_factory):
         make_data(task, folder / task)
     launch = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', 2]
     run(*launch, WORKER, folder, OMP_NUM_THREADS='1')
-    return [json.loads((folder / f'rank{rank}.json').read_text()) for rank in range(2)]
+    texts = [(folder / f'rank{rank}.json').read_text() for rank in range(2)]
+    return [dict(json.loads(text), folder=folder) for text in texts]
 
 
 @pytest.mark.parametrize('task', ['detection', 'segmentation'])
@@ -52,3 +54,49 @@ def test_a_fault_in_data_stops_all_processes(results):
     main, other = (result['data_check'] for result in results)
     assert len(main) == 2 and main == other
     assert main[0].endswith('[required_keys]') and '[crowds]' in main[1]
+
+
+def test_ranks_that_differ_are_named(results):
+    """Each before the first iteration, on all ranks; one of them has something else."""
+    expected = dict(
+        samples='train data, length',
+        classes='train data, classes',
+        annotations='train data, annotations',
+        config='optim_wrapper.accumulative_counts: rank 0 on',
+        weights='weights',
+        folder="the folder '.'",
+        checkpoint='no checkpoint; rank 1 on',
+        checkpoint_of_mmengine='epoch 4',
+    )
+    for result in results:
+        raised = result['differences']['raised']
+        assert raised.keys() == expected.keys()
+        assert all(words in raised[name] for name, words in expected.items())
+        assert all('rank 0 on' in text and 'rank 1 on' in text for text in raised.values())
+    for name, texts in results[0]['differences']['warned'].items():
+        words = dict(versions='numpy: rank 0 on', checkpoint_of_mmengine='work_dir').get(name)
+        assert len(texts) == bool(words) and (not words or words in texts[0])
+
+
+def test_ranks_that_are_alike_train(results):
+    for result in results:
+        assert result['healthy']['iterations'] == 4
+        assert result['healthy']['images_per_second'] > 0
+
+
+@pytest.mark.parametrize('loop', ['epochs', 'iterations'])
+def test_a_resume_with_fewer_processes_says_what_changes(results, tmp_path, logged, loop):
+    """Two processes with two images each have written the checkpoint."""
+    name = dict(epochs='epoch_3.pth', iterations='iter_12.pth')[loop]
+    file = str(results[0]['folder'] / f'parts_{loop}' / name)
+    options = dict(by_epoch=loop == 'epochs', resume=True, load_from=file)
+    train(tmp_path, hooks=[StopAt(0), StopAt(6), StopAt(12)], **options)
+    (text,) = warned(logged, 'The checkpoint is of')
+    assert 'of processes=2 (now 1): augmentations' in text
+    assert 'has 2 images in place of 4' in text and '0.707 times as large' in text
+    if loop == 'epochs':
+        assert 'An epoch has 4 iterations, and had 2: 4 are left' in text
+    else:
+        assert '4 iterations are left, on 8 images in place of 16' in text
+        assert 'at image 48 of the sampler, and goes on at image 24: 24 images are' in text
+        assert text.endswith('trained on again.')

@@ -162,7 +162,8 @@ def test_a_hook_that_is_switched_off(kind):
 
 
 def test_a_run_with_all_hooks_switched_off(toy):
-    off = {'safe_loading', 'exact_resume', 'data_check', 'optimizer_check', 'bfloat16_ops'}
+    off = {'safe_loading', 'exact_resume', 'data_check', 'run_record', 'optimizer_check'}
+    off |= {'bfloat16_ops', 'plots', 'summary'}
     config, _ = toy('detection', **{f'default_hooks.{name}.enabled': False for name in off},
                     **{'default_hooks.checkpoint.type': 'CheckpointHook'})  # fmt: skip
     runner = Runner.from_cfg(config)
@@ -175,7 +176,8 @@ def test_flexible_runner(tmp_path):
     FlexibleRunner = pytest.importorskip('mmengine.runner').FlexibleRunner
 
     def flexible(model, folder='run', **options):
-        ours = ('SafeLoadingHook', 'DataCheckHook', 'ChannelsLastHook', 'OptimizerCheckHook')
+        ours = ['SafeLoadingHook', 'DataCheckHook', 'ChannelsLastHook', 'OptimizerCheckHook']
+        ours += ['RunRecordHook', 'PlotHook', 'RunSummaryHook']
         options['hooks'] = [dict(type=f'mmcare.{name}') for name in ours]
         options['checkpoint'] = dict(max_keep_ckpts=1, save_best=None)
         return train(tmp_path / folder, kind=FlexibleRunner, model=model, **options)

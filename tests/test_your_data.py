@@ -4,6 +4,7 @@ import json
 import random
 import re
 import runpy
+import shlex
 import shutil
 import sys
 from functools import partial
@@ -83,6 +84,8 @@ def train():
 
 def test_five_lines_are_enough(mine):
     runner = train()
+    for name in ('curves.png', 'predictions.png'):
+        assert cv2.imread(f'run/{name}').std() > 10, f'{name} is empty'
     if runner.cfg.default_scope != 'mmpretrain':  # whose browse_dataset builds its own
         VISUALIZERS.build(runner.cfg.visualizer)
     assert runner.epoch == 1
@@ -92,6 +95,15 @@ def test_five_lines_are_enough(mine):
     assert all(map(torch.equal, saved.values(), state.values()))
     weights = sum(value.numel() * value.element_size() for value in state.values())
     assert best.stat().st_size < 1.1 * weights + 1e5  # nothing of the optimizer
+    (log,) = (path.read_text() for path in Path('run').glob('*/*.log'))
+    assert re.search(f'train: [0-9]+ pictures.*{TASKS[mine][0][0]}', log)
+    assert 'Data check: nothing found' in log or ' - WARNING - ' in log
+    end = log[log.index('The training has ended.') :]
+    assert f'Keep: {best}' in end
+    test, export, draw = (shlex.split(x) for x in end.splitlines() if x.startswith('    '))
+    assert test[:2] == ['mim', 'test'] and test[-1] == str(best)
+    assert {'mine.py', str(best)} < {*export}
+    assert Path(draw[-1]).is_file()
     measured = runner.test()
     assert all(-1 <= measured[name] <= 100 for name in TASKS[mine][1])
 

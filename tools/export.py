@@ -200,6 +200,10 @@ def print_reports(reports: Mapping[str, Mapping[str, Any]], out_dir: Path) -> No
     for report in [*reports.values()][:1]:
         height, width = report['shape']
         print(f'Written to {out_dir}, for images of height {height} and width {width}')
+        if report['part'] == 'model':
+            print(
+                f'To draw results: python -m mmcare_runtime {out_dir / report["file"]} PICTURE ...'
+            )
 
 
 def main() -> None:

@@ -10,7 +10,10 @@ default_hooks = dict(
     safe_loading=dict(type='mmcare.SafeLoadingHook'),
     exact_resume=dict(type='mmcare.ExactResumeHook'),
     data_check=dict(type='mmcare.DataCheckHook'),
+    run_record=dict(type='mmcare.RunRecordHook'),
     optimizer_check=dict(type='mmcare.OptimizerCheckHook'),
+    plots=dict(type='mmcare.PlotHook'),
+    summary=dict(type='mmcare.RunSummaryHook'),
 )
 
 randomness = dict(seed=0)

@@ -160,7 +160,10 @@ default_hooks = dict(
     safe_loading=dict(type='mmcare.SafeLoadingHook'),
     exact_resume=dict(type='mmcare.ExactResumeHook'),
     data_check=dict(type='mmcare.DataCheckHook'),
+    run_record=dict(type='mmcare.RunRecordHook'),
     optimizer_check=dict(type='mmcare.OptimizerCheckHook'),
+    plots=dict(type='mmcare.PlotHook'),
+    summary=dict(type='mmcare.RunSummaryHook'),
     bfloat16_ops=dict(type='mmcare.BFloat16OpsHook'),
     channels_last=dict(type='mmcare.ChannelsLastHook'),
 )

@@ -10,6 +10,9 @@ from mmcare.engine.hooks.compile_hook import CompileHook
 from mmcare.engine.hooks.data_check_hook import DataCheckHook
 from mmcare.engine.hooks.exact_resume_hook import ExactResumeHook
 from mmcare.engine.hooks.optimizer_check_hook import OptimizerCheckHook
+from mmcare.engine.hooks.plot_hook import PlotHook
+from mmcare.engine.hooks.run_record_hook import RunRecordHook
+from mmcare.engine.hooks.run_summary_hook import RunSummaryHook
 from mmcare.engine.hooks.safe_loading_hook import SafeLoadingHook
 from mmcare.engine.optim import MergedGroupsConstructor
 
@@ -22,5 +25,8 @@ __all__ = [
     'ExactResumeHook',
     'MergedGroupsConstructor',
     'OptimizerCheckHook',
+    'PlotHook',
+    'RunRecordHook',
+    'RunSummaryHook',
     'SafeLoadingHook',
 ]

@@ -135,6 +135,46 @@ def test_another_schedule_is_a_warning(tmp_path, logged):
     assert f'ignored: CosineAnnealingLR.T_max={EPOCHS} (config: 9). To use' in text
 
 
+def test_a_schedule_names_the_length_of_epochs(tmp_path, logged):
+    """The config is the same; twice as many images a step halve the epoch."""
+    schedule = dict(type='LinearLR', end=3, by_epoch=True, convert_to_iter_based=True)
+    for batch_size in (2, 4):
+        options = dict(loader=dict(batch_size=batch_size), param_scheduler=schedule)
+        train(tmp_path, resume=batch_size == 4, hooks=[StopAt(5)], **options)
+    (text,) = warned(logged, 'are kept')
+    assert 'LinearLR.end=12 (config: 6)' in text
+    assert 'An epoch has 2 iterations, and had 4: 6 are left.' in text
+
+
+@pytest.mark.parametrize(
+    ('change', 'words'),
+    [
+        (dict(loader=dict(num_workers=2)), ['num_workers=1 (now 2): augmentations']),
+        (
+            dict(loader=dict(batch_size=4)),
+            ['on 48 images in place of 24', 'at image 8 of the sampler, and goes on at image 16',
+             '8 images are skipped'],
+        ),
+        (dict(optim_wrapper=dict(ADAM, accumulative_counts=2)), ['has 4 images in place of 2',
+                                                               '1.41 times']),
+        ({}, []),
+    ],
+)  # fmt: skip
+def test_a_resume_in_another_world_says_so(tmp_path, logged, change, words):
+    for resume, options in (False, {}), (True, change):
+        train(tmp_path, by_epoch=False, resume=resume, hooks=[StopAt(4 + resume)], **options)
+    texts = warned(logged, 'The checkpoint is of')
+    assert len(texts) == bool(words) and all(word in texts[0] for word in words)
+
+
+def test_replayed_batches_are_counted_in_the_log(tmp_path, logged, monkeypatch):
+    monkeypatch.setattr('mmcare.engine.hooks.exact_resume_hook.EVERY', 0)
+    for resume in (False, True):
+        train(tmp_path, by_epoch=False, resume=resume, hooks=[StopAt(9 + resume)])
+    texts = [text for _, text in logged if text.startswith('Replaying')]
+    assert len(texts) == 8 and ' 8 of 8, about 0 minutes left' in texts[-1]
+
+
 @pytest.mark.parametrize(
     ('first', 'second', 'words'),
     [

@@ -16,6 +16,7 @@ from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, R
 from torch import Tensor
 
 from mmcare.engine.hooks import unwrap
+from mmcare.engine.run_record import find_differences
 from mmcare.files import lock_directory, moved_into_place
 from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
@@ -88,16 +89,46 @@ class AtomicCheckpointHook(CheckpointHook):
         # Private attributes: MMEngine's runner keeps --resume nowhere else.
         if not runner._resume or runner._load_from is not None or runner._has_loaded:
             return
-        path, content = None, None
-        if is_main_process():
-            path, content = self._find_good(runner)
-        paths = [path]
-        broadcast_object_list(paths)
-        runner._load_from = paths[0]
-        if paths[0] is None:
+        path, content = self._choose(runner)
+        runner._load_from = path
+        if path is None:
+            runner._resume = False  # otherwise MMEngine would search again, on each rank
             runner.logger.warning(f'Nothing to resume in {self._folder}: starting from scratch.')
         if content is not None:
             _hand_over(runner, content)
+
+    def _choose(self, runner: Any) -> tuple[str | None, Any]:
+        """Let the main process choose the checkpoint to resume from, for all.
+
+        Returns:
+            Its path; None if the run starts from its beginning. And its content, if it was read.
+
+        Raises:
+            CheckpointError: On all ranks, if none of the main process's checkpoints is good.
+            RuntimeError: On all ranks, if one has other checkpoints: the folder may be on the disks
+                of several machines.
+        """
+        path, content, fault = None, None, ''
+        if is_main_process():
+            try:
+                path, content = self._find_good(runner)
+            except CheckpointError as error:
+                fault = str(error)
+        choice: list[Any] = [(path, fault)]
+        broadcast_object_list(choice)
+        path, fault = choice[0]
+        if fault:
+            raise CheckpointError(fault)
+        if path is None:
+            seen = [file.name for file in self._saved()[:1]]
+        else:
+            seen = [Path(path).name] if Path(path).is_file() else []
+        for ranks in find_differences(dict(seen=seen[0] if seen else 'no checkpoint')).values():
+            raise RuntimeError(
+                f'cannot resume, since the ranks do not see the same files in {self._folder}: '
+                f'{ranks}. Let all machines share the folder, or copy the checkpoint to all of them'
+            )
+        return path, content
 
     def _come_last(self, runner: Any) -> None:
         """Come after all hooks that add values to a checkpoint, to make these plain as well."""

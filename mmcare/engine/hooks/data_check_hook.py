@@ -4,10 +4,11 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial, wraps
+from socket import gethostname
 from time import monotonic
 from typing import Any, Callable
 
-from mmengine.dist import broadcast_object_list, is_main_process
+from mmengine.dist import all_gather_object, get_world_size, is_main_process
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 from mmengine.runner import BaseLoop, Runner
@@ -15,6 +16,7 @@ from mmengine.runner import BaseLoop, Runner
 from mmcare.engine.data_checks import CHECKS, OTHERS, classes, coco, masks, weights
 from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn
+from mmcare.engine.data_checks.summary import describe
 from mmcare.engine.hooks import SwitchableHook, unwrap
 from mmcare.registry import HOOKS, built_type, type_name
 
@@ -26,7 +28,8 @@ class DataCheckHook(SwitchableHook):
     """Check that the data are as the toolboxes assume, by :mod:`mmcare.engine.data_checks`.
 
     The main process checks COCO files and class folders before datasets are built from them, and
-    everything else once before the run. Faults stop all processes; suspicious findings only warn.
+    everything else once before the run. On other machines, one process looks whether files are
+    missing. Faults stop all processes; suspicious findings only warn.
     After weights are loaded, random layer scales are compared with the number of pictures, and
     random weights in frozen stages are named. Before each iteration, the labels of mmseg's maps are
     compared with the classes. The hook reads the headers of at most 10,000 pictures and masks of a
@@ -92,19 +95,32 @@ class DataCheckHook(SwitchableHook):
         """Check the datasets that were built for this run, once for each mode."""
         if not self.enabled:
             return
-        start = monotonic()
-        splits = self._find_splits(runner) if is_main_process() else []
+        start, is_main = monotonic(), is_main_process()
+        # The first process of each other machine looks for the files: disks may differ.
+        is_first = is_main or os.environ.get('LOCAL_RANK') == '0'
+        splits = self._find_splits(runner) if is_first else []
         fresh = [split for split in splits if split.mode not in self._checked]
+        if fresh and get_world_size() > 1:
+            _log(
+                'Checking the data (mmcare.DataCheckHook). The other processes wait for it, no '
+                'longer than env_cfg.dist_cfg.timeout'
+            )
         self._checked.update(split.mode for split in splits)
         first = splits[0] if splits else None
         run = Run(unwrap(runner.model), fresh, first, runner.cfg)
         findings: list[tuple[str, Stop | Warn]] = []
         for name, check in CHECKS.items() if fresh else ():
-            findings += self._run(name, check, run)
-        if run.of_mode('train'):
+            if is_main or name == 'files':
+                findings += self._run(name, check, run)
+        if is_main and run.of_mode('train'):
             findings += self._run('test_split', classes.check_test_split, runner._test_dataloader)
-        notes = [note for split in fresh if (note := _note(split))]
-        if is_main_process():
+        notes = [note for split in fresh if (note := _note(split))] if is_main else []
+        if is_main:
+            for split in fresh:
+                _log(describe(split))
+            if fresh and not findings:
+                number = len(CHECKS.keys() - self.skip)
+                _log(f'Data check: nothing found, by {number} checks')
             loops = {mode: getattr(runner, f'_{mode}_loop') for mode in ('train', 'val', 'test')}
             checked = {split.mode for split in splits} | self._noted
             unknown = [m for m, p in loops.items() if isinstance(p, BaseLoop) and m not in checked]
@@ -152,10 +168,10 @@ class DataCheckHook(SwitchableHook):
         return [] if name in self.skip else [(name, finding) for finding in check(*arguments)]
 
     def _report_to_all(self, findings: list[tuple[str, Stop | Warn]]) -> None:
-        """Report the main process's findings on all processes; the others would wait or fail."""
-        shared = [findings]
-        broadcast_object_list(shared)
-        self._report(shared[0])
+        """Report the findings of all processes on each; the others would wait or fail."""
+        for rank, (host, shared) in enumerate(all_gather_object((gethostname(), findings))):
+            place = f'rank {rank} on {host}: ' if rank else ''
+            self._report([(name, type(each)(f'{place}{each}')) for name, each in shared])
 
     def _report(self, findings: list[tuple[str, Stop | Warn]]) -> None:
         """Log warnings, and raise one error that lists all faults."""

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,14 @@ from mmcare.engine import training_state
 from mmcare.engine.hooks import SwitchableHook, unwrap
 from mmcare.engine.hooks.atomic_checkpoint_hook import AtomicCheckpointHook, repeats_validation
 from mmcare.engine.optim import fit_groups
+from mmcare.engine.world import LENGTH, describe_change, describe_epochs, world
 from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
 from mmcare.weights.reading import CheckpointError
 from mmcare.weights.strict import find_not_finite
 
-STATE, GENERATORS = 'training_state', 'random_generators'  # in checkpoints
+STATE, GENERATORS, WORLD = 'training_state', 'random_generators', 'world'  # in checkpoints
+EVERY = 30  # seconds between messages about batches that are replayed
 # Entries of an optimizer's groups that do not change what a step computes.
 UNCOMPARED = {'params', 'param_names', 'capturable', 'differentiable', 'foreach', 'fused'}
 # Attributes of MMEngine's schedulers that configs set.
@@ -61,7 +64,8 @@ class ExactResumeHook(SwitchableHook):
     state than in the first run.
 
     MMEngine keeps the options of the checkpoint's optimizer and schedulers. A warning names those
-    that the config has changed.
+    that the config has changed. Checkpoints hold the number of processes, the batch size, the
+    accumulation and the number of workers; a warning says what other ones change.
 
     Raises:
         CheckpointError: If a run resumes from a file that lacks weights or the optimizer's state,
@@ -127,6 +131,11 @@ class ExactResumeHook(SwitchableHook):
                 f'from: {fault}. To load only its weights: --cfg-options resume=False '
                 'load_from=FILE'
             )
+        saved, meta = checkpoint.get(WORLD), checkpoint['meta']
+        cause = describe_epochs(runner, meta)
+        change = describe_change(saved, runner, meta) if isinstance(saved, dict) else ''
+        if change:
+            _warn(runner, f'{change} {cause}'.strip())
         ignored = [*_compare_optimizers(checkpoint['optimizer'], runner.optim_wrapper)]
         if isinstance(runner.param_schedulers, list):
             ignored += _compare_schedulers(checkpoint['param_schedulers'], runner.param_schedulers)
@@ -134,7 +143,10 @@ class ExactResumeHook(SwitchableHook):
             options = [*dict.fromkeys(ignored)]  # the same for many groups
             more = f' and {len(options) - 5} more' if len(options) > 5 else ''
             text = "The checkpoint's settings are kept, and the config's ignored: "
-            text += f'{", ".join(options[:5])}{more}. To use those of the config, start over, or '
+            text += f'{", ".join(options[:5])}{more}. '
+            if cause:
+                text += f'Schedules count iterations. {cause} '
+            text += 'To use those of the config, start over, or '
             text += 'load only the weights: --cfg-options resume=False load_from=FILE.'
             print_log(text, logger='current', level=logging.WARNING)
         objects = training_state.restorable(runner)
@@ -186,6 +198,8 @@ class ExactResumeHook(SwitchableHook):
         batches: Any = getattr(iterator, '_iterator', None)
         if hasattr(batches, '_sampler_iter'):  # samplers may draw in this process
             batches._sampler_iter = training_state.isolate(batches._sampler_iter, runner.seed)
+            if runner.iter:
+                iterator._iterator = _report_replay(batches, runner.iter)
         if hasattr(iterator, 'skip_iter'):  # onedl-mmengine would skip the batches
             iterator.skip_iter = lambda number: deque(islice(iterator, number), maxlen=0)
         if self._state is None:
@@ -229,9 +243,11 @@ class ExactResumeHook(SwitchableHook):
         if not self.enabled or self._state is None:  # not in training
             return
         checkpoint[STATE] = {**self._find_numbers(runner), training_state.WHOLE: True}
+        checkpoint[WORLD] = world(runner)
         self._warn_of_changes(runner)
         checkpoint[GENERATORS] = self._generators
         if isinstance(runner.train_loop, EpochBasedTrainLoop):
+            checkpoint['meta'][LENGTH] = len(runner.train_dataloader)
             found = training_state.find_generators(runner.train_dataloader)
             checkpoint[GENERATORS] = {
                 key: training_state.generator_state(generator)
@@ -276,6 +292,18 @@ class ExactResumeHook(SwitchableHook):
                 'train_dataloader.num_workers; a hook can write its state in '
                 'before_save_checkpoint, and read it in after_load_checkpoint.',
             )
+
+
+def _report_replay(batches: Iterator[Any], number: int) -> Iterator[Any]:
+    """Yield batches; say how long the first ones take, which are only loaded again."""
+    start = last = monotonic()
+    for done, batch in enumerate(batches, 1):
+        now = monotonic()
+        if done <= number and now - last >= EVERY:
+            last, left = now, (now - start) / done * (number - done)
+            text = f'Replaying batches, so that augmentations go on as they would have: {done} of '
+            print_log(f'{text}{number}, about {left / 60:.0f} minutes left', logger='current')
+        yield batch
 
 
 def _warn(runner: Any, advice: str) -> None:

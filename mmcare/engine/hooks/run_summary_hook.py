@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mmengine.hooks import CheckpointHook
+from mmengine.logging import MMLogger, print_log
+
+from mmcare.engine.hooks import SwitchableHook, unwrap
+from mmcare.engine.hooks.plot_hook import CURVES, PREDICTIONS
+from mmcare.registry import HOOKS
+from mmcare.shipped import CONFIGS
+
+TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain')
+# Iterations from scratch on the four sets of docs/results.md.
+USUAL = (750, 1040)
+
+
+@HOOKS.register_module()
+class RunSummaryHook(SwitchableHook):
+    """Say how long a training takes and where it goes; at its end, what came of it.
+
+    The end names the best epoch, the pictures of :class:`PlotHook`, the smallest file to keep, and
+    the commands to test, export and draw with, if the config is for a toolbox that has them.
+    MMEngine's list of hooks, of more than a hundred lines, goes only to the log file.
+    """
+
+    priority = 'LOWEST'  # after the last checkpoint
+
+    def __init__(self, enabled: bool = True) -> None:
+        super().__init__(enabled)
+        for handler in MMLogger.get_current_instance().handlers if enabled else ():
+            if not isinstance(handler, logging.FileHandler):
+                handler.addFilter(_is_no_list_of_hooks)
+
+    def before_train(self, runner: Any) -> None:
+        """Log the size of the model, the length of the run and its folder."""
+        if not self.enabled:
+            return
+        model = unwrap(runner.model)
+        millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+        text = f'{type(model).__name__}: {millions:.1f} M parameters; {runner.max_iters} iterations'
+        length = getattr(runner.train_dataloader, '__len__', lambda: 0)()
+        if length:
+            text += f', {runner.max_iters / length:.3g} epochs of {length}'
+        print_log(text, logger='current')
+        if ((runner.cfg.get('model') or {}).get('backbone') or {}).get('from_scratch'):
+            text = 'From scratch, {} to {} iterations were run on the sets of docs/results.md'
+            print_log(text.format(*USUAL), logger='current')
+        print_log(f'Results go to {_shorten(runner.work_dir)}', logger='current')
+
+    def after_train(self, runner: Any) -> None:
+        """Log what came of the run, and the next commands."""
+        if self.enabled:
+            print_log('\n'.join(('The training has ended.', *_summarize(runner))), logger='current')
+
+
+def _summarize(runner: Any) -> Iterator[str]:
+    """Yield the lines of the end."""
+    info = runner.message_hub.runtime_info
+    hook = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
+    metrics = getattr(hook, 'key_indicators', None) or ['']
+    suffix = f'_{metrics[0]}' if len(metrics) > 1 else ''  # MMEngine's names
+    best, last = (Path(info.get(key) or '') for key in (f'best_ckpt{suffix}', 'last_ckpt'))
+    if best.is_file():
+        unit, number = best.stem.split('_')[-2:]  # epoch or iter
+        yield f'Best {metrics[0]}: {info[f"best_score{suffix}"]:.3f}, after {unit} {number}'
+    pictures = [Path(runner.work_dir, name) for name in (CURVES, PREDICTIONS)]
+    if shown := ', '.join(_shorten(path) for path in pictures if path.is_file()):
+        yield f'Look at: {shown}'
+    checkpoint = best if best.is_file() else last
+    if not checkpoint.is_file():
+        return
+    text = f'Keep: {_shorten(checkpoint)} ({_megabytes(checkpoint)})'
+    if checkpoint == best and last.is_file():
+        text += f'; only --resume needs {last.name} ({_megabytes(last)})'
+    yield text
+    scope, config = runner.cfg.get('default_scope'), runner.cfg.filename
+    if scope in TOOLBOXES and config:
+        yield 'Next, to test, export and draw:'
+        yield from _commands(scope, Path(config), checkpoint, _first_picture(runner))
+
+
+def _commands(scope: str, config: Path, checkpoint: Path, picture: str) -> Iterator[str]:
+    weights, name = (shlex.quote(_shorten(path)) for path in (checkpoint, config))
+    tool = _shorten((CONFIGS.parent / 'tools' / 'export.py').resolve())
+    tool = 'mim run mmcare export' if os.path.isabs(tool) else f'python {tool}'
+    yield f'    mim test {scope} {name} --checkpoint {weights}'
+    yield (
+        f'    {tool} {name} {weights} --part model --outputs decoded --format onnx '
+        '--out-dir exports'
+    )
+    file = f'exports/{shlex.quote(config.stem)}_model_*_decoded.onnx'
+    yield f'    python -m mmcare_runtime {file} {shlex.quote(picture)}'
+
+
+def _first_picture(runner: Any) -> str:
+    """Return the path of the first validation picture, or a word in its place."""
+    dataset: Any = runner.val_dataloader.dataset if runner.val_loop else None
+    info = dataset.get_data_info(0) if hasattr(dataset, 'get_data_info') else {}
+    return _shorten(info.get('img_path') or 'PICTURE')
+
+
+def _shorten(path: str | Path) -> str:
+    """Return a path relative to the current folder, if it is in there."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith('..') else relative
+
+
+def _is_no_list_of_hooks(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith('Hooks will be executed in')
+
+
+def _megabytes(path: Path) -> str:
+    return f'{path.stat().st_size / 1e6:.0f} MB'
