@@ -403,7 +403,12 @@ def test_what_is_refused():
     )
     with DefaultScope.overwrite_default_scope('mmdet'), torch.device('meta'):
         model = MODELS.build(cascade.model)
-    assert 'CascadeRoIHead' in explain_refusal(model)
+    assert not explain_refusal(model)
+    model.roi_head.bbox_head[0].reg_class_agnostic = False
+    assert 'boxes for each class between its stages' in explain_refusal(model)
+    model.roi_head.bbox_roi_extractor[1].roi_layers[0].pool_mode = 'max'
+    model.roi_head.bbox_head[0].reg_class_agnostic = True
+    assert 'RoIAlign of the bbox_roi_extractor' in explain_refusal(model)
 
 
 def test_requests_that_are_refused():
