@@ -19,12 +19,14 @@ sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
 
 import families
 
+from mmcare import mmcv_ext
 from mmcare.export import export_model, load_model, open_exported
+from mmcare.export.errors import ExportError
 from mmcare.export.graph import build_graph
 from mmcare.export.images import draw_images
 from mmcare.export.in_toolbox import replaced_part
 from mmcare.export.pipelines import fit_config
-from mmcare.export.rewrites import export_program
+from mmcare.export.rewrites import LITERT, export_program, with_torchvision
 from mmcare.export.tasks.base import OutputFormat
 from mmcare_runtime.results import read_results
 
@@ -130,6 +132,38 @@ def test_encodings_of_positions_are_constants(tmp_path):
     assert deviation(model.task(image), graph.network(image)) < 1e-5
     names = {str(node.target) for node in graph.program.graph.nodes}
     assert not names & {'aten.sin.default', 'aten.floor_divide.default', 'aten.cumsum.default'}
+
+
+class Deformed(torch.nn.Module):
+    """Both deformable convolutions of MMCV, of which one samples in two groups."""
+
+    def __init__(self):
+        from mmcv.ops import DeformConv2d, ModulatedDeformConv2dPack
+
+        super().__init__()
+        self.offsets = torch.nn.Conv2d(3, 2 * 9, 3, 2, 1)
+        self.first = DeformConv2d(3, 8, 3, 2, 1)
+        self.second = ModulatedDeformConv2dPack(8, 6, (3, 1), 1, (1, 0), deform_groups=2)
+        torch.nn.init.normal_(self.second.conv_offset.weight)
+
+    def forward(self, image):
+        return (self.second(self.first(image, 3 * self.offsets(image))),)
+
+
+def test_deformable_convolutions(monkeypatch, tmp_path):
+    """They are one operator in ONNX, from opset 19 on, and plain operators elsewhere."""
+    pytest.importorskip('mmcv.ops')
+    for name in ('deform_conv', 'modulated_deform_conv'):
+        monkeypatch.setattr(sys.modules[f'mmcv.ops.{name}'], 'ext_module', mmcv_ext)
+    model, image = odd_model(Deformed().eval(), ['map']), torch.randn(1, 3, 14, 11)
+    program = export_program(model.task, image)
+    plain = program.run_decompositions(with_torchvision(LITERT))
+    assert 'deform' in str(program.graph) and 'deform' not in str(plain.graph)
+    assert deviation(model.task(image), plain.module()(image)) < 1e-5
+    report = export_model(model, tmp_path, (14, 11), ('onnx',))['onnx']
+    assert report['opset'] == 19 and report['max_rel_error']['random'] < 1e-5
+    with pytest.raises(ExportError, match='opset=19'):
+        export_model(model, tmp_path, (14, 11), ('onnx',), opset=18)
 
 
 class Windows(torch.nn.Module):
