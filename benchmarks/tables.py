@@ -180,7 +180,7 @@ def letterboxes() -> list[Row]:
 
 def int8_onnx() -> list[Row]:
     """boards.md: Mask R-CNN in int8."""
-    table = pd.DataFrame(read('int8_onnx_1.0.0.json')['rows']).set_index(['precision', 'engine'])
+    table = pd.DataFrame(read('int8_onnx_1.1.0.json')['rows']).set_index(['precision', 'engine'])
     rows: list[Row] = []
     for precision in ('float32', 'int8'):
         cells = [table.loc[precision, engine] for engine in ('onnxruntime', 'openvino')]
@@ -356,20 +356,37 @@ def sweep() -> list[Row]:
     ]
 
 
-def int8_latencies() -> list[Row]:
-    """boards.md: float32 and int8 in two engines."""
-    times = read('latency_openvino_1.0.0.json')['milliseconds']
-    medians = {engine: pd.DataFrame(times[engine]).median() for engine in times}
-    return [
-        [
-            latency.PEERS['label'][key],
-            *(
-                f'{medians[engine][key]:.0f}, {medians[f"{engine}-int8"][key]:.0f}'
-                for engine in ('onnxruntime', 'openvino')
-            ),
-        ]
-        for key in ('s0', 's1', 'mobilenetv4_m', 'repvit_m1_1')
+def engines() -> list[Row]:
+    """latency.md: times of networks, engines and precisions as shares of ONNX Runtime's."""
+    ((_, rows),) = find_tables(latency.engines_table(read('latency_engines_1.1.0.json')))
+    return rows
+
+
+def int8_operators() -> list[Row]:
+    """boards.md: what is quantized, time and noise in two networks."""
+    wanted = {
+        'convolutions': 'convolutions',
+        'convolutions and `Concat`: the default': '+ Concat',
+        'also `Add`': '+ Add, Concat',
+        'also `Split` and `Slice`': '+ Add, Concat, Split, Slice',
+        'also GELU': '+ these and Gelu',
+        '`--int8-for tensorrt`': 'for TensorRT',
+    }
+    tables = [
+        pd.DataFrame(read(f'int8_operators_{name}_1.1.0.json')['rows']).set_index(
+            ['quantized', 'engine']
+        )
+        for name in ('s0', 'demo')
     ]
+    rows: list[Row] = []
+    for label, name in wanted.items():
+        row = [label]
+        for engine in ('onnxruntime', 'openvino'):
+            known = name in tables[0].xs(engine, level='engine').index
+            row.append(f'{tables[0].loc[(name, engine), "x float32"]:.2f}' if known else '')
+        decibels = [min(table.loc[(name, 'onnxruntime'), 'dB']) for table in tables]
+        rows.append([*row, *map('{:.1f}'.format, decibels)])
+    return rows
 
 
 def device() -> list[Row]:
@@ -584,6 +601,10 @@ FORMATS = 'onnx', 'litert', 'executorch', 'coreml', 'ncnn'
 RIVALS = ' | onnxruntime | openvino'
 TIMES = 'class | backbone | top-1, %'
 AVX512 = 'onnxruntime | xnnpack | xnnpack-int8'
+ENGINES = (
+    'x onnxruntime | onnxruntime | onnxruntime-int8 | openvino | openvino-bf16 | openvino-int8 | '
+    'xnnpack | xnnpack-int8 | litert | litert-int8 | ncnn'
+)
 RUN = 'minus CARE-S0 | parameters, M | GMACs | time, x CARE-S0'
 COUNTS = 'Parameters | GMACs | Backbone parameters | Backbone GMACs'
 ONE_STAGE = ('parameters', 'gmacs', 'backbone', 'backbone_gmacs', 'ours')
@@ -599,7 +620,10 @@ RECORDED: dict[Name, Callable[[], list[Row]]] = {
     ): public_sets,
     ('docs/app.md', 'model | input | top left | `center` | stretched | smoothed'): letterboxes,
     ('docs/boards.md', ' | MB | box AP, mask AP in ONNX Runtime | in OpenVINO'): int8_onnx,
-    ('docs/boards.md', ' | ONNX Runtime: float32, int8 | OpenVINO: float32, int8'): int8_latencies,
+    (
+        'docs/boards.md',
+        'in 8 bits | time in ONNX Runtime | time in OpenVINO | dB, CARE-S0 | dB, the demo',
+    ): int8_operators,
     (
         'docs/boards.md',
         ' | installed, MB | seconds to the first result | memory after the first result, MB | '
@@ -644,6 +668,7 @@ RECORDED: dict[Name, Callable[[], list[Row]]] = {
     ('docs/latency.md', f' | {AVX512} | litert | litert-int8'): partial(
         latencies, 'latency_1.0.0rc5.json', 1
     ),
+    ('docs/latency.md', ENGINES): engines,
     ('docs/latency.md', ' | ExecuTorch | ONNX Runtime'): operators,
     ('docs/latency.md', 'side, pixels | 256 | 384 | 512 | 768'): sweep,
     (

@@ -200,10 +200,6 @@ def print_reports(reports: Mapping[str, Mapping[str, Any]], out_dir: Path) -> No
     for report in [*reports.values()][:1]:
         height, width = report['shape']
         print(f'Written to {out_dir}, for images of height {height} and width {width}')
-        if report['part'] == 'model':
-            print(
-                f'To draw results: python -m mmcare_runtime {out_dir / report["file"]} PICTURE ...'
-            )
 
 
 def main() -> None:
@@ -242,6 +238,10 @@ def main() -> None:
     print_reports(reports, arguments.out_dir)
     if log:
         print(f'What other libraries print is in {log}')
+    first = next(iter(reports.values()))
+    if first['part'] == 'model':
+        file = arguments.out_dir / first['file']
+        print(f'To draw results: python -m mmcare_runtime {file} PICTURE ...')
 
 
 if __name__ == '__main__':

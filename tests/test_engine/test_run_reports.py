@@ -50,7 +50,8 @@ def test_a_picture_that_cannot_be_drawn_does_not_end_the_run(tmp_path, logged):
     hook = PlotHook()
     hook.before_train(runner)
     hook.before_val_epoch(runner)
-    hook.after_val_iter(runner, 0, None, [sample(tmp_path / 'gone.png')])
+    for outputs in (None, dict(loss=1), [torch.zeros(2)], [sample(tmp_path / 'gone.png')]):
+        hook.after_val_iter(runner, 0, None, outputs)
     hook.after_val_epoch(runner, {})
     ((level, text),) = logged
     assert level == 'WARNING' and text.startswith('predictions.png was not drawn: FileNotFound')

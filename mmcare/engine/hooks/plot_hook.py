@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from mmengine.dist import is_main_process
 from mmengine.logging import print_log
+from mmengine.structures import BaseDataElement
 
 from mmcare.engine.hooks import SwitchableHook
 from mmcare.files import moved_into_place
@@ -88,13 +89,14 @@ class PlotHook(SwitchableHook):
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         """Keep a few samples, without objects of low scores."""
-        if not self.enabled or not self._is_training:
+        if not self.enabled or not self._is_training or not isinstance(outputs, Sequence):
             return
         batches = getattr(runner.val_dataloader, '__len__', lambda: self.pictures)()
         number = min(self.pictures, batches)
         if batch_idx in {place * batches // number for place in range(number)}:
             for sample in outputs[: -(-self.pictures // number)]:
-                self._samples.append(keep(sample, self.score_thr))
+                if isinstance(sample, BaseDataElement):  # other projects have other results
+                    self._samples.append(keep(sample, self.score_thr))
 
     def after_val_epoch(self, runner: Any, metrics: Mapping[str, Any] | None = None) -> None:
         """Draw both pictures."""
