@@ -583,7 +583,7 @@ def families() -> list[Row]:
         is_classifier = of['onnx']['toolbox'] == 'mmpretrain'
         agreement = '–' if pd.isna(equal) else f'{equal:.0e}' if is_classifier else f'{equal:.2f}'
         row = [name, f'`{Path(config).name}`', agreement]
-        for format_name in FORMATS:
+        for format_name in FAMILY_FORMATS:
             cell = of.get(format_name, {})
             errors = [cell.get(key) for key in ('error', 'float16')]
             row.append(', '.join(f'{x:.0e}' for x in errors if x is not None and x == x) or '–')
@@ -597,7 +597,7 @@ def reasons() -> list[Row]:
     return table[['family', 'format', 'reason']].to_numpy().tolist()
 
 
-FORMATS = 'onnx', 'litert', 'executorch', 'coreml', 'ncnn'
+FAMILY_FORMATS = 'onnx', 'litert', 'executorch', 'coreml', 'ncnn'
 RIVALS = ' | onnxruntime | openvino'
 TIMES = 'class | backbone | top-1, %'
 AVX512 = 'onnxruntime | xnnpack | xnnpack-int8'
