@@ -406,7 +406,7 @@ def device() -> list[Row]:
 
 
 def gpu_recipes() -> list[Row]:
-    """multi_gpu.md: steps of recipes on a GPU; hours are for 12 epochs of COCO."""
+    """gpu_figures.md: steps of recipes on a GPU; hours are for 12 epochs of COCO."""
     precisions = dict(fp32='float32', fp16='float16', bf16='bfloat16')
     rows: list[Row] = []
     for row in read('gpu_h200_1.0.0.jsonl'):
@@ -432,7 +432,7 @@ def gpu_recipes() -> list[Row]:
 
 
 def gpu_backbones() -> list[Row]:
-    """multi_gpu.md: steps of backbones on a GPU."""
+    """gpu_figures.md: steps of backbones on a GPU."""
     names = dict(s0='S0', s1='S1', s2='S2', repvit_m1_1='RepViT-M1.1')
     names['mobilenetv4_conv_medium'] = 'MobileNetV4-Conv-M'
     precisions = dict(fp32='float32', bf16='bfloat16', fp16='float16')
@@ -490,7 +490,7 @@ def memory() -> list[Row]:
 
 
 def kernels() -> list[Row]:
-    """multi_gpu.md: what counts.py counts."""
+    """gpu_figures.md: what counts.py counts."""
     names = dict(s0='CARE-S0', s1='CARE-S1', s2='CARE-S2', repvit_m1_1='RepViT-M1.1')
     names |= dict(mobilenetv4_conv_medium='MobileNetV4-Conv-M', resnet50='ResNet-50')
     names['swin_tiny_patch4_window7_224'] = 'Swin-T'
@@ -672,17 +672,17 @@ RECORDED: dict[Name, Callable[[], list[Row]]] = {
     ('docs/latency.md', ' | ExecuTorch | ONNX Runtime'): operators,
     ('docs/latency.md', 'side, pixels | 256 | 384 | 512 | 768'): sweep,
     (
-        'docs/multi_gpu.md',
+        'docs/gpu_figures.md',
         'recipe | precision | images in a step | ms a step | ms an image | GPU computes, ms | '
         'GiB | hours on 1 GPU | on 8 GPUs',
     ): gpu_recipes,
     (
-        'docs/multi_gpu.md',
+        'docs/gpu_figures.md',
         'network | precision | layout | ms | GPU computes, ms | kernels | graph, ms | GiB',
     ): gpu_backbones,
     ('docs/multi_gpu.md', "backbone | image | `False` | `'activations'` | `True`"): memory,
     (
-        'docs/multi_gpu.md',
+        'docs/gpu_figures.md',
         'network | float32: kernels | float32: GB moved | bfloat16: kernels | bfloat16: GB moved',
     ): kernels,
     (
@@ -774,6 +774,8 @@ STATED: set[Name] = {
         'docs/multi_gpu.md',
         'GPUs | COCO, Mask R-CNN | ADE20K, Semantic FPN | ADE20K, UperNet | ImageNet',
     ),
+    ('docs/multi_gpu.md', 'folder | why'),
+    ('docs/multi_gpu.md', 'backend | COCO | ADE20K | ImageNet'),
     ('docs/multi_gpu.md', 'setting | what to know'),
     ('docs/paper.md', " | the paper's text | the released network, and mmcare's"),
     ('docs/recipes.md', 'setting | `configs/imagenet` | paper, 4.1 | released script'),

@@ -16,11 +16,14 @@ from mmcare.models.loading import name_arch
 from mmcare.version import __version__
 from mmcare.weights import names
 from mmcare.weights.reading import (
+    RUNS,
     CheckpointError,
     load_from_mmcare,
     load_weights,
     local_file,
     read_checkpoint,
+    runs_of,
+    weights_of,
     write_checkpoint,
 )
 from mmcare.weights.strict import check_weights, load_strictly
@@ -42,7 +45,8 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
         OSError: If the source does not exist or the destination cannot be written.
     """
     file = local_file(source)
-    converted = load_weights(file)  # under the names of a classifier
+    content = load_from_mmcare(file, 'cpu')
+    converted = weights_of(content, file)  # under the names of a classifier
     state = names.of_backbone(converted)
     state = {k: v for k, v in state.items() if k.startswith(names.BACKBONE_PARTS)}
     direction = 'as the checkpoint of an MM classifier'
@@ -58,7 +62,9 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
     if arch is None:
         raise CheckpointError(f'{source} does not contain the backbone of an s0, s1 or s2')
     check_weights(CARE(arch), state, '', source)
-    meta = dict(mmcare_version=__version__, source=Path(source).name, arch=arch)
+    meta: dict[str, Any] = dict(mmcare_version=__version__, source=Path(source).name, arch=arch)
+    if runs := runs_of(content):
+        meta[RUNS] = runs
     write_checkpoint(dict(meta=meta, state_dict=converted), destination)
     return f'Wrote {destination} {direction}: CARE({arch!r}) of {source}.'
 

@@ -40,7 +40,7 @@ def moved_into_place(path: Path) -> Iterator[Path]:
 
     A file replaces a file, a directory a directory. Files are synced before they are renamed, and
     the rename is synced as well, so that neither a kill nor a power cut leaves half a file. A
-    killed process can leave a directory ``.<name>.<random>.tmp`` next to ``path``; if a directory
+    killed process can leave a directory ``.<name>.*.tmp`` next to ``path``; if a directory
     was being replaced, the old one may be in there.
     """
     with temporary_beside(path) as temporary:

@@ -4,22 +4,48 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
+from socket import gethostname
 from tempfile import mkdtemp
 from typing import Iterator
 
 
 @contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name in a new hidden folder beside a path, and remove the folder."""
+    """Yield a path of the same name in a new hidden folder beside a path, and remove the folder.
+
+    The folder's name says which process made it: ``.<name>.<host>~<process>.<random>.tmp``.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder = mkdtemp(prefix=f'.{path.name}.', suffix='.tmp', dir=str(path.parent))
+    prefix = f'.{path.name}.{host()}~{os.getpid()}.'
+    folder = mkdtemp(prefix=prefix, suffix='.tmp', dir=str(path.parent))
     try:
         yield Path(folder, path.name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def host() -> str:
+    """Return a name of this machine, or of the container in it that numbers its own processes."""
+    numbers = '/proc/self/ns/pid'
+    space = os.stat(numbers).st_ino if os.path.exists(numbers) else 0
+    return re.sub('[^A-Za-z0-9-]', '-', gethostname())[:64] + f'-{space}'
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process of this :func:`host` is alive; True if that cannot be found out."""
+    if os.name != 'posix':
+        return True
+    try:
+        os.kill(process, 0)  # which sends nothing
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's; no number of a process
+        return True
+    return True
 
 
 def move(temporary: Path, path: Path, overwrite: bool = False) -> Path:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from threading import Thread
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Dict, Tuple
 
@@ -341,8 +344,20 @@ def seed_generators(dataset: Any, seed: int) -> None:
 
 
 def seed_worker(worker_id: int, **options: Any) -> None:
-    """Seed a worker of a dataloader as MMEngine does, and call :func:`seed_generators`."""
+    """Seed a worker of a dataloader as MMEngine does, and call :func:`seed_generators`.
+
+    The worker ends within five seconds if its parent is killed. PyTorch's own check does not see it
+    while the worker waits for somebody to take its batches.
+    """
+    Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     worker_init_fn(worker_id, **options)
     info = get_worker_info()
     if info is not None:
         seed_generators(info.dataset, torch.initial_seed() % 2**32)
+
+
+def end_with_parent(parent: int, seconds: float = 5) -> None:
+    """End this process when it has another parent; look for it at intervals of some seconds."""
+    while os.getppid() == parent:
+        time.sleep(seconds)
+    os._exit(1)

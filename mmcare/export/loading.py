@@ -16,7 +16,7 @@ from mmcare.deployment import ARCHS, find_backbone, fuse_all
 from mmcare.export.pipelines import name_steps, read_padding
 from mmcare.export.tasks import PARTS, Task, make_task
 from mmcare.weights.names import is_fused, of_backbone
-from mmcare.weights.reading import check_exists, load_weights
+from mmcare.weights.reading import check_exists, load_from_mmcare, runs_of, weights_of
 from mmcare.weights.strict import check_weights, load_strictly, select
 
 
@@ -152,8 +152,8 @@ def load_model(
     if normalization is not None:
         normalization = normalization.expand(task.info.in_channels)
     if checkpoint is not None:
-        _load(task, checkpoint, backbone)
-        return LoadedModel(name, Path(checkpoint).name, task, normalization, config)
+        metadata = _load(task, checkpoint, backbone)
+        return LoadedModel(name, Path(checkpoint).name, task, normalization, config, metadata)
     for key, parameter in task.named_parameters():
         if key.endswith('gamma') or 0 < parameter.abs().max() < SMALL_SCALE:
             parameter.fill_(0.1)  # a layer scale, which would hide wrong blocks
@@ -189,15 +189,23 @@ def read_normalization(config: Config) -> Normalization | None:
     return normalization.expand(len(padding or mean))
 
 
-def _load(task: Task, checkpoint: str | os.PathLike, backbone: str) -> None:
+def _load(task: Task, checkpoint: str | os.PathLike, backbone: str) -> dict[str, Any]:
     """Load all weights; if the weights are fused, fuse the network first.
 
     ``backbone`` is the name of the backbone in the config's model.
+
+    Returns:
+        What the checkpoint says of the run that trained it, for descriptions.
     """
-    state = load_weights(checkpoint)
+    content = load_from_mmcare(checkpoint, 'cpu')
+    state = weights_of(content, checkpoint)
     if is_fused(state):
         fuse_all(task)
     if task.part == 'backbone':
         state = select(state, f'{backbone}.') or of_backbone(state)
         state = check_weights(task.backbone, state, '', checkpoint)
     load_strictly(task.model, state, checkpoint)
+    runs = runs_of(content)
+    # The command has paths, which are nobody's business on a device.
+    training = {k: value for k, value in runs[-1].items() if k != 'command'} if runs else {}
+    return dict(training=training) if training else {}

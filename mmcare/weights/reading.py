@@ -35,6 +35,7 @@ from mmcare.weights.names import find_published, to_classifier_keys, without_wra
 from mmcare_runtime.text import escape
 
 CHECKSUM = 'mmcare_checksum'  # in the metadata of .safetensors
+RUNS = 'mmcare_runs'  # in the meta of checkpoints: see mmcare.engine.RunRecordHook
 PREFIXES = ('', 'http://', 'https://')  # of names that load_from_mmcare takes
 
 
@@ -48,7 +49,9 @@ class CheckpointError(RuntimeError):
         super().__init__('\n'.join(map(escape, text.split('\n'))))
 
 
-def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> Any:
+def read_checkpoint(
+    filename: str | os.PathLike, map_location: Any = 'cpu', verify: bool = True
+) -> Any:
     """Read a local checkpoint file without running code from it.
 
     - Checksums of the zip container, which ``torch.load`` ignores, are verified, and PyTorch gets a
@@ -60,6 +63,12 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
     - EMA weights of timm replace the others.
     - A file of safetensors, under any name, becomes a dict with ``state_dict`` and ``meta``.
 
+    Args:
+        filename: The file.
+        map_location: As for ``torch.load``.
+        verify: With False, checksums are not compared, and PyTorch reads the file itself, mapped
+            into memory where it can: for a file that another process has verified.
+
     Raises:
         FileNotFoundError: If there is no such file.
         CheckpointError: If the file is damaged or contains something that is not allowed.
@@ -68,7 +77,7 @@ def read_checkpoint(filename: str | os.PathLike, map_location: Any = 'cpu') -> A
     if not path.is_file():
         raise FileNotFoundError(f'{path} is not a file')
     removed: list[str] = []
-    checkpoint, verified = _read(path, map_location, removed)
+    checkpoint, verified = _read(path, map_location, removed, verify)
     if removed:
         more = f' and {len(removed) - 5} more' if len(removed) > 5 else ''
         text = f'Left out while reading {path}, since they are not plain values: '
@@ -95,7 +104,9 @@ def check_exists(filename: str | os.PathLike) -> None:
         raise FileNotFoundError(f'{name} is not a file')
 
 
-def load_from_mmcare(filename: str | os.PathLike, map_location: Any = None) -> Any:
+def load_from_mmcare(
+    filename: str | os.PathLike, map_location: Any = None, verify: bool = True
+) -> Any:
     """Read a local or downloaded checkpoint; MMEngine logs this loader as ``mmcare``.
 
     The weights of a published CARE file get the names of an MM classifier (``backbone.*``,
@@ -104,7 +115,7 @@ def load_from_mmcare(filename: str | os.PathLike, map_location: Any = None) -> A
     Raises:
         OSError: If the file cannot be downloaded. For other errors see :func:`read_checkpoint`.
     """
-    checkpoint = read_checkpoint(local_file(filename), map_location)
+    checkpoint = read_checkpoint(local_file(filename), map_location, verify)
     if not isinstance(checkpoint, dict):
         return checkpoint
     published = find_published(checkpoint)
@@ -117,11 +128,22 @@ def load_from_mmcare(filename: str | os.PathLike, map_location: Any = None) -> A
 
 def load_weights(filename: str | os.PathLike) -> dict[str, Any]:
     """Read the weights of a checkpoint onto the CPU, without the prefixes of wrappers."""
-    checkpoint = load_from_mmcare(filename, 'cpu')
+    return weights_of(load_from_mmcare(filename, 'cpu'), filename)
+
+
+def weights_of(checkpoint: Any, filename: str | os.PathLike) -> dict[str, Any]:
+    """Return the weights of a checkpoint that was read, without the prefixes of wrappers."""
     state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else None
     if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
         raise CheckpointError(f'{filename} does not contain a state dict')
     return without_wrapper(state)
+
+
+def runs_of(checkpoint: Any) -> list[dict[str, Any]]:
+    """Return the records of the runs that trained a checkpoint, see ``RunRecordHook``."""
+    meta = checkpoint.get('meta') if isinstance(checkpoint, dict) else None
+    runs = meta.get(RUNS) if isinstance(meta, dict) else None
+    return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
 
 
 def safe_loader() -> ContextManager[None]:
@@ -189,7 +211,7 @@ def _is_whole(file: Path) -> bool:
     if not file.is_file():
         return False
     try:
-        _read(file, 'cpu', [])
+        _read(file, 'cpu', [], verify=True)
     except CheckpointError as error:
         print_log(f'Downloading again: {error}', logger='current', level=logging.WARNING)
         return False
@@ -221,15 +243,15 @@ def _fetch(address: str, file: Path) -> None:
                 raise OSError(f'the connection ended after {received} of {total} bytes')
 
 
-def _read(path: Path, map_location: Any, removed: list[str]) -> tuple[Any, bool]:
-    """Read a file; return its content, and whether checksums were verified.
+def _read(path: Path, map_location: Any, removed: list[str], verify: bool) -> tuple[Any, bool]:
+    """Read a file; return its content, and whether checksums were verified or need not be.
 
     ``removed`` gets the names and types of what is left out.
     """
     try:
         if _is_safetensors(path):
             return _read_safetensors(path, map_location)
-        return _read_pickle(path, map_location, removed)
+        return _read_pickle(path, map_location, removed, verify)
     except Exception as error:  # damage can raise anything
         reason = str(error).strip().partition('\n')[0]
         text = 'it is damaged or contains more than tensors, plain values and training states'
@@ -248,21 +270,29 @@ def _is_safetensors(path: Path) -> bool:
     return start[8:] == b'{' and int.from_bytes(start[:8], 'little') < path.stat().st_size
 
 
-def _read_pickle(path: Path, map_location: Any, removed: list[str]) -> tuple[Any, bool]:
+def _read_pickle(
+    path: Path, map_location: Any, removed: list[str], verify: bool
+) -> tuple[Any, bool]:
     """Read a file of ``torch.save``; return its object, and whether checksums were verified."""
     with path.open('rb') as file:
         is_archive = torch.serialization._is_zipfile(file)  # as torch.load decides
-    source: Any = path
+    source: Any = str(path)  # PyTorch 2.1 maps no other type
     verified, sizes = False, None
-    if is_archive:
+    if is_archive and verify:
         source, sizes, verified = _copy_archive(path)
+    elif is_archive:
+        with zipfile.ZipFile(path) as archive:
+            records = _find_records(archive, path)
+        sizes, verified = {name: entry.file_size for name, entry in records.items()}, True
     elif tarfile.is_tarfile(path):  # torch.load would unpack it
         raise CheckpointError('it is a tar archive, of PyTorch 0.1')
     if os.environ.get('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '0').lower() in ('1', 'y', 'yes', 'true'):
         raise CheckpointError('unset TORCH_FORCE_WEIGHTS_ONLY_LOAD: mmcare reads more strictly')
     reader = unpickling.pickle_module(sizes)
     # PyTorch 2.1 and later may be configured to map files by default, but not those in memory.
-    options = {'mmap': False} if 'mmap' in signature(torch.load).parameters else {}
+    options: dict[str, Any] = {}
+    if 'mmap' in signature(torch.load).parameters:
+        options['mmap'] = is_archive and not verify
     content = torch.load(source, map_location, reader, weights_only=False, **options)
     content = _without_foreign(content, '', readable_types(), {}, removed)
     if content is _REMOVED:
@@ -287,20 +317,9 @@ def _copy_archive(path: Path) -> tuple[BytesIO, dict[str, int], bool]:
         The copy, the size of each record in bytes, and whether checksums were verified.
     """
     with zipfile.ZipFile(path) as archive:
-        entries = archive.infolist()
-        records = {entry.filename.partition('/')[2]: entry for entry in entries}
-        if 'constants.pkl' in records:  # torch.load would give it to torch.jit
-            raise CheckpointError('it is a TorchScript archive')
-        # torch.save neither compresses nor repeats records: both could make a small file huge in
-        # memory. PyTorch does not tell upper case from lower case.
-        if (
-            len({name.lower() for name in records}) < len(entries)
-            or any(entry.compress_type != zipfile.ZIP_STORED or entry.is_dir() for entry in entries)
-            or sum(entry.file_size for entry in entries) > path.stat().st_size
-        ):
-            raise CheckpointError('it has records as torch.save does not write them')
+        records = _find_records(archive, path)
         # All checksums are 0 after torch.serialization.set_crc32_options(False).
-        verified = any(entry.CRC for entry in entries)
+        verified = any(entry.CRC for entry in records.values())
         sizes, copy = {}, BytesIO()
         with zipfile.ZipFile(copy, 'w') as copied:
             for name, entry in records.items():
@@ -311,6 +330,23 @@ def _copy_archive(path: Path) -> tuple[BytesIO, dict[str, int], bool]:
                 copied.writestr(zipfile.ZipInfo(f'archive/{name}'), content)
     copy.seek(0)
     return copy, sizes, verified
+
+
+def _find_records(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
+    """Return the records of an archive of ``torch.save`` by name; refuse other archives."""
+    entries = archive.infolist()
+    records = {entry.filename.partition('/')[2]: entry for entry in entries}
+    if 'constants.pkl' in records:  # torch.load would give it to torch.jit
+        raise CheckpointError('it is a TorchScript archive')
+    # torch.save neither compresses nor repeats records: both could make a small file huge in
+    # memory. PyTorch does not tell upper case from lower case.
+    if (
+        len({name.lower() for name in records}) < len(entries)
+        or any(entry.compress_type != zipfile.ZIP_STORED or entry.is_dir() for entry in entries)
+        or sum(entry.file_size for entry in entries) > path.stat().st_size
+    ):
+        raise CheckpointError('it has records as torch.save does not write them')
+    return records
 
 
 def _read_safetensors(path: Path, map_location: Any) -> tuple[dict[str, Any], bool]:

@@ -23,6 +23,7 @@ from toy_training import EPOCHS, StopAt, names, saved, train
 from mmcare.engine.hooks.atomic_checkpoint_hook import _plain
 from mmcare.files import lock_directory
 from mmcare.weights.reading import CheckpointError, read_checkpoint, readable_types
+from mmcare_runtime.saving import host
 
 FORK = multiprocessing.get_context('fork')
 HOOK = 'mmcare.engine.hooks.atomic_checkpoint_hook'
@@ -304,3 +305,21 @@ def test_a_test_after_training(tmp_path):
     runner = train(tmp_path / 'run', checkpoint=dict(out_dir=str(tmp_path / 'out')))
     runner.test()
     assert not [path for path in (tmp_path / 'out/run').iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize('locks', [True, False])
+def test_folders_of_killed_runs(tmp_path, monkeypatch, locks):
+    """Those of living processes stay; without locks, also those of other machines."""
+    if not locks:
+        monkeypatch.setattr(f'{HOOK}.lock_directory', lambda *_: None)
+    dead = os.fork()
+    if dead == 0:
+        os._exit(0)
+    os.waitpid(dead, 0)
+    owners = {f'{host()}~{dead}.': True, f'{host()}~{os.getpid()}.': False, 'node9~1.': locks}
+    owners['elsewhere'] = locks  # of mmcare 1.0.0
+    folders = {tmp_path / f'.epoch_1.pth.{owner}x.tmp': gone for owner, gone in owners.items()}
+    for folder in folders:
+        folder.mkdir()
+    train(tmp_path, hooks=[StopAt(0)])
+    assert {folder: not folder.exists() for folder in folders} == folders

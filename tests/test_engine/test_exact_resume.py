@@ -1,8 +1,10 @@
 """A resumed run ends with the weights of an uninterrupted one, or says why it cannot."""
 
 import copy
+import os
 import random
 import re
+import signal
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from toy_training import EPOCHS, ITERATIONS, Model, Numbers, StopAt, build, saved, train
 
+from mmcare.engine.training_state import end_with_parent
 from mmcare.weights.reading import CheckpointError
 
 PLAIN_SGD = dict(state={}, param_groups=[dict(momentum=0)])
@@ -630,3 +633,18 @@ def test_an_optimizer_without_gradients(tmp_path, trains):
         refused = pytest.raises(CheckpointError, match='state of the optimizer is missing')
         with refused if trains and resume else nullcontext():
             train(tmp_path, hooks=[StopAt(5 + resume)], resume=resume, **options)
+
+
+def test_workers_end_with_a_killed_parent():
+    """Also while nobody takes their batches."""
+    end, kept = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        parent = os.getpid()
+        if os.fork() == 0:
+            end_with_parent(parent, 0.1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(kept)  # the child of the child has the last copy
+    os.waitpid(parent, 0)
+    assert os.read(end, 1) == b''
+    os.close(end)

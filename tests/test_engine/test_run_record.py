@@ -3,10 +3,15 @@
 import hashlib
 
 import torch
+from helpers import THIN, newer, random_backbone
+from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from toy_training import Numbers, StopAt, train
 
 import mmcare
+from mmcare.convert import convert_checkpoint
+from mmcare.models import CARE
+from mmcare.weights.reading import read_checkpoint
 
 RECORD = dict(type='mmcare.RunRecordHook')
 
@@ -40,3 +45,19 @@ def test_runs_are_recorded(tmp_path, logged):
     texts = [text for _, text in logged if text.startswith('This run:')]
     assert len(texts) == 3 and digest in texts[0]
     assert [run['weights'] for run in runs] == [{}, {}]
+
+
+@newer
+def test_exports_and_conversions_keep_the_record(tmp_path, monkeypatch):
+    """Without the command: it has paths of the machine that trained."""
+    from mmcare.export import load_model
+
+    monkeypatch.setitem(CARE.arch_zoo, 'thin', THIN)
+    runs = [dict(command='a'), dict(command='python /home/me', versions=dict(torch='2.0'))]
+    state = dict(meta=dict(mmcare_runs=runs), state_dict=random_backbone().state_dict())
+    torch.save(state, tmp_path / 'trained.pth')
+    convert_checkpoint(tmp_path / 'trained.pth', tmp_path / 'published.pth')
+    assert read_checkpoint(tmp_path / 'published.pth')['meta']['mmcare_runs'] == runs
+    Config(dict(model=dict(type='mmcare.CARE', arch=THIN))).dump(tmp_path / 'config.py')
+    loaded = load_model(tmp_path / 'config.py', tmp_path / 'trained.pth')
+    assert loaded.metadata == dict(training=dict(versions=dict(torch='2.0')))

@@ -317,16 +317,30 @@ def test_shared_containers_are_visited_once(tmp_path):
     assert found['nested'] is found['again'] and found['nested']['b'][0] is found['nested']['a']
 
 
-def test_other_archives_are_refused(tmp_path, state):
+@pytest.mark.parametrize('verify', [True, False])
+def test_other_archives_are_refused(tmp_path, state, verify):
     """torch.load gives TorchScript to torch.jit.load, and unpacks tar archives."""
     file = tmp_path / 'file.pth'
     torch.jit.script(nn.Linear(1, 1)).save(file)
     with pytest.raises(CheckpointError, match='TorchScript'):
-        read_checkpoint(file)
+        read_checkpoint(file, verify=verify)
     with tarfile.open(file, 'w') as archive:
         archive.add(save(state, tmp_path / 'inner'), 'storages')
     with pytest.raises(CheckpointError, match='tar archive'):
         read_checkpoint(file)
+
+
+def test_a_file_that_another_process_has_verified(tmp_path):
+    """It is not verified again; code in it still does not run."""
+    state = dict(weights=torch.arange(5.0), step=3)
+    file = save(state, tmp_path / 'good')
+    content = file.read_bytes()
+    found = read_checkpoint(file, verify=False)
+    assert found['step'] == 3 and torch.equal(found['weights'], state['weights'])
+    found['weights'].zero_()
+    assert file.read_bytes() == content  # a mapped file keeps its content
+    with pytest.raises(CheckpointError, match='eval'):
+        read_checkpoint(save(Call(eval, ('1',)), tmp_path / 'called'), verify=False)
 
 
 @has_list

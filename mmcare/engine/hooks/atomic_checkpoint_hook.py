@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
 from pathlib import Path
@@ -22,10 +23,11 @@ from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
 from mmcare.weights.reading import CheckpointError, load_from_mmcare, loader, readable_types
 from mmcare.weights.strict import find_not_finite
+from mmcare_runtime.saving import host, is_alive
 from mmcare_runtime.text import escape
 
 ATOMIC = 'mmcare.atomic'  # name of the backend below
-WAIT = 30  # seconds for another run to end; a killed run's dataloaders end after 5
+WAIT = 100  # seconds for another run to end: NFS keeps the lock of a lost machine for 90
 KEPT, OUTDATED = 'keep_ckpt_ids', 'outdated_ckpts'  # in the message hub; the first is MMEngine's
 _DROPPED = object()
 
@@ -50,7 +52,7 @@ class AtomicCheckpointHook(CheckpointHook):
     replace no others.
 
     A run locks the file ``.lock`` in its folder, since two runs in one folder would replace and
-    delete each other's checkpoints. A second run waits for half a minute, since a killed run may
+    delete each other's checkpoints. A second run waits for 100 seconds, since a killed run may
     still be ending, and then raises an error. Windows and some network disks have no such locks.
 
     Checkpoints contain tensors and plain values only, so ``torch.load(file, weights_only=True)``
@@ -114,9 +116,9 @@ class AtomicCheckpointHook(CheckpointHook):
                 path, content = self._find_good(runner)
             except CheckpointError as error:
                 fault = str(error)
-        choice: list[Any] = [(path, fault)]
+        choice: list[Any] = [(path, fault, _identify(path))]
         broadcast_object_list(choice)
-        path, fault = choice[0]
+        path, fault, identity = choice[0]
         if fault:
             raise CheckpointError(fault)
         if path is None:
@@ -128,6 +130,8 @@ class AtomicCheckpointHook(CheckpointHook):
                 f'cannot resume, since the ranks do not see the same files in {self._folder}: '
                 f'{ranks}. Let all machines share the folder, or copy the checkpoint to all of them'
             )
+        if path is not None and content is None and _identify(path) == identity:
+            content = load_from_mmcare(path, 'cpu', verify=False)  # the main process did that
         return path, content
 
     def _come_last(self, runner: Any) -> None:
@@ -150,9 +154,7 @@ class AtomicCheckpointHook(CheckpointHook):
         if is_main_process():
             for path in filter(None, map(self._find, info.get(OUTDATED, []))):
                 Path(path).unlink(missing_ok=True)
-            for left in self._folder.glob('.*.tmp') if self._lock else ():
-                if re.fullmatch(rf'\.(best_.+_)?{self._pattern()}\.[^.]+\.tmp', left.name):
-                    shutil.rmtree(left, ignore_errors=True)  # see moved_into_place
+            self._remove_left()
         # The backend's list itself, so that a checkpoint names the files to delete after it.
         runner.message_hub.update_info(OUTDATED, self.backend_args['files']['outdated'])
         if runner.iter == 0:  # not resumed
@@ -289,6 +291,24 @@ class AtomicCheckpointHook(CheckpointHook):
             )
         return None, None
 
+    def _remove_left(self) -> None:
+        """Remove the folders in which killed runs wrote, see :func:`temporary_beside`.
+
+        Without a lock, only those of processes that ran on this machine and are gone.
+        """
+        assert self._folder is not None
+        owner = r'((?P<host>[^.~]+)~(?P<process>[0-9]+)\.)?'  # mmcare 1.0.0 wrote none
+        pattern = rf'\.(best_.+_)?{self._pattern()}\.{owner}[^.]+\.tmp'
+        for left in self._folder.glob('.*.tmp'):
+            name = re.fullmatch(pattern, left.name)
+            if name is None:
+                continue
+            is_ours = name['host'] == host()
+            if is_ours and is_alive(int(name['process'])):
+                continue
+            if is_ours or self._lock:
+                shutil.rmtree(left, ignore_errors=True)
+
     def _validates_now(self, loop: Any) -> bool:
         """Return whether a loop validates at the step that it has reached."""
         if not isinstance(loop, EpochBasedTrainLoop if self.by_epoch else IterBasedTrainLoop):
@@ -306,6 +326,14 @@ def repeats_validation(runner: Any) -> bool:
         [getattr(scheduler, 'need_val_args', False) for part in parts for scheduler in part]
         + [isinstance(hook, EarlyStoppingHook) for hook in runner.hooks]
     )
+
+
+def _identify(path: str | None) -> tuple[int, int, int] | None:
+    """Return what tells a file from its copies on the disks of other machines."""
+    if path is None or not os.path.isfile(path):
+        return None
+    state = os.stat(path)
+    return state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def _hand_over(runner: Any, content: Any) -> None:

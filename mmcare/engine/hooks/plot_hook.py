@@ -203,7 +203,7 @@ def _show(
 
     if f'{part}_sem_seg' in sample:
         labels = sample.get(f'{part}_sem_seg').data[0].numpy()
-        axis.imshow(colours[labels], alpha=0.6)
+        axis.imshow(colours[labels], alpha=0.5)
         return [int(label) for label in np.unique(labels) if label < len(classes)]
     if f'{part}_label' in sample:
         names = [classes[label] for label in sample.get(f'{part}_label').tolist()]

@@ -10,8 +10,8 @@ from mmengine.runner import BaseLoop
 from mmcare.engine import run_record
 from mmcare.engine.hooks import SwitchableHook
 from mmcare.registry import HOOKS
+from mmcare.weights.reading import RUNS, runs_of
 
-RUNS = 'mmcare_runs'  # in the meta of checkpoints
 WINDOW = 10  # iterations whose times are averaged
 WORK_DIR = 'work_dir, whose checkpoints a resume needs'
 INTENDED = 'version of', 'commit of', WORK_DIR
@@ -49,11 +49,8 @@ class RunRecordHook(SwitchableHook):
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Take over the records of the run that is resumed."""
-        if not self.enabled or not runner._resume:
-            return
-        meta = checkpoint.get('meta')
-        if isinstance(meta, dict):
-            self._runs = [run for run in meta.get(RUNS) or () if isinstance(run, dict)]
+        if self.enabled and runner._resume:
+            self._runs = runs_of(checkpoint)
 
     def before_train(self, runner: Any) -> None:
         """Log what the run consists of, and compare the ranks."""

@@ -46,7 +46,7 @@ class RunSummaryHook(SwitchableHook):
         text = f'{type(model).__name__}: {millions:.1f} M parameters; {runner.max_iters} iterations'
         length = getattr(runner.train_dataloader, '__len__', lambda: 0)()
         if length:
-            text += f', {runner.max_iters / length:.3g} epochs of {length}'
+            text += f', {length} in an epoch'
         print_log(text, logger='current')
         if ((runner.cfg.get('model') or {}).get('backbone') or {}).get('from_scratch'):
             text = 'From scratch, {} to {} iterations were run on the sets of docs/results.md'
@@ -68,7 +68,7 @@ def _summarize(runner: Any) -> Iterator[str]:
     best, last = (Path(info.get(key) or '') for key in (f'best_ckpt{suffix}', 'last_ckpt'))
     if best.is_file():
         unit, number = best.stem.split('_')[-2:]  # epoch or iter
-        yield f'Best {metrics[0]}: {info[f"best_score{suffix}"]:.3f}, after {unit} {number}'
+        yield f'Best {metrics[0]}: {info[f"best_score{suffix}"]:.4g}, after {unit} {number}'
     pictures = [Path(runner.work_dir, name) for name in (CURVES, PREDICTIONS)]
     if shown := ', '.join(_shorten(path) for path in pictures if path.is_file()):
         yield f'Look at: {shown}'
