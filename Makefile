@@ -194,7 +194,7 @@ ARM_LIBRARIES := libc6 libexpat1 libffi8 libgcc-s1 libgomp1 libstdc++6 zlib1g
 ARM_PYTHON := python3.11-minimal libpython3.11-minimal libpython3.11-stdlib $(ARM_LIBRARIES)
 ARM_APT = apt-get -q -o APT::Architecture=arm64 -o APT::Architectures::=arm64 -o Dir::State=$(abspath $(ARM)) \
 	-o Dir::State::status=/dev/null -o Dir::Cache=$(abspath $(ARM))
-ARM_RUNTIMES := ai-edge-litert|ml_dtypes|ncnn|numpy|onnxruntime|opencv-python
+ARM_RUNTIMES := ai-edge-litert|fastjsonschema|ml_dtypes|ncnn|numpy|onnxruntime|opencv-python
 
 test-arm: $(READY) $(ARM)/.ready ## run exported files on ARM's instructions, emulated (on Debian)
 	$(BIN)/python -m pytest tests/test_export/test_arm.py

@@ -574,6 +574,30 @@ def ablations() -> list[Row]:
     return rows
 
 
+def families() -> list[Row]:
+    """families.md: the largest error in each format, and in float16; agreement with the toolbox."""
+    table, rows = read('families_1.1.0.csv'), []
+    for (name, config), cells in table.groupby(['family', 'config'], sort=False):
+        of = cells.set_index('format').to_dict('index')
+        equal = of['onnx']['equal']
+        is_classifier = of['onnx']['toolbox'] == 'mmpretrain'
+        agreement = '–' if pd.isna(equal) else f'{equal:.0e}' if is_classifier else f'{equal:.2f}'
+        row = [name, f'`{Path(config).name}`', agreement]
+        for format_name in FAMILY_FORMATS:
+            cell = of.get(format_name, {})
+            errors = [cell.get(key) for key in ('error', 'float16')]
+            row.append(', '.join(f'{x:.0e}' for x in errors if x is not None and x == x) or '–')
+        rows.append(row)
+    return rows
+
+
+def reasons() -> list[Row]:
+    """families.md: why a family has no file in a format."""
+    table = read('families_1.1.0.csv').dropna(subset=['reason'])
+    return table[['family', 'format', 'reason']].to_numpy().tolist()
+
+
+FAMILY_FORMATS = 'onnx', 'litert', 'executorch', 'coreml', 'ncnn'
 RIVALS = ' | onnxruntime | openvino'
 TIMES = 'class | backbone | top-1, %'
 AVX512 = 'onnxruntime | xnnpack | xnnpack-int8'
@@ -629,6 +653,11 @@ RECORDED: dict[Name, Callable[[], list[Row]]] = {
         'docs/exported_figures.md',
         'metrics | Mask R-CNN: box AP, mask AP | Semantic FPN: mIoU, pixel accuracy',
     ): exported_metrics,
+    (
+        'docs/families.md',
+        'family | config | as the toolbox | ONNX | LiteRT | ExecuTorch | Core ML | ncnn',
+    ): families,
+    ('docs/families.md', 'family | format | reason'): reasons,
     ('docs/latency.md', f'{TIMES}{RIVALS}'): partial(latencies, 'latency_1.0.0.json', 0),
     ('docs/latency.md', RIVALS): partial(latencies, 'latency_1.0.0.json', 1),
     (

@@ -14,14 +14,14 @@ from __future__ import annotations
 import argparse
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 import mmcv
 import torch
 import torchvision
 from torch import Tensor
 from torch.nn.functional import one_hot
-from torchvision.ops import roi_align
+from torchvision.ops import deform_conv2d, roi_align
 
 __all__ = ['__getattr__']  # all that mmcv/_ext.py needs
 CONTENTS = """# `python -m mmcare.mmcv_ext --remove` deletes this file.
@@ -123,6 +123,109 @@ def sigmoid_focal_loss_backward(
     grad_input.copy_(gradient)
 
 
+def read_pairs(options: Mapping[str, Any], *names: str) -> list[tuple[int, int]]:
+    """Return the options of both axes, height first, by the names of the height's."""
+    return [(options[name], options[name[:-1] + 'Ww'[name[-1] == 'h']]) for name in names]
+
+
+def deform_conv_forward(
+    input: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    output: Tensor,
+    *buffers: Tensor,
+    **options: Any,
+) -> None:
+    """Fill output (N, C, H, W) with the deformable convolution of input (N, c, h, w)."""
+    pairs = read_pairs(options, 'dH', 'padH', 'dilationH')
+    output.copy_(deform_conv2d(input, offset, weight, None, *pairs))
+
+
+def deform_conv_backward_input(
+    input: Tensor,
+    offset: Tensor,
+    grad_output: Tensor,
+    grad_input: Tensor,
+    grad_offset: Tensor,
+    weight: Tensor,
+    *buffers: Tensor,
+    **options: Any,
+) -> None:
+    """Fill grad_input and grad_offset."""
+    pairs = read_pairs(options, 'dH', 'padH', 'dilationH')
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in (input, offset)]
+        output = deform_conv2d(*leaves, weight.detach(), None, *pairs)
+    gradients = torch.autograd.grad(output, leaves, grad_output)
+    grad_input.copy_(gradients[0])
+    grad_offset.copy_(gradients[1])
+
+
+def deform_conv_backward_parameters(
+    input: Tensor,
+    offset: Tensor,
+    grad_output: Tensor,
+    grad_weight: Tensor,
+    *buffers: Tensor,
+    scale: float,
+    **options: Any,
+) -> None:
+    """Add the gradient, times scale, to grad_weight."""
+    pairs = read_pairs(options, 'dH', 'padH', 'dilationH')
+    with torch.enable_grad():
+        weight = torch.zeros_like(grad_weight, requires_grad=True)  # the output is linear in it
+        output = deform_conv2d(input.detach(), offset.detach(), weight, None, *pairs)
+    (gradient,) = torch.autograd.grad(output, weight, grad_output)
+    grad_weight.add_(gradient, alpha=scale)
+
+
+def modulated_deform_conv_forward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ones: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    output: Tensor,
+    columns: Tensor,
+    with_bias: bool,
+    **options: Any,
+) -> None:
+    """Fill output (N, C, H, W) with the deformable convolution whose samples have weights, mask."""
+    pairs = read_pairs(options, 'stride_h', 'pad_h', 'dilation_h')
+    added = bias if with_bias else None
+    output.copy_(deform_conv2d(input, offset, weight, added, *pairs, mask))
+
+
+def modulated_deform_conv_backward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ones: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    columns: Tensor,
+    grad_input: Tensor,
+    grad_weight: Tensor,
+    grad_bias: Tensor,
+    grad_offset: Tensor,
+    grad_mask: Tensor,
+    grad_output: Tensor,
+    with_bias: bool,
+    **options: Any,
+) -> None:
+    """Fill the gradients; that of the bias only if there is one."""
+    pairs = read_pairs(options, 'stride_h', 'pad_h', 'dilation_h')
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in (input, offset, weight, mask)]
+        output = deform_conv2d(*leaves[:3], None, *pairs, leaves[3])
+    gradients = torch.autograd.grad(output, leaves, grad_output)
+    for target, gradient in zip((grad_input, grad_offset, grad_weight, grad_mask), gradients):
+        target.copy_(gradient)
+    if with_bias:
+        grad_bias.copy_(grad_output.sum((0, 2, 3)))
+
+
 def main() -> None:
     """Put the file into the installed mmcv, or take it out again."""
     parser = argparse.ArgumentParser(prog='python -m mmcare.mmcv_ext', description=main.__doc__)
@@ -137,7 +240,10 @@ def main() -> None:
     try:
         if not remove:
             path.write_text(CONTENTS, encoding='utf-8')
-            print(f'{path} written: MMCV calls torchvision for nms, roi_align and the focal loss')
+            print(
+                f'{path} written: MMCV calls torchvision for nms, roi_align, the focal loss and '
+                'deformable convolutions'
+            )
         elif path.exists():
             path.unlink()
             print(f'{path} deleted')

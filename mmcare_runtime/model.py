@@ -311,6 +311,8 @@ def open_exported(
         if reason.startswith(escape(str(path))):
             raise ValueError(reason) from error
         raise ValueError(f'{escape(str(path))} cannot be opened: {reason}') from error
+    if float16 and opened.description.get('float16') is False:
+        raise ValueError(escape(f'{path} is right in float32 only, as its description says'))
     if opened.description:
         match(opened.description, path, opened.input_shape, opened.output_shapes, opened.names)
     return Model(opened.run, opened.input_shape, opened.description, path)

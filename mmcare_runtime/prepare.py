@@ -258,6 +258,11 @@ def resize(
     Without ``fit``, pixels are only made smaller: the test pipeline leaves sizes as they are.
     """
     sides = pixels.shape[:2]
+    if options.get('share'):
+        length = options['share'] * min(sides)
+        top, left = (max(round((side - length) / 2), 0) for side in sides)
+        square = pixels[top : int(top + length), left : int(left + length)]
+        return _resize_to(square, shape, options)
     if options.get('shorter'):
         target = [max(side * options['shorter'] // min(sides), 1) for side in sides]
     else:

@@ -310,10 +310,14 @@ def suppress(
     place: Place,
     test_cfg: Mapping[str, Any],
 ) -> Results:
-    """Move boxes to a picture in an image, clip them, and keep the best after NMS as mmdet does."""
+    """Move boxes to a picture in an image, clip them, and keep the best after NMS as mmdet does.
+
+    They are not clipped if ``clip_border`` is False.
+    """
     top, left, height, width = place
     boxes = boxes - np.array([left, top] * 2, np.float32)
-    boxes = boxes.clip(0, np.array([width, height] * 2, np.float32))
+    if test_cfg.get('clip_border', True):
+        boxes = boxes.clip(0, np.array([width, height] * 2, np.float32))
     large = (boxes[:, 2:] - boxes[:, :2] > test_cfg.get('min_bbox_size', -1)).all(1)
     boxes, scores, labels, rows = boxes[large], scores[large], labels[large], rows[large]
     kept = nms(boxes, scores, labels, test_cfg['nms']['iou_threshold'], test_cfg['max_per_img'])

@@ -19,7 +19,7 @@ def use_ours(monkeypatch):
     """Put our operators in the place of the compiled ones, from the call on."""
 
     def use():
-        for name in ('nms', 'roi_align', 'focal_loss'):
+        for name in ('nms', 'roi_align', 'focal_loss', 'deform_conv', 'modulated_deform_conv'):
             monkeypatch.setattr(sys.modules[f'mmcv.ops.{name}'], 'ext_module', mmcv_ext)
 
     return use
@@ -82,6 +82,54 @@ def test_roi_align_as_compiled(use_ours, monkeypatch, dtype, number, determinist
     torch.testing.assert_close([*results()], expected, rtol=0, atol=1e-5)
 
 
+# Strides, paddings, dilations, groups and groups of offsets.
+CONVOLUTIONS = ((1, 1, 1, 1, 1), (2, 1, 1, 2, 1), ((1, 2), (0, 2), (2, 1), 1, 2), (1, 2, 2, 4, 4))
+
+
+def draw_deformed(case, modulated):
+    """Draw what a deformable convolution takes, and return a function of it."""
+    groups, offset_groups = case[3:]
+    x = torch.randn(2, 8, 7, 6).double()
+    weight, bias = torch.randn(4, 8 // groups, 3, 2).double(), torch.randn(4).double()
+    plain = torch.nn.functional.conv2d(x, weight, None, *case[:4])
+    offset = torch.randn(2, offset_groups * 12, *plain.shape[2:]).double() * 2
+    mask = torch.rand(2, offset_groups * 6, *plain.shape[2:]).double()
+    if not modulated:
+        tensors = x, offset, weight
+        return plain, tensors, lambda x, o, w: ops.deform_conv2d(x, o, w, *case, False, 2)
+    tensors = x, offset, mask, weight, bias
+    return plain, tensors, lambda *tensors: ops.modulated_deform_conv2d(*tensors, *case)
+
+
+@pytest.mark.parametrize('modulated', [False, True])
+@pytest.mark.parametrize('case', CONVOLUTIONS)
+def test_gradients_of_deformable_convolutions(use_ours, case, modulated):
+    use_ours()
+    plain, tensors, compute = draw_deformed(case, modulated)
+    for tensor in tensors:
+        tensor.requires_grad_()
+    assert torch.autograd.gradcheck(compute, tensors)
+    if not modulated:  # without offsets, it is a convolution
+        x, offset, weight = tensors
+        torch.testing.assert_close(compute(x, 0 * offset, weight), plain)
+
+
+@compiled
+@pytest.mark.parametrize('modulated', [False, True])
+@pytest.mark.parametrize('case', CONVOLUTIONS)
+def test_deformable_convolutions_as_compiled(use_ours, case, modulated):
+    _, tensors, compute = draw_deformed(case, modulated)
+
+    def results():
+        leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+        output = compute(*leaves)
+        weights = torch.arange(output.numel()).to(output).cos().reshape(output.shape)
+        return [output.detach(), *torch.autograd.grad((output * weights).sum(), leaves)]
+
+    expected, _ = results(), use_ours()
+    torch.testing.assert_close(results(), expected)
+
+
 def test_focal_loss_as_by_mmdet(use_ours):
     """mmdet computes it by PyTorch on CPUs. MMCV's is for GPUs only."""
     losses = pytest.importorskip('mmdet.models.losses.focal_loss')
@@ -123,7 +171,7 @@ def test_a_missing_operator_is_named(use_ours):
     use_ours()
     boxes = torch.rand(1, 5)
     calls = {
-        'deform_conv_forward': lambda: mmcv_ext.deform_conv_forward(boxes),
+        'carafe_forward': lambda: mmcv_ext.carafe_forward(boxes),
         'offset=1': lambda: ops.nms(boxes[:, :4], boxes[:, 4], 0.5, offset=1),
         "pool_mode='max'": lambda: ops.roi_align(torch.rand(1, 1, 4, 4), boxes, 2, 1.0, 0, 'max'),
     }

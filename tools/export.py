@@ -47,7 +47,7 @@ except KeyboardInterrupt:
     sys.exit(130)
 
 SHOWN = 'file', 'bytes', 'delegates', 'non_delegated_ops', 'max_rel_error', 'sqnr_db', 'runtime'
-SHOWN += 'pictures', 'resize', 'windows', 'names'
+SHOWN += 'pictures', 'resize', 'windows', 'padding', 'names'
 OPTIONS = dict(TASK_OPTIONS)
 for backend in BACKENDS.values():
     OPTIONS |= backend.options

@@ -42,3 +42,7 @@ class ExportError(_Worded, RuntimeError):
     """
 
     reports: Mapping[str, dict[str, Any]] = {}
+
+
+class Float16Error(ExportError):
+    """A file computes what the network computes in float32, but not in float16."""

@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -14,7 +15,7 @@ import torch
 
 from mmcare.export.backends.base import Backend
 from mmcare.export.description import describe_file
-from mmcare.export.errors import ExportError
+from mmcare.export.errors import ExportError, Float16Error
 from mmcare.export.file_check import ExportedFile, check_file, check_results
 from mmcare.export.images import Pictures
 from mmcare.export.loading import LoadedModel
@@ -118,12 +119,26 @@ def run_request(
 def export_format(plan: ExportPlan, backend: Backend, folder: Path) -> dict[str, Any]:
     """Write a file into a folder, check it, and return its report.
 
+    The description of a file that is right in float32 only has ``float16=False``.
+
     Raises:
         ExportError: If the file cannot be converted, or computes something other than PyTorch.
     """
+    try:
+        return _export_checked(plan, backend, folder)
+    except Float16Error as error:
+        LOGGER.warning('%s: only in float32: %s', backend.name, error)
+        plan = replace(plan, request=replace(plan.request, compare_float16=False))
+        report = _export_checked(plan, backend, folder, float16=False)
+        return report | dict(max_rel_error_float16=f'too large: {error}')
+
+
+def _export_checked(
+    plan: ExportPlan, backend: Backend, folder: Path, **described: Any
+) -> dict[str, Any]:
     options = plan.request.options
     decoded = plan.choose_output_format(backend)
-    file = write_file(plan, backend, decoded, folder)
+    file = write_file(plan, backend, decoded, folder, **described)
     precision, path = file.description['precision'], file.path
     report = dict(file=path.name, bytes=size_of(path), **file.description)
     if decoded and backend.is_quantized(precision, options):
@@ -141,9 +156,16 @@ def export_format(plan: ExportPlan, backend: Backend, folder: Path) -> dict[str,
 
 
 def write_file(
-    plan: ExportPlan, backend: Backend, decoded: OutputFormat | None, folder: Path
+    plan: ExportPlan,
+    backend: Backend,
+    decoded: OutputFormat | None,
+    folder: Path,
+    **described: Any,
 ) -> ExportedFile:
-    """Write a file of a backend into a folder, with raw outputs or decoded ones."""
+    """Write a file of a backend into a folder, with raw outputs or decoded ones.
+
+    ``described`` is what else its description says.
+    """
     request, options, model = plan.request, plan.request.options, plan.model
     input_kind = request.input_kind_of(backend)
     precision = request.precision or backend.default_precision
@@ -162,7 +184,7 @@ def write_file(
         model,
         graph,
         outputs,
-        dict(format=backend.format or backend.name, **settings, **backend.described),
+        dict(format=backend.format or backend.name, **settings, **backend.described, **described),
         input_settings,
         backend.layout,
     )
@@ -197,6 +219,8 @@ def _say_what_is_missing(plan: ExportPlan, report: Mapping[str, Any]) -> dict[st
             'padded where a picture is smaller, which mmseg computes at its own size: for equal '
             f'results, set model.data_preprocessor.test_cfg=dict(size={(*report["shape"],)})'
         )
+    if padding := plan.model.task.explain_padding(config):
+        missing['padding'] = padding
     if config is not None and report['inputs'][0]['resize'] is None and not slides:
         missing['resize'] = 'none in the test pipeline: larger pictures cannot be tested'
     resize = name_steps(config).get('Resize', {}) if config is not None else {}

@@ -1,6 +1,7 @@
 """Compare a written file with PyTorch, on all images and in float16 as well."""
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from mmcare.export.check import (
     Checker,
     RunFile,
 )
-from mmcare.export.errors import ExportError
+from mmcare.export.errors import ExportError, Float16Error
 from mmcare.export.graph import Graph
 from mmcare.export.plan import ExportPlan
 from mmcare.export.request import ExportRequest
@@ -71,7 +72,8 @@ def check_file(plan: ExportPlan, backend: Backend, file: ExportedFile) -> dict[s
         if half:
             LOGGER.info('comparing %s in float16', file.path.name)
             limit = max(FLOAT16, tolerance)
-            errors = checker.max_rel_errors(half, limit, f'{runtime} in float16')
+            with failures_in_float16():
+                errors = checker.max_rel_errors(half, limit, f'{runtime} in float16')
             entries[f'{name}_float16'] = errors
     if why_no_half:
         entries[f'{name}_float16'] = why_no_half
@@ -133,7 +135,7 @@ def open_float16(
     if not request.compare_float16:
         return None, 'not compared: switched off'
     runtime = f'{backend.runtime} in float16'
-    with failures_of(runtime, path):
+    with failures_in_float16(), failures_of(runtime, path):
         opened = backend.open_float16(path)
     if opened is None:
         return None, 'not compared: nothing here computes it so'
@@ -166,3 +168,13 @@ def failures_of(runtime: str, path: Path) -> Iterator[None]:
         text = ' '.join(str(error).split())
         message = f'{runtime} cannot compute {path.name}, which is not written: {text}'
         raise ExportError(message) from error
+
+
+@contextmanager
+def failures_in_float16() -> Iterator[None]:
+    """Turn an ExportError into a Float16Error, which does not say that the file is not written."""
+    try:
+        yield
+    except ExportError as error:
+        text = re.sub(r'(; \S+ is|, which is) not written', '', str(error))
+        raise Float16Error(text) from error

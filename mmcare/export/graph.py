@@ -65,6 +65,7 @@ def build_graph(
     prepare_backbone(network.backbone, example[:1])
     parameters = sum(parameter.numel() for parameter in network.parameters())
     rewrites.use_matrix_pools(network, example)
+    rewrites.fix_encodings(network, example)
     if separate_convolutions:
         rewrites.separate_convolutions(network)
     if normalization is not None:

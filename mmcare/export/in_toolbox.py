@@ -73,7 +73,7 @@ def replaced_part(model: Any, program: Any, checked: bool = False) -> Iterator[s
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
         """Map normalized images (1, C, H, W) to the file's outputs."""
-        if program.input_kind == 'image':
+        if program.input_kind == 'image' and hasattr(model.data_preprocessor, 'mean'):
             images = images * model.data_preprocessor.std + model.data_preprocessor.mean
         images = images.repeat(batch, 1, 1, 1).cpu().contiguous()
         outputs = [torch.from_numpy(output) for output in program.run(images.numpy())]

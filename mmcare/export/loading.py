@@ -13,7 +13,7 @@ from mmengine.utils import import_modules_from_strings
 from torch import Tensor
 
 from mmcare.deployment import ARCHS, find_backbone, fuse_all
-from mmcare.export.pipelines import read_padding
+from mmcare.export.pipelines import name_steps, read_padding
 from mmcare.export.tasks import PARTS, Task, make_task
 from mmcare.weights.names import is_fused, of_backbone
 from mmcare.weights.reading import check_exists, load_from_mmcare, runs_of, weights_of
@@ -171,9 +171,15 @@ def read_normalization(config: Config) -> Normalization | None:
     # mmpretrain has the preprocessor next to the model.
     model = config.get('model') or {}
     preprocessor = model.get('data_preprocessor') or config.get('data_preprocessor')
-    if not preprocessor or preprocessor.get('mean') is None:
+    if not preprocessor:
         return None
-    mean, std = tuple(map(float, preprocessor['mean'])), tuple(map(float, preprocessor['std']))
+    if preprocessor.get('mean') is not None:
+        values = preprocessor['mean'], preprocessor['std']
+    elif 'Normalize' in name_steps(config):
+        return None
+    else:  # pixels as they are, as YOLOX takes them
+        values = [0.0], [1.0]
+    mean, std = (tuple(map(float, channels)) for channels in values)
     # Images are read as BGR, and each of these reverses the channels.
     to_rgb = any(preprocessor.get(name) for name in ('bgr_to_rgb', 'rgb_to_bgr', 'to_rgb'))
     padding = read_padding(config, len(mean))

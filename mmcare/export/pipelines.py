@@ -16,7 +16,9 @@ from mmcare_runtime.tiles import tile_stride
 LETTERBOXES = ('top-left', 'center')  # where a picture is in an image
 # Endings of the names of steps that change an image's size, and the steps that files can describe.
 RESIZING = 'Resize', 'Edge', 'ToMultiple', 'Crop', 'Pad'
-DESCRIBED = 'Resize', 'ResizeEdge', 'CenterCrop'
+DESCRIBED = 'Resize', 'ResizeEdge', 'CenterCrop', 'EfficientNetCenterCrop'
+# Steps that do the same to pictures as another one.
+SAME = {'FixScaleResize': 'Resize'}
 
 
 @TRANSFORMS.register_module()
@@ -45,7 +47,8 @@ def name_steps(config: Config) -> dict[str, Any]:
     """Return the steps of the test pipeline by name."""
     dataset = (config.get('test_dataloader') or {}).get('dataset') or {}
     steps = [inner for step in dataset.get('pipeline') or () for inner in _inner_steps(step)]
-    return {type_name(step['type']): step for step in steps}
+    names = [type_name(step['type']) for step in steps]
+    return {SAME.get(name, name): step for name, step in zip(names, steps, strict=True)}
 
 
 def _remove_step(pipeline: list[dict[str, Any]], name: str) -> None:
@@ -94,6 +97,10 @@ def fit_config(config: Config, shape: tuple[int, int], tile: str = 'whole') -> d
         steps['CenterCrop'].crop_size = size
         if 'ResizeEdge' in steps:
             steps['ResizeEdge'].scale = round(steps['ResizeEdge'].scale * factor)
+    if 'EfficientNetCenterCrop' in steps:
+        step = steps['EfficientNetCenterCrop']
+        padding = step.get('crop_padding', 32) * shape[0] / step.crop_size
+        step.update(crop_size=shape[0], crop_padding=padding)
     for preprocessor in (model.get('data_preprocessor'), config.get('data_preprocessor')):
         for padding in ('pad_size_divisor', 'test_cfg'):
             if preprocessor:
@@ -194,22 +201,23 @@ def is_slid(config: Config | None) -> bool:
     return (model.get('test_cfg') or {}).get('mode') == 'slide'
 
 
-def choose_shape(config: Config | None) -> tuple[tuple[int, int], str]:
+def choose_shape(config: Config | None, multiple: int = 32) -> tuple[tuple[int, int], str]:
     """Choose the height and width of a config's windows, or of its test images.
 
     Returns:
         Height and width, and the reason for this size. Sizes of windows are kept, and sizes of
-        images are rounded up to multiples of 32; the size is 512 and 512 if nothing fixes one.
+        images are rounded up to multiples; the size is 512 and 512 if nothing fixes one.
     """
     if config is None:
         return (512, 512), 'there is no config'
     steps, preprocessor = name_steps(config), config.model.get('data_preprocessor') or {}
-    resize, crop = steps.get('Resize', {}).get('scale'), steps.get('CenterCrop', {})
+    resize = steps.get('Resize', {}).get('scale')
+    crop = steps.get('CenterCrop') or steps.get('EfficientNetCenterCrop') or {}
     if is_slid(config):
         height, width = config.model.test_cfg['crop_size']
         return (height, width), "the windows' in test_cfg, whose mode is 'slide'"
     if crop.get('crop_size'):
-        size, reason = crop['crop_size'], "that of the test pipeline's CenterCrop"
+        size, reason = crop['crop_size'], "that of the test pipeline's crop"
     elif resize:
         size, reason = resize, f"the largest that the test pipeline's Resize makes, {resize}"
     elif preprocessor.get('size'):
@@ -217,7 +225,7 @@ def choose_shape(config: Config | None) -> tuple[tuple[int, int], str]:
     else:
         size, reason = 512, 'nothing in the config fixes one'
     width, height = np.broadcast_to(size, 2).tolist()
-    return (-(-height // 32) * 32, -(-width // 32) * 32), reason
+    return (-(-height // multiple) * multiple, -(-width // multiple) * multiple), reason
 
 
 def read_padding(config: Config, channels: int) -> tuple[float, ...] | None:
@@ -244,7 +252,8 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
     Returns:
         None if the test pipeline resizes nothing. Otherwise mmcv's ``interpolation`` and
         ``backend``; ``shorter`` and ``crop``: resize the shorter side to this length, then cut out
-        the middle. If these two are None: resize to fit.
+        the middle. ``share``: cut a square out of the middle, whose sides are this share of the
+        shorter side, then resize it. If these three are None: resize to fit.
 
     Raises:
         ValueError: If the test pipeline resizes or crops in another way.
@@ -253,12 +262,15 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
     steps: dict[str, Any] = {}
     if config is not None and config.get('test_dataloader'):
         steps = fit_config(deepcopy(config), shape)
-        step = steps.get('ResizeEdge') or steps.get('Resize')
+        square = steps.get('EfficientNetCenterCrop')
+        step = square or steps.get('ResizeEdge') or steps.get('Resize')
         for name in steps:
             if name.endswith(RESIZING) and name not in DESCRIBED and not is_slid(config):
                 raise ValueError(
                     f'files cannot describe {name}: use Resize, or ResizeEdge and CenterCrop'
                 )
+        if square is not None and shape[0] != shape[1]:
+            raise ValueError(f'EfficientNetCenterCrop makes squares, the file has {shape}')
         if 'CenterCrop' in steps and 'ResizeEdge' not in steps:
             raise ValueError('files cannot describe a CenterCrop without a ResizeEdge before it')
         factor = step.get('scale_factor') if step else 1
@@ -268,6 +280,10 @@ def describe_resizing(config: Config | None, shape: tuple[int, int]) -> dict[str
             raise ValueError(f'files cannot describe a Resize with scale_factor={factor}')
         if step.get('edge', 'short') != 'short':
             raise ValueError(f'files cannot describe a ResizeEdge with edge={step.edge!r}')
+    if 'EfficientNetCenterCrop' in steps:
+        named = _name_interpolation(dict(dict(interpolation='bicubic'), **step))
+        share = step.crop_size / (step.crop_size + step.crop_padding)
+        return dict(**named, shorter=None, crop=None, share=share)
     return dict(
         **_name_interpolation(step),
         shorter=step.scale if 'ResizeEdge' in steps else None,

@@ -99,10 +99,13 @@ def plan_export(model: LoadedModel, request: ExportRequest) -> ExportPlan:
     """
     LOGGER.info('preparing %s', model.name)
     task = model.task
-    shape, reason = (request.shape, '') if request.shape else choose_shape(model.config)
-    if reason:
-        LOGGER.info('images of height %d and width %d: %s', *shape, reason)
     stride = task.info.stride
+    shape = request.shape
+    if shape is None:
+        shape, reason = choose_shape(model.config, 1)
+        if task.pads_to_stride(shape):
+            shape, reason = choose_shape(model.config, stride)
+        LOGGER.info('images of height %d and width %d: %s', *shape, reason)
     if not all(stride <= side <= LARGEST_SIDE for side in shape):
         raise RequestError(
             f'height and width must be {stride} to {LARGEST_SIDE} pixels, got {shape}'
@@ -162,7 +165,10 @@ def _compute(task: Task, shape: tuple[int, int]) -> Sequence[Tensor]:
     try:
         return task(torch.zeros(1, task.info.in_channels, *shape))
     except Exception as error:  # networks of others raise anything
-        raise RequestError(f'the network cannot compute images of {shape}: {error}') from error
+        size = getattr(task.backbone, 'img_size', None)
+        fixed = f'; the img_size of its backbone is {size}' if size else ''
+        text = f'the network cannot compute images of {shape}{fixed}: {error}'
+        raise RequestError(text) from error
 
 
 def _check_options(task: Task, request: ExportRequest) -> None:

@@ -26,8 +26,8 @@ class ExportRequest:
 
     Args:
         shape: Height and width of the images; None: those that the config's test pipeline makes,
-            rounded up to multiples of 32, or those of the windows that it tests segmentors on; 512
-            and 512 without a config.
+            rounded up to multiples of the stride where maps are added up, or those of the windows
+            that it tests segmentors on; 512 and 512 without a config.
         formats: Keys of :data:`mmcare.export.backends.BACKENDS`.
         input_kind: ``'image'``: files take pixels from 0 to 255 and normalize them; ``'tensor'``:
             files take normalized images. None: an image for Core ML, a tensor for others.

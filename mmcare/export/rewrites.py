@@ -4,11 +4,14 @@ Rewriting does not change results. Once a runtime no longer needs a rewrite, a t
 tests/test_export/test_upstream.py fails.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from math import prod
 from operator import attrgetter
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +51,42 @@ def use_matrix_pools(network: nn.Module, image: Tensor) -> None:
         if type(pool) is nn.AdaptiveAvgPool2d and pool.output_size not in (1, (1, 1)):
             network.set_submodule(name, MatrixPool(pool.output_size))
     network(image)
+
+
+class Constant(nn.Module):
+    """Returns what a module gives for maps of one size, which depends on nothing else."""
+
+    value: Tensor
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.register_buffer('value', value)
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        """Return the value."""
+        return self.value
+
+
+def fix_encodings(network: nn.Module, image: Tensor) -> None:
+    """Compute encodings of positions once, in place, for images as large as ``image``.
+
+    Converters write their arithmetic of integers, which Core ML does not have.
+    """
+    found: dict[nn.Module, list[Tensor]] = {}
+
+    def keep(module: nn.Module, _: Any, output: Tensor) -> None:
+        found.setdefault(module, []).append(output)
+
+    encodings = [x for x in network.modules() if type(x).__name__ == 'SinePositionalEncoding']
+    if not encodings:
+        return
+    hooks = [module.register_forward_hook(keep) for module in encodings]
+    network(image)
+    for hook in hooks:
+        hook.remove()
+    for name, module in [*network.named_modules(remove_duplicate=False)]:
+        if len(found.get(module, ())) == 1:  # not one for each of several maps
+            network.set_submodule(name, Constant(found[module][0]))
 
 
 def normalize_inside(
@@ -170,6 +209,59 @@ def _conv2d(
     return sum(parts[1:], parts[0])
 
 
+def _deform_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    bias: Tensor,
+    stride_h: int,
+    stride_w: int,
+    pad_h: int,
+    pad_w: int,
+    dilation_h: int,
+    dilation_w: int,
+    groups: int,
+    offset_groups: int,
+    use_mask: bool,
+) -> Tensor:
+    """Gather the four neighbours of each sample, weigh them, and multiply by the kernel.
+
+    The map has a border of zeros: samples outside of it are 0, as in torchvision.
+    """
+    batch, _, height, width = x.shape
+    *_, rows, columns = weight.shape
+    *_, below, across = offset.shape
+    cells, samples = (height + 2) * (width + 2), rows * columns * below * across
+    offset = offset.reshape(batch * offset_groups, rows * columns, 2, below, across)
+
+    def locate(axis: int, kernel: int, number: int, stride: int, pad: int, dilation: int) -> Tensor:
+        """Return where samples are on an axis of the map with its border."""
+        steps = torch.arange(kernel, dtype=x.dtype) * dilation + 1 - pad
+        starts = torch.arange(number, dtype=x.dtype) * stride
+        shape = ((kernel, 1), (1, kernel))[axis], ((number, 1), (1, number))[axis]
+        first = steps.reshape(shape[0]).expand(rows, columns).reshape(1, -1, 1, 1)
+        return offset[:, :, axis] + (first + starts.reshape(shape[1]))
+
+    y = locate(0, rows, below, stride_h, pad_h, dilation_h)
+    z = locate(1, columns, across, stride_w, pad_w, dilation_w)
+    padded = F.pad(x, (1, 1, 1, 1)).reshape(batch * offset_groups, -1, cells)
+    total: Any = 0
+    for low, share_y in ((y.floor(), 1 - (y - y.floor())), (y.floor() + 1, y - y.floor())):
+        row = low.clamp(0, height + 1)
+        for left, share_z in ((z.floor(), 1 - (z - z.floor())), (z.floor() + 1, z - z.floor())):
+            column = left.clamp(0, width + 1)
+            index = (row.long() * (width + 2) + column.long()).reshape(-1, samples)
+            parts = [part.index_select(1, i) for part, i in zip(padded, index, strict=True)]
+            total = total + torch.stack(parts) * (share_y * share_z).reshape(-1, 1, samples)
+    if use_mask:
+        total = total * mask.reshape(batch * offset_groups, 1, samples)
+    patches = total.reshape(batch * groups, -1, below * across)
+    kernels = weight.reshape(groups, weight.shape[0] // groups, -1)
+    result = (kernels.repeat(batch, 1, 1) @ patches).reshape(batch, -1, below, across)
+    return result + bias[:, None, None]
+
+
 Table = Mapping[Any, Callable[..., Any]]
 COREML: Table = {aten.alias.default: lambda x: x}  # left by full-size slices
 LITERT: Table = {aten.conv2d.default: _conv2d}
@@ -186,6 +278,26 @@ EXECUTORCH: Table = {
 }
 
 
+def with_torchvision(table: Table) -> dict[Any, Callable[..., Any]]:
+    """Add torchvision's operators to a table, for runtimes that lack them."""
+    if 'torchvision' not in sys.modules:  # it imports PyTorch's compiler
+        return dict(table)
+    return {**table, torch.ops.torchvision.deform_conv2d.default: _deform_conv2d}
+
+
+@contextmanager
+def operators_of_torchvision() -> Iterator[None]:
+    """Let MMCV's deformable convolutions call torchvision's, which programs can hold."""
+    names = 'mmcv.ops.deform_conv', 'mmcv.ops.modulated_deform_conv'
+    with ExitStack() as stack:
+        for name in names:
+            if name in sys.modules:
+                from mmcare import mmcv_ext  # which imports torchvision
+
+                stack.enter_context(patch.object(sys.modules[name], 'ext_module', mmcv_ext))
+        yield
+
+
 class OneSize(TorchFunctionMode):
     """Let PyTorch's functions compute for one size of images while a network is exported.
 
@@ -199,6 +311,8 @@ class OneSize(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is Tensor.contiguous:
             return args[0]
+        if function is Tensor.view and len(args) > 1 and not isinstance(args[1], torch.dtype):
+            return args[0].reshape(*args[1:])  # maybe of a copy that is left out
         if function is F.pad:
             result = _pad(*args, **kwargs)
             if result is not NotImplemented:
@@ -208,7 +322,7 @@ class OneSize(TorchFunctionMode):
 
 def export_program(network: nn.Module, image: Tensor) -> ExportedProgram:
     """Export a network as it is, for one size of images; only what does nothing is left out."""
-    with OneSize():
+    with OneSize(), operators_of_torchvision():
         return torch.export.export(network, (image,))
 
 

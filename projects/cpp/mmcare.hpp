@@ -101,6 +101,7 @@ inline std::vector<Box> read_boxes(const json& description, const float* boxes, 
   const float threshold = test.value("score_thr", 0.f), small = test.value("min_bbox_size", -1.f);
   const float iou = test.at("nms").at("iou_threshold");
   const size_t most = test.at("max_per_img");
+  const bool clips = test.value("clip_border", true);
   if (about.at("box_format") != "xyxy" || scale.size() != 4)
     throw std::runtime_error("boxes of another format");
   std::vector<Box> candidates, kept;
@@ -110,10 +111,12 @@ inline std::vector<Box> read_boxes(const json& description, const float* boxes, 
       if (!(score > threshold && score >= least)) continue;
       const float* box = boxes + size_t(i) * 4;
       const auto x = [&](int j) {
-        return std::min(std::max(box[j] * scale[j] - place.left, 0.f), float(place.width));
+        const float value = box[j] * scale[j] - place.left;
+        return clips ? std::min(std::max(value, 0.f), float(place.width)) : value;
       };
       const auto y = [&](int j) {
-        return std::min(std::max(box[j] * scale[j] - place.top, 0.f), float(place.height));
+        const float value = box[j] * scale[j] - place.top;
+        return clips ? std::min(std::max(value, 0.f), float(place.height)) : value;
       };
       const Box found = {x(0), y(1), x(2), y(3), score, labels ? labels[i] : k};
       if (found.x2 - found.x1 > small && found.y2 - found.y1 > small) candidates.push_back(found);

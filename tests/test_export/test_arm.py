@@ -59,7 +59,9 @@ def folder(tmp_path_factory):
     for seed in range(4):
         noise = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
         Image.fromarray(noise).resize(SHAPE, Image.BICUBIC).save(pictures / f'{seed}.png')
-    export(load_model('s0'), dict(litert=1e-5), here, precision='int8', images=pictures)
+    # Between int8 layers, depth-wise convolutions are in float32: values at the middle between two
+    # integers are rounded differently on each CPU.
+    export(load_model('s0'), dict(litert=3e-2), here, precision='int8', images=pictures)
 
     def boxes(file, image):
         found = open_runtime(folder / file)(image.numpy())
@@ -80,7 +82,7 @@ def test_files(folder, cpu):
     """In float16 within 1e-2, on pictures, padded ones and zeros, also with crafted heads; no NaN.
 
     ncnn has its default options. mmcare_runtime finds the same boxes. int8 gives what it gives
-    here, with dot products and without.
+    here within 3e-2, with dot products and without.
     """
     script = Path(__file__).with_name('engines.py')
     if cpu == 'here':

@@ -89,8 +89,8 @@ def test_detectors_that_are_refused(tmp_path):
         task.name_outputs(outputs)
     care = dict(type='mmcare.CARE', arch=THIN, _delete_=True)
     for name, words in (
-        ('cascade_rcnn/cascade-mask-rcnn_r50_fpn_1x_coco', r"CascadeRoIHead.*: use part='neck'"),
-        ('detr/detr_r50_8xb2-150e_coco', r"two-stage detectors .*part='neck'"),
+        ('htc/htc_r50_fpn_1x_coco', r"HybridTaskCascadeRoIHead computes .*: use part='neck'"),
+        ('solo/solo_r50_fpn_1x_coco', r"detectors with queries are .* not a SOLO: use part='neck'"),
     ):
         text = f"_base_ = 'mmdet::{name}.py'\nmodel = dict(backbone={care})"
         config = Config.fromstring(text, '.py')

@@ -15,19 +15,21 @@ import torch
 from helpers import ROOT, run_tool
 from mmcv.transforms import CenterCrop
 from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
 from toy_configs import make_data, toy_config
 
 from mmcare.export import export_model, load_model, open_exported
 from mmcare.export.loading import read_normalization
 from mmcare.export.pipelines import (
     ResizeToFit,
+    choose_shape,
     describe_resizing,
     describe_sliding,
     fit_config,
 )
 from mmcare.export.tasks import make_task
 from mmcare.files import size_of
+from mmcare_runtime.prepare import resize
 
 SHAPE = (64, 96)  # of the files; images of the data are 64 x 64 and smaller
 SCENES = Config.fromfile(ROOT / 'configs' / 'demo' / 'care_s0_fpn_scenes.py')
@@ -220,14 +222,36 @@ def test_sizes_in_configs():
         (dict(type='CenterCrop', crop_size=224), 'CenterCrop without a ResizeEdge'),
         (dict(type='Resize', scale_factor=0.5), 'scale_factor=0.5'),
         (dict(type='mmseg.ResizeShortestEdge', scale=512, max_size=2048), 'describe ResizeShort'),
-        (dict(type='FixScaleResize', scale=(800, 1333)), 'describe FixScaleResize'),
-        (dict(type='mmpretrain.EfficientNetCenterCrop', crop_size=224), 'NetCenterCrop'),
+        (dict(type='mmpretrain.EfficientNetCenterCrop', crop_size=224), 'makes squares'),
     ],
 )
 def test_sizes_that_files_cannot_describe(step, words):
     config = Config(dict(model={}, test_dataloader=dict(dataset=dict(pipeline=[step]))))
     with pytest.raises(ValueError, match=words):
         describe_resizing(config, (192, 448))
+
+
+@pytest.mark.parametrize('size', [(90, 131), (300, 200), (31, 33)])
+def test_the_square_of_efficientnet(size):
+    """Files cut and resize as mmpretrain does, for the size of the file."""
+    pytest.importorskip('mmpretrain')
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    step = dict(type='mmpretrain.EfficientNetCenterCrop', crop_size=224, crop_padding=40)
+    config = Config(dict(model={}, test_dataloader=dict(dataset=dict(pipeline=[step]))))
+    assert choose_shape(config, 1)[0] == (224, 224)
+    fitted = fit_config(config, (64, 64))['EfficientNetCenterCrop']
+    expected = TRANSFORMS.build(dict(fitted)).transform(dict(img=pixels))['img']
+    described = describe_resizing(config, (64, 64))
+    assert_array_equal = np.testing.assert_array_equal
+    assert_array_equal(resize(pixels, described, (64, 64)), expected)
+
+
+def test_a_resize_by_another_name():
+    step = dict(type='FixScaleResize', scale=(800, 1333), keep_ratio=True)
+    config = Config(dict(model={}, test_dataloader=dict(dataset=dict(pipeline=[step]))))
+    assert describe_resizing(config, (96, 64))['interpolation'] == 'bilinear'
+    fit_config(config, (96, 64))
+    assert config.test_dataloader.dataset.pipeline[0].type == 'mmcare.ResizeToFit'
 
 
 def test_a_resize_that_changes_nothing():

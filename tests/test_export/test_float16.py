@@ -16,7 +16,7 @@ from mmcare.export.backends import BACKENDS
 from mmcare.export.backends.onnx_float16 import round_to_float16
 from mmcare.export.graph import Graph
 from mmcare.export.tasks import OutputFormat
-from mmcare.export.tasks.one_stage_detector import Boxes
+from mmcare.export.tasks.one_stage_results import Boxes
 from mmcare.models.backbones.care import LinearAttention
 
 # A block of stages 3 and 4 for each; with one head, XNNPACK does not take the products.

@@ -3,6 +3,7 @@
 The heads, and sizes that take longer, are those of benchmarks/heads.py.
 """
 
+import re
 import sys
 
 import pytest
@@ -115,16 +116,23 @@ def test_a_network_of_float32_only(tmp_path):
 
 
 def test_a_runtime_that_fails(tmp_path, monkeypatch):
-    """It is named in one line, whatever it raises, and no file is left."""
+    """It is named in one line, whatever it raises; a file is left if it fails in float16 only."""
 
     def fail(*_, **__):
         raise KeyError('CompiledModel error:\ncode=3')
 
-    monkeypatch.setattr('mmcare.export.backends.onnx.Onnx.open_float16', fail)
-    words = 'ONNX Runtime in float16 cannot compute odd_4x4.onnx, .*code=3'
-    with pytest.raises(ExportError, match=words):
-        export_model(odd_model(Pyramid().eval(), ['a', 'b', 'c', 'd']), tmp_path, (4, 4), ('onnx',))
+    source = odd_model(Pyramid().eval(), ['a', 'b', 'c', 'd'])
+    with monkeypatch.context() as patched:
+        patched.setattr('mmcare.export.backends.onnx.Onnx.open', fail)
+        with pytest.raises(
+            ExportError, match=r'ONNX Runtime cannot compute odd_4x4.onnx, .*code=3'
+        ):
+            export_model(source, tmp_path, (4, 4), ('onnx',))
     assert not [*tmp_path.iterdir()]
+    monkeypatch.setattr('mmcare.export.backends.onnx.Onnx.open_float16', fail)
+    report = export_model(source, tmp_path, (4, 4), ('onnx',))['onnx']
+    words = r'too large: ONNX Runtime in float16 cannot compute odd_4x4\.onnx: .*code=3'
+    assert re.match(words, report['max_rel_error_float16']) and report['float16'] is False
 
 
 def test_windows_of_any_size(monkeypatch):

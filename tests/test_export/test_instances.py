@@ -375,8 +375,8 @@ def test_either_level_is_admitted_at_a_bound():
     for pair in pairs[:4]:
         low, high = proposals[pair // results_of.classes].chunk(2)
         scale = (high - low).prod().sqrt().item()
-        results_of.box_rois.bounds = [scale * 0.999, 9, 9]
-        rounded.box_rois.bounds = [scale * 1.001, 9, 9]
+        results_of.box_rois[0].bounds = [scale * 0.999, 9, 9]
+        rounded.box_rois[0].bounds = [scale * 1.001, 9, 9]
         results, others = results_of(raw), rounded(raw)
         assert (results[1] - others[1]).abs().max() > 2e-2
         assert results_of.max_error(raw, others) < 1e-2
@@ -403,7 +403,12 @@ def test_what_is_refused():
     )
     with DefaultScope.overwrite_default_scope('mmdet'), torch.device('meta'):
         model = MODELS.build(cascade.model)
-    assert 'CascadeRoIHead' in explain_refusal(model)
+    assert not explain_refusal(model)
+    model.roi_head.bbox_head[0].reg_class_agnostic = False
+    assert 'boxes for each class between its stages' in explain_refusal(model)
+    model.roi_head.bbox_roi_extractor[1].roi_layers[0].pool_mode = 'max'
+    model.roi_head.bbox_head[0].reg_class_agnostic = True
+    assert 'RoIAlign of the bbox_roi_extractor' in explain_refusal(model)
 
 
 def test_requests_that_are_refused():

@@ -8,8 +8,8 @@ import torch
 from export_helpers import SHAPE, STAGES, Gated, Shared, export_int8, odd_model, smooth, thin_model
 from helpers import THIN
 
-from mmcare.export import export_model
-from mmcare.export.check import ExportError, sqnr_db
+from mmcare.export import export_model, open_exported
+from mmcare.export.check import sqnr_db
 from mmcare.export.loading import IMAGENET
 
 pytest.importorskip('litert_torch')
@@ -102,14 +102,19 @@ class Large(torch.nn.Module):
 
 
 def test_float16(exported, tmp_path):
-    """Files are compared in it, and refused."""
+    """Files are compared in it; a file that is wrong in it says so, and is not opened in it."""
     _, report, quantized = exported
     assert 1e-5 < report['litert']['max_rel_error_float16']['random'] < 5e-3
     assert min(quantized['litert']['sqnr_db_float16'].values()) > 20
     export = partial(export_model, odd_model(Large(), ['large']), tmp_path, SHAPE, ('litert',))
     for tolerance in (None, 1e-3):
-        with pytest.raises(ExportError, match=r'LiteRT in float16.*odd_64x96.tflite'):
-            export(tolerance=tolerance)
+        report = export(tolerance=tolerance)['litert']
+        assert report['max_rel_error_float16'].startswith('too large: LiteRT in float16')
+        assert report['float16'] is False and report['max_rel_error']['random'] < 1e-5
+        path = tmp_path / report['file']
+        assert open_exported(path).description['float16'] is False
+        with pytest.raises(ValueError, match='in float32 only'):
+            open_exported(path, float16=True)
     report = export(compare_float16=False)['litert']
     assert report['max_rel_error_float16'] == 'not compared: switched off'
 

@@ -100,6 +100,19 @@ def test_executorch_fuses_norms_of_a_shared_convolution(tmp_path):
         torch.testing.assert_close(output, expected)
 
 
+@pytest.mark.xfail(strict=True, reason='ExecuTorch: executorch.copy_views')
+def test_executorch_writes_a_part_of_a_weight(tmp_path):
+    from executorch.runtime import Runtime
+
+    layer, image = nn.Conv2d(3, 4, 1), torch.rand(1, 3, 8, 8)
+    layer.weight = nn.Parameter(torch.rand(8, 3, 1, 1)[4:])
+    network = Outputs(layer).eval().requires_grad_(False)
+    lower(network, image).to_executorch().save(str(tmp_path / 'part.pte'))
+    program = Runtime.get().load_program(str(tmp_path / 'part.pte'))
+    outputs = program.load_method('forward').execute([image])
+    torch.testing.assert_close(outputs, [*network(image)])
+
+
 @pytest.mark.xfail(strict=True, reason='pnnx: rewrites.separate_convolutions')
 def test_pnnx_converts_a_shared_convolution(tmp_path):
     import subprocess

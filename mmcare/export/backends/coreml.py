@@ -13,7 +13,7 @@ from mmcare.export.backends.coreml_nms import ON_MAC, append_nms, check_nms, spl
 from mmcare.export.backends.mil import open_package, refuse_options
 from mmcare.export.check import FLOAT16
 from mmcare.export.graph import Graph
-from mmcare.export.rewrites import COREML, aten
+from mmcare.export.rewrites import COREML, aten, with_torchvision
 from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
 from mmcare_runtime import Model, open_exported
@@ -148,7 +148,7 @@ def convert_coreml(graph: Graph, description: Description, target: str) -> Any:
     else:
         layout = getattr(ct.colorlayout, image_input['channels'])
         image = ct.ImageType(name='image', shape=shape, color_layout=layout)
-    decompositions = {**torch.export.default_decompositions(), **COREML}
+    decompositions = {**torch.export.default_decompositions(), **with_torchvision(COREML)}
     del decompositions[aten.matmul.default]  # ML Programs have it
     program = graph.program.run_decompositions(decompositions)
     # ML Programs have log(x + 1) as one operator, which the converter makes from log1p only.

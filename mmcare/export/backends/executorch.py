@@ -78,7 +78,23 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
     # Copy, since the pass deletes unused constants even from the original program.
-    return constant_prop_pass(deepcopy(program).run_decompositions(dict(rewrites.EXECUTORCH)))
+    table = rewrites.with_torchvision(rewrites.EXECUTORCH)
+    program = constant_prop_pass(deepcopy(program).run_decompositions(table))
+    copy_views(program)
+    return program
+
+
+def copy_views(program: ExportedProgram) -> None:
+    """Give each constant that is part of a larger one its own memory, in place.
+
+    ExecuTorch writes weights for XNNPACK from the start of the memory: for the second part of a
+    weight, as in an attention with one weight for queries, keys and values, it takes the first.
+    """
+    tables: Sequence[Any] = program.state_dict, program.constants
+    for constants in tables:
+        for name, x in constants.items():
+            if isinstance(x, Tensor) and x.untyped_storage().nbytes() > x.nbytes:
+                constants[name] = x.clone()
 
 
 @torch.no_grad()

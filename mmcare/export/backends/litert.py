@@ -14,7 +14,7 @@ from torch import Tensor
 from mmcare.export.backends import tflite_metadata
 from mmcare.export.backends.base import AUTHORS, Backend, Inputs, WriteResult
 from mmcare.export.graph import Graph
-from mmcare.export.rewrites import LITERT, ChannelsLast
+from mmcare.export.rewrites import LITERT, ChannelsLast, with_torchvision
 from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.base import Description, Options
 from mmcare_runtime import Model, open_exported
@@ -46,7 +46,7 @@ class LiteRT(Backend):
         import litert_torch
 
         litert_torch.config.show_progress = False
-        program = graph.program.run_decompositions(dict(LITERT))
+        program = graph.program.run_decompositions(with_torchvision(LITERT))
         layouts = [output['layout'] for output in description['outputs']]
         network = ChannelsLast(program.module(), graph.output_names, layouts)
         dtype = getattr(torch, description['inputs'][0]['dtype'])

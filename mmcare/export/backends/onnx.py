@@ -2,15 +2,18 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
+from torch.export import ExportedProgram
 
 from mmcare.export.backends import onnx_int8
 from mmcare.export.backends.base import Backend, Inputs, WriteResult, count_convolutions
 from mmcare.export.backends.onnx_float16 import round_to_float16
+from mmcare.export.errors import Argument, ExportError
 from mmcare.export.graph import Graph
 from mmcare.export.plain_operators import NMS_SCALE
 from mmcare.export.rewrites import aten
@@ -21,6 +24,7 @@ from mmcare_runtime import Model, open_exported
 # Each opset with the IR version of its ONNX release: engines refuse a later IR version.
 OPSETS = {18: 8, 19: 9, 20: 9}
 GELU_OPSET = 20  # the first opset with an operator for GELU
+DEFORM_OPSET = 19  # the first opset with an operator for deformable convolutions
 OPSET = 18  # ONNX Runtime 1.15, TensorRT 9 and RKNN Toolkit 2.5 read it
 
 
@@ -35,7 +39,12 @@ class Onnx(Backend):
     takes_batches = True
     precisions: ClassVar = {**Backend.precisions, 'int8': None}
     options: ClassVar = {
-        'opset': dict(type=int, choices=OPSETS, help=f'opset of ONNX files; default: {OPSET}'),
+        'opset': dict(
+            type=int,
+            choices=OPSETS,
+            help=f'opset of ONNX files; default: {OPSET}, or {DEFORM_OPSET} with '
+            'deformable convolutions',
+        ),
         'nms': dict(
             choices=('outside',),
             help='outside: decoded detectors in ONNX return all boxes and scores, for engines '
@@ -62,8 +71,11 @@ class Onnx(Backend):
         self, graph: Graph, path: Path, description: Description, options: Options, images: Inputs
     ) -> WriteResult:
         """Write an ONNX file; report opset and convolutions by stage."""
-        opset = options.get('opset', OPSET)
+        opset = choose_opset(graph.program, options)
         translations: dict[Any, Any] = {torch.ops.mmcare.nms_mask.default: translate_nms}
+        if opset >= DEFORM_OPSET and 'torchvision' in sys.modules:
+            deform = torch.ops.torchvision.deform_conv2d.default
+            translations[deform] = translate_deform_conv2d
         if opset < GELU_OPSET:
             translations[aten.gelu.default] = translate_gelu
         converted = torch.onnx.export(
@@ -106,6 +118,55 @@ class Onnx(Backend):
             rounded = Path(folder, path.name)
             round_to_float16(path, rounded)
             return open_exported(rounded, verify=False)
+
+
+def choose_opset(program: ExportedProgram, options: Options) -> int:
+    """Return the opset that was asked for, or the oldest that has all operators.
+
+    Raises:
+        ExportError: If the opset that was asked for lacks an operator.
+    """
+    deforms = any('deform_conv2d' in str(node.target) for node in program.graph.nodes)
+    opset = options.get('opset', DEFORM_OPSET if deforms else OPSET)
+    if deforms and opset < DEFORM_OPSET:
+        raise ExportError(
+            'ONNX has deformable convolutions from ', Argument('opset', DEFORM_OPSET), ' on'
+        )
+    return opset
+
+
+def translate_deform_conv2d(
+    x: Any,
+    weight: Any,
+    offset: Any,
+    mask: Any,
+    bias: Any,
+    stride_h: int,
+    stride_w: int,
+    pad_h: int,
+    pad_w: int,
+    dilation_h: int,
+    dilation_w: int,
+    groups: int,
+    offset_groups: int,
+    use_mask: bool,
+) -> Any:
+    """Write torchvision's ``deform_conv2d`` as ``DeformConv``."""
+    from onnxscript import opset19
+
+    op: Any = opset19  # its types do not know constants
+    return op.DeformConv(
+        x,
+        weight,
+        offset,
+        bias,
+        mask if use_mask else None,
+        strides=[stride_h, stride_w],
+        pads=[pad_h, pad_w, pad_h, pad_w],
+        dilations=[dilation_h, dilation_w],
+        group=groups,
+        offset_group=offset_groups,
+    )
 
 
 def optimize(model: Any) -> None:

@@ -11,6 +11,7 @@ from mmcare.export.tasks.base import OutputFormat, PostProcess, Task
 from mmcare.export.tasks.classifier import Classifier
 from mmcare.export.tasks.features import Backbone, Neck
 from mmcare.export.tasks.one_stage_detector import OneStageDetector
+from mmcare.export.tasks.queries import QueryDetector
 from mmcare.export.tasks.segmentor import Segmentor
 from mmcare.export.tasks.two_stage_detector import TwoStageDetector
 from mmcare_runtime.schema import PARTS
@@ -22,6 +23,7 @@ WHOLE: tuple[type[Task], ...] = (  # the first that fits
     Segmentor,
     OneStageDetector,
     TwoStageDetector,
+    QueryDetector,
 )
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     name: option for task in WHOLE for name, option in task.options.items()

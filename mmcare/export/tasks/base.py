@@ -183,6 +183,10 @@ class Task(nn.Module):
         """
         raise NotImplementedError
 
+    def explain_padding(self, config: Config | None) -> str:
+        """Say where padding changes results that the toolbox gives without it; empty: nowhere."""
+        return ''
+
     def centered_substitutes(self) -> Substitutes:
         """Say what is replaced in the model to move results back from the middle of the image."""
         return []

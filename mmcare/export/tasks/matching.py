@@ -28,21 +28,42 @@ class Detected(NamedTuple):
         return Detected(*(values[used] for values in self))
 
 
-def distances(found: Detected, boxes: Tensor, scores: Tensor) -> Tensor:
+def distances(
+    found: Detected, boxes: Tensor, scores: Tensor, below: Tensor | None = None
+) -> Tensor:
     """Return how far boxes and scores are from the nearest candidate of their class (N,).
+
+    Distances of coordinates outside of the image are shares of the coordinate.
 
     Args:
         found: Objects in a file.
         boxes: Of candidates, (P, K, 4) for each class, or (P, 1, 4).
         scores: Of candidates, (P, K).
+        below: By how much each score must change for its class to be chosen, (P, K); None: 0.
     """
     nearest = torch.full_like(found.scores, torch.inf)
     labels = found.labels if boxes.shape[1] > 1 else torch.zeros_like(found.labels)
-    for part, part_scores in zip(boxes.split(PART), scores.split(PART), strict=True):
-        moved = (part[:, labels] - found.boxes).abs().amax(2)
+    sides = found.boxes.abs().clamp(min=1)  # boxes that are not clipped can be far outside
+    below = torch.zeros_like(scores) if below is None else below
+    parts = zip(boxes.split(PART), scores.split(PART), below.split(PART), strict=True)
+    for part, part_scores, part_below in parts:
+        moved = ((part[:, labels] - found.boxes).abs() / sides).amax(2)
         changed = (part_scores[:, found.labels] - found.scores).abs()
+        changed = changed.maximum(part_below[:, found.labels])
         nearest = nearest.minimum(moved.maximum(changed).amin(0))
     return nearest
+
+
+def nearest_rows(wanted: Detected, boxes: Tensor, best: Tensor) -> Tensor:
+    """Return the row of the candidate that each object is (W,).
+
+    Args:
+        wanted: Objects that are among the candidates.
+        boxes: Of candidates, (P, 4).
+        best: The score of each candidate's class, (P, 1).
+    """
+    values = torch.cat([wanted.boxes, wanted.scores[:, None]], 1)
+    return torch.cdist(values, torch.cat([boxes, best], 1), p=torch.inf).argmin(1)
 
 
 def leads_of_missing(wanted: Detected, found: Detected, iou: float, leads: Tensor) -> Tensor:

@@ -100,6 +100,16 @@ class Segmentor(Task):
             described['reduce_zero_label'] = reduced
         return described | describe_classes(config, self.head.num_classes)
 
+    def explain_padding(self, config: Config | None) -> str:
+        """Say how mmseg is made to pad pictures, which it tests at their own sizes by default."""
+        preprocessor = (config or {}).get('model', {}).get('data_preprocessor') or {}
+        if config is None or is_slid(config) or (preprocessor.get('test_cfg') or {}).get('size'):
+            return ''
+        return (
+            'of pictures with another ratio, which mmseg does not pad: for equal results, set '
+            'model.data_preprocessor.test_cfg=dict(size=(height, width))'
+        )
+
     def choose_activation(self, channels: int) -> str:
         """Choose ``'softmax'`` or ``'sigmoid'``, which the losses of several classes may name."""
         losses: list[Any] = [module for module in self.head.modules() if is_loss(module)]

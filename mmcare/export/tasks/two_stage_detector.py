@@ -1,5 +1,6 @@
-"""Two-stage detectors of mmdet, Faster R-CNN and Mask R-CNN: boxes, and masks within them."""
+"""Two-stage detectors of mmdet and cascades of them: boxes, and masks within them."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,12 +24,9 @@ from mmcare.export.tasks.base import (
     describe_classes,
     is_of_class,
 )
-from mmcare.export.tasks.one_stage_detector import (
-    MAX_DETECTIONS,
-    OneStageDetector,
-    read_test_cfg,
-)
-from mmcare.export.tasks.two_stage_results import TwoStageResults
+from mmcare.export.tasks.one_stage_detector import MAX_DETECTIONS, OneStageDetector
+from mmcare.export.tasks.one_stage_results import read_test_cfg
+from mmcare.export.tasks.two_stage_results import TwoStageResults, list_stages
 from mmcare_runtime.masks import paste_masks
 from mmcare_runtime.results import read_boxes, read_detections, suppress
 
@@ -42,13 +40,7 @@ METHODS = {
         _predict_by_feat_single='RPNHead',
         _bbox_post_process='RPNHead',
     ),
-    'roi_head': dict(
-        predict='BaseRoIHead',
-        predict_bbox='StandardRoIHead',
-        predict_mask='StandardRoIHead',
-        _bbox_forward='StandardRoIHead',
-        _mask_forward='StandardRoIHead',
-    ),
+    'roi_head': dict(predict='BaseRoIHead'),
     'roi_head.bbox_roi_extractor': dict(
         forward='SingleRoIExtractor', map_roi_levels='SingleRoIExtractor'
     ),
@@ -60,24 +52,38 @@ METHODS = {
         predict_by_feat='FCNMaskHead', _predict_by_feat_single='FCNMaskHead'
     ),
 }
+ROI_METHODS = ('predict_bbox', 'predict_mask', '_bbox_forward', '_mask_forward')
+# Of RoI heads with one stage, and with several.
+ROI_HEADS = {'StandardRoIHead': ROI_METHODS, 'CascadeRoIHead': (*ROI_METHODS, '_refine_roi')}
+
+
+def explain_method(module: Any, methods: Mapping[str, str]) -> str:
+    """Say in a sentence which of its methods is not that of the mmdet class; empty if none."""
+    for name, base in methods.items():
+        if getattr(getattr(module, name, None), '__qualname__', '') != f'{base}.{name}':
+            return f'the {type(module).__name__} computes results in another way than {base}'
+    return ''
 
 
 def explain_refusal(model: Any) -> str:
     """Say in a sentence why a two-stage detector cannot be exported; empty if it can be."""
+    rpn, head = model.rpn_head, model.roi_head
+    kind = 'CascadeRoIHead' if is_of_class(head, 'CascadeRoIHead') else 'StandardRoIHead'
+    if reason := explain_method(head, dict.fromkeys(ROI_HEADS[kind], kind)):
+        return reason
     for path, methods in METHODS.items():
         module = model
         for name in path.split('.') if path else ():
             module = getattr(module, name, None)
         if module is None and 'mask' in path:
             continue
-        for name, base in methods.items():
-            if getattr(getattr(module, name, None), '__qualname__', '') != f'{base}.{name}':
-                kind = type(module).__name__
-                if isinstance(module, nn.ModuleList):  # a head for each stage
-                    kind = f'{type(model.roi_head).__name__}, which has several stages,'
-                return f'the {kind} computes results in another way than {base}'
-    rpn, head = model.rpn_head, model.roi_head
-    for part in (rpn, head.bbox_head):
+        for stage in list_stages(module):
+            if reason := explain_method(stage, methods):
+                return reason
+    heads = list_stages(head.bbox_head)
+    if not all(part.reg_class_agnostic for part in heads[:-1]):
+        return f'the {kind} has boxes for each class between its stages'
+    for part in (rpn, *heads):
         coder = part.bbox_coder
         if type(coder).__name__ != 'DeltaXYWHBBoxCoder' or coder.add_ctr_clamp:
             return (
@@ -87,14 +93,16 @@ def explain_refusal(model: Any) -> str:
     for part in (rpn, head):
         if read_test_cfg(part.test_cfg) is None:
             return f'the NMS of the {type(part).__name__} is not the plain one: {part.test_cfg}'
-    if not head.bbox_head.with_reg or head.bbox_head.custom_cls_channels:
-        return f'the {type(head.bbox_head).__name__} has no boxes, or activations of its own'
+    for part in heads:
+        if not part.with_reg or part.custom_cls_channels:
+            return f'the {type(part).__name__} has no boxes, or activations of its own'
     if head.with_mask and head.test_cfg.get('mask_thr_binary', 0.5) < 0:
         return 'mask_thr_binary is negative, so that mmdet leaves masks as probabilities'
     if head.with_shared_head or (head.with_mask and head.share_roi_extractor):
         return 'boxes and masks share a head or a RoI extractor'
     for name in ('bbox_roi_extractor', 'mask_roi_extractor'):
-        for layer in getattr(getattr(head, name, None), 'roi_layers', ()):
+        stages = list_stages(getattr(head, name, None))
+        for layer in [layer for stage in stages for layer in getattr(stage, 'roi_layers', ())]:
             if type(layer).__name__ != 'RoIAlign' or layer.pool_mode != 'avg':
                 return f'the {type(layer).__name__} of the {name} is not an averaging RoIAlign'
     return ''
@@ -129,9 +137,9 @@ class TwoStageDetector(Task):
     @property
     def number_of_maps(self) -> int:
         """The number of the neck's maps that RoIs are taken from."""
-        extractors = [self.head.bbox_roi_extractor]
+        extractors = list_stages(self.head.bbox_roi_extractor)
         if self.head.with_mask:
-            extractors.append(self.head.mask_roi_extractor)
+            extractors += list_stages(self.head.mask_roi_extractor)
         return max(extractor.num_inputs for extractor in extractors)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -169,7 +177,8 @@ class TwoStageDetector(Task):
 
     def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
         """Describe classes."""
-        return dict(activation=None, **describe_classes(config, self.head.bbox_head.num_classes))
+        number = list_stages(self.head.bbox_head)[-1].num_classes
+        return dict(activation=None, **describe_classes(config, number))
 
     def keeps_best(self, output_format: OutputFormat) -> bool:
         """Return True: NMS is in the network in every format."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from mmcare.export.tasks.matching import (
     leads_of_missing,
     surplus,
 )
-from mmcare.export.tasks.one_stage_detector import (
+from mmcare.export.tasks.one_stage_results import (
     CANDIDATES,
     Detections,
     limit_boxes,
@@ -38,6 +39,11 @@ def round_sizes(boxes: Tensor) -> list[Tensor]:
     margin = FLOAT16_ROUNDING * (high - low) + FLOAT16_STEPS
     sizes = (high - low - margin).clamp(min=0), high - low + margin
     return [torch.cat([low, low + size], 1) for size in sizes]
+
+
+def list_stages(module: Any) -> list[Any]:
+    """Return the modules of all stages of a cascade, or the only one."""
+    return [*module] if isinstance(module, nn.ModuleList) else [module]
 
 
 class RoIAlignOperator(nn.Module):
@@ -126,7 +132,8 @@ class TwoStageResults(Detections):
     """Maps and proposals of a two-stage detector to boxes, scores, labels and masks, as mmdet does.
 
     ``masks`` (1, N, h, w), for a model with a mask head, are the probability of the box's class at
-    points within the box.
+    points within the box. A cascade has several stages: each takes the boxes of the one before, and
+    logits and masks are averages of all.
 
     Args:
         model: An mmdet model; its heads are copied.
@@ -140,6 +147,8 @@ class TwoStageResults(Detections):
 
     pair_labels: Tensor
     first_masks: Tensor
+    box_rois: Any
+    box_heads: Any
 
     def __init__(
         self,
@@ -159,13 +168,19 @@ class TwoStageResults(Detections):
         operator = output_format.nms == 'operator'
         self._build_rpn(rpn, raw)
         maps = raw[: len(raw) - 2 * self.levels]
-        self.box_rois = RoIExtractor(head.bbox_roi_extractor, maps, shape, operator)
-        self.box_head: Any = deepcopy(head.bbox_head)
-        self.mask_head: Any = None
+
+        def extractors(name: str) -> nn.ModuleList:
+            stages = list_stages(getattr(head, name)) if hasattr(head, name) else []
+            return nn.ModuleList(RoIExtractor(x, maps, shape, operator) for x in stages)
+
+        self.box_rois = extractors('bbox_roi_extractor')
+        self.box_heads = nn.ModuleList(deepcopy(list_stages(head.bbox_head)))
+        self.mask_rois, self.mask_heads = nn.ModuleList(), nn.ModuleList()
         if head.with_mask:
-            self.mask_rois = RoIExtractor(head.mask_roi_extractor, maps, shape, operator)
-            self.mask_head = deepcopy(head.mask_head)
-        self.iou, self.classes = head.test_cfg.nms.iou_threshold, head.bbox_head.num_classes
+            self.mask_rois = extractors('mask_roi_extractor')
+            self.mask_heads = nn.ModuleList(deepcopy(list_stages(head.mask_head)))
+        self.iou = head.test_cfg.nms.iou_threshold
+        self.classes: int = self.box_head.num_classes
         self.proposals = min(proposals, sum(self.candidates))
         self.pairs = min(self.proposals * self.classes, CANDIDATES)
         self.number = min(number, self.pairs)
@@ -175,6 +190,11 @@ class TwoStageResults(Detections):
         self.register_buffer('first_masks', first)
         test_cfg = limit_boxes(read_test_cfg(head.test_cfg) or {}, self.number)
         self.metadata = dict(nms=output_format.nms, test_cfg=test_cfg, proposals=self.proposals)
+
+    @property
+    def box_head(self) -> Any:
+        """The head of the last stage."""
+        return self.box_heads[-1]
 
     def _build_rpn(self, rpn: Any, raw: Sequence[Tensor]) -> None:
         config = rpn.test_cfg
@@ -194,7 +214,7 @@ class TwoStageResults(Detections):
         proposals, valid, _ = self.propose(raw)
         boxes, scores, labels, _ = self.detect(maps, proposals, valid)
         results = self.write(boxes, scores, labels)
-        if self.mask_head is not None:
+        if len(self.mask_heads):
             results.append(self.segment(maps, boxes, labels)[None])
         return tuple(results)
 
@@ -233,19 +253,29 @@ class TwoStageResults(Detections):
         chosen = [x.index_select(0, best) for x in (boxes, valid, logits)]
         return chosen[0], chosen[1], chosen[2]
 
-    def classify(self, maps: Sequence[Tensor], proposals: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores (P, K) of proposals, and deltas (P * K, 4), or (P, 4) for all classes."""
-        logits, deltas = self.box_head(self.box_rois(maps, proposals))
-        return logits.softmax(1)[:, : self.classes], deltas.reshape(-1, 4)
+    def classify(self, maps: Sequence[Tensor], boxes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the last stage's boxes (P, 4), scores (P, K) and deltas.
+
+        Deltas of proposals are (P * K, 4), or (P, 4) for all classes.
+        """
+        stages = [*zip(self.box_rois, self.box_heads, strict=True)]
+        logits, deltas = self.box_heads[0](self.box_rois[0](maps, boxes))
+        for (_, before), (rois, head) in pairwise(stages):
+            boxes = self.refine(boxes, deltas, before)
+            more, deltas = head(rois(maps, boxes))
+            logits = logits + more
+        logits = logits / len(stages) if len(stages) > 1 else logits
+        return boxes, logits.softmax(1)[:, : self.classes], deltas.reshape(-1, 4)
 
     def detect(
         self, maps: Sequence[Tensor], proposals: Tensor, valid: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return boxes (N, 4), scores (N,), labels (N,) and indices (N,) of proposal and class."""
-        scores, deltas = self.classify(maps, proposals)
+        proposals, scores, deltas = self.classify(maps, proposals)
         scores, pairs = (scores * valid[:, None]).flatten().topk(self.pairs)
         boxes = self._repeat(proposals).index_select(0, pairs)
-        boxes = self.refine(boxes, self._repeat(deltas).index_select(0, pairs))
+        deltas = self._repeat(deltas).index_select(0, pairs)
+        boxes = self.refine(boxes, deltas, self.box_head)
         labels = self.pair_labels.index_select(0, pairs)
         kept = self.suppress(boxes, self.iou, labels, self.classes)
         scores, best = (scores * kept).topk(self.number)
@@ -258,18 +288,21 @@ class TwoStageResults(Detections):
             return boxes
         return boxes[:, None].expand(-1, self.classes, -1).reshape(-1, 4)
 
-    def refine(self, proposals: Tensor, deltas: Tensor) -> Tensor:
-        """Return the boxes (N, 4) that proposals (N, 4) and deltas (N, 4) give."""
-        coder = self.box_head.bbox_coder
+    def refine(self, proposals: Tensor, deltas: Tensor, head: Any) -> Tensor:
+        """Return the boxes (N, 4) that proposals (N, 4) and a head's deltas (N, 4) give."""
+        coder = head.bbox_coder
         boxes = coder.decode(proposals, deltas)
         return boxes.clamp(0, 1) if coder.clip_border else boxes
 
     def segment(self, maps: Sequence[Tensor], boxes: Tensor, labels: Tensor) -> Tensor:
         """Return the masks (N, h, w) of boxes (N, 4)."""
-        masks = self.mask_head(self.mask_rois(maps, boxes))
-        if masks.shape[1] > 1:
-            masks = masks.flatten(0, 1).index_select(0, self.first_masks + labels)
-        return masks.reshape(len(boxes), *masks.shape[-2:]).sigmoid()
+        stages = []
+        for rois, head in zip(self.mask_rois, self.mask_heads, strict=True):
+            masks = head(rois(maps, boxes))
+            if masks.shape[1] > 1:
+                masks = masks.flatten(0, 1).index_select(0, self.first_masks + labels)
+            stages.append(masks.reshape(len(boxes), *masks.shape[-2:]).sigmoid())
+        return sum(stages[1:], stages[0]) / len(stages) if len(stages) > 1 else stages[0]
 
     def max_error(self, raw: Sequence[Tensor], results: Sequence[Any]) -> float:
         """Compare a file's results with what the network's outputs allow.
@@ -288,7 +321,7 @@ class TwoStageResults(Detections):
         rows = self.read_results(results)
         found = rows.used()
         errors = [self._find_strange(maps, raw, found), surplus(found, self.iou)]
-        if self.mask_head is not None:
+        if len(self.mask_heads):
             masks = torch.stack(
                 [self.segment(maps, x, rows.labels) for x in (rows.boxes, *round_sizes(rows.boxes))]
             )
@@ -306,14 +339,14 @@ class TwoStageResults(Detections):
         """
         candidates = torch.cat([boxes for boxes, _ in self.find_candidates(raw)])
         rounded = round_sizes(candidates)
-        smaller, larger = (torch.stack(self.box_rois.reach(x)) for x in rounded)
+        smaller, larger = (torch.stack(self.box_rois[0].reach(x)) for x in rounded)
         at_bound = (smaller != larger).any(0)
         candidates = torch.cat([candidates, *(x[at_bound] for x in rounded)])
         nearest = torch.full_like(found.scores, torch.inf)
         for part in candidates.split(256):  # all at once would take gigabytes
-            scores, deltas = self.classify(maps, part)
+            part, scores, deltas = self.classify(maps, part)
             count = 1 if self.box_head.reg_class_agnostic else self.classes
-            refined = self.refine(part.repeat_interleave(count, 0), deltas)
+            refined = self.refine(part.repeat_interleave(count, 0), deltas, self.box_head)
             refined = refined.reshape(len(part), count, 4)
             nearest = nearest.minimum(distances(found, refined, scores))
         return nearest
@@ -338,7 +371,7 @@ class TwoStageResults(Detections):
         proposals, valid, logits = self.propose(raw)
         boxes, scores, labels, pairs = self.detect(maps, proposals, valid)
         for part in round_sizes(proposals):
-            their_scores, _ = self.classify(maps, part)
+            _, their_scores, _ = self.classify(maps, part)
             scores = scores.minimum(their_scores.flatten()[pairs])
         largest = torch.cat([logits for _, logits in candidates]).abs().max()
         # Where proposals are unused, no last one stands in for another.

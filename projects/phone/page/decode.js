@@ -99,7 +99,8 @@ function decodeBox(values, [x1, y1, x2, y2], coder) {
 /** Move boxes from an input to the image in it, clip them, and keep the best as mmdet does. */
 function keepBest(boxes, test, { width, height, top, left }) {
   const move = (value, i) => value - (i % 2 ? top : left);
-  const clip = (value, i) => within(value, 0, i % 2 ? height : width);
+  const clips = test.clip_border ?? true;
+  const clip = (value, i) => (clips ? within(value, 0, i % 2 ? height : width) : value);
   const moved = boxes.map(({ mask, ...one }) => {
     const whole = one.box.map(move); // which a mask covers
     return { ...one, box: whole.map(clip), ...(mask && { mask: { ...mask, box: whole } }) };

@@ -1,0 +1,242 @@
+"""A config of each family of the toolboxes, made narrow: files give the toolbox's own results.
+
+The families are those of benchmarks/families.py, which exports them whole.
+"""
+
+import json
+import sys
+from dataclasses import replace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from export_helpers import odd_model
+from helpers import ROOT, deviation, newer, run
+from mmengine.config import Config
+
+sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
+
+import families
+
+from mmcare import mmcv_ext
+from mmcare.export import export_model, load_model, open_exported
+from mmcare.export.errors import ExportError
+from mmcare.export.graph import build_graph
+from mmcare.export.images import draw_images
+from mmcare.export.in_toolbox import replaced_part
+from mmcare.export.pipelines import fit_config
+from mmcare.export.rewrites import LITERT, export_program, with_torchvision
+from mmcare.export.tasks.base import OutputFormat
+from mmcare_runtime.results import read_results
+
+pytestmark = newer
+pytest.importorskip('mmdet')
+SIDE = 64
+CHANNELS = (
+    'in_channels',
+    'out_channels',
+    'feat_channels',
+    'point_feat_channels',
+    'block_mid_channels',
+    'conv_out_channels',
+    'fc_out_channels',
+    'embed_dims',
+    'feedforward_channels',
+    'num_feats',
+)
+GROUPS = dict(type='GN', num_groups=4)
+WIDE = (
+    'SSDLite',
+    'SSD300',
+    'YOLOv3',
+    'RetinaNet, Swin-T',
+    'RTMDet',
+    'Conditional DETR',
+)  # as they are
+WITH_GROUPS = 'ATSS', 'AutoAssign', 'CenterNet-update', 'DDOD', 'FCOS', 'GFL', 'TOOD', 'VFNet'
+DETECTORS = [name for name, x in families.FAMILIES.items() if x.config.startswith('mmdet')]
+DEFORMED = 'DDOD', 'RepPoints', 'TOOD', 'VFNet'
+
+
+def narrow(values):
+    """Divide the numbers of channels in a config by 16, in place."""
+    for key, value in values.items():
+        parts = [x for x in (value if isinstance(value, list) else [value]) if isinstance(x, dict)]
+        for part in parts:
+            narrow(part)
+        if parts:
+            continue
+        if key in CHANNELS:
+            is_list = isinstance(value, (list, tuple))
+            values[key] = [x // 16 for x in value] if is_list else value // 16
+        elif key == 'num_groups':
+            values[key] = GROUPS[key]
+
+
+def build(name, folder):
+    """Build a family's narrow model with random weights."""
+    family = families.FAMILIES[name]
+    config = Config.fromstring(families.write_config(family), '.py')
+    if name not in WIDE:
+        backbone, depth = config.model.backbone, config.model.backbone.get('depth')
+        narrow({key: part for key, part in config.model.items() if key != 'backbone'})
+        if name == 'YOLOX':
+            backbone.widen_factor /= 16
+        elif depth == 18:
+            backbone.base_channels, backbone.stem_channels = 16, 16
+            config.model.neck.in_channels = [16, 32, 64, 128]
+        else:
+            backbone.base_channels, backbone.stem_channels = 4, 4
+    if name in WITH_GROUPS:
+        config.model.bbox_head.norm_cfg = GROUPS
+    path = folder / 'narrow.py'
+    config.dump(path)
+    model = load_model(path, part='model')
+    if family.normalized:
+        families.set_statistics(model, SIDE)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('name', DETECTORS)
+def test_boxes_of_the_toolbox(tmp_path, name):
+    """All 50 best boxes of mmdet are those of a decoded file."""
+    side = 320 if name.startswith('SSD') else SIDE
+    model, shape = build(name, tmp_path), (side, side)
+    pixels = draw_images(3, shape, model.normalization)['smooth'].pixels
+    image = model.normalization.normalize(pixels)
+    raw = model.task(image)
+    names = model.task.name_outputs(raw)
+    assert len(names) == len(raw)
+    options = dict(proposals=1000) if 'R-CNN' in name else {}  # as many as mmdet has
+    decoded = model.task.post_process(raw, shape, OutputFormat(), options)
+    outputs = [x.numpy() for x in decoded(raw)]
+    description = dict(outputs=decoded.outputs, **decoded.metadata)
+    results = read_results(description, outputs, (0, 0, *shape), shape, -1.0)
+    if name.startswith('SSD'):  # whose predict asks for a loss that the head lacks
+        model.task.model.bbox_head.loss_cls = None
+    (sample,) = model.task.model.predict(image, [families.make_sample(model, side)])
+    wanted = sample.pred_instances.numpy()
+    assert len(wanted.bboxes) and families.share_of_boxes(wanted, results) == 1
+    assert decoded.max_error(raw, outputs) < 1e-6
+    moved = [outputs[0] + 0.01 * side, *outputs[1:]]
+    assert decoded.max_error(raw, moved) > 1e-3
+
+
+def test_encodings_of_positions_are_constants(tmp_path):
+    """Whose arithmetic of integers Core ML lacks."""
+    model = build('DETR', tmp_path)
+    image = torch.randn(1, 3, SIDE, SIDE)
+    graph = build_graph(model, (SIDE, SIDE), None, ['logits', 'boxes'], None, False)
+    assert deviation(model.task(image), graph.network(image)) < 1e-5
+    names = {str(node.target) for node in graph.program.graph.nodes}
+    assert not names & {'aten.sin.default', 'aten.floor_divide.default', 'aten.cumsum.default'}
+
+
+class Deformed(torch.nn.Module):
+    """Both deformable convolutions of MMCV, of which one samples in two groups."""
+
+    def __init__(self):
+        from mmcv.ops import DeformConv2d, ModulatedDeformConv2dPack
+
+        super().__init__()
+        self.offsets = torch.nn.Conv2d(3, 2 * 9, 3, 2, 1)
+        self.first = DeformConv2d(3, 8, 3, 2, 1)
+        self.second = ModulatedDeformConv2dPack(8, 6, (3, 1), 1, (1, 0), deform_groups=2)
+        torch.nn.init.normal_(self.second.conv_offset.weight)
+
+    def forward(self, image):
+        return (self.second(self.first(image, 3 * self.offsets(image))),)
+
+
+def test_deformable_convolutions(monkeypatch, tmp_path):
+    """They are one operator in ONNX, from opset 19 on, and plain operators elsewhere."""
+    pytest.importorskip('mmcv.ops')
+    for name in ('deform_conv', 'modulated_deform_conv'):
+        monkeypatch.setattr(sys.modules[f'mmcv.ops.{name}'], 'ext_module', mmcv_ext)
+    model, image = odd_model(Deformed().eval(), ['map']), torch.randn(1, 3, 14, 11)
+    program = export_program(model.task, image)
+    plain = program.run_decompositions(with_torchvision(LITERT))
+    assert 'deform' in str(program.graph) and 'deform' not in str(plain.graph)
+    assert deviation(model.task(image), plain.module()(image)) < 1e-5
+    report = export_model(model, tmp_path, (14, 11), ('onnx',))['onnx']
+    assert report['opset'] == 19 and report['max_rel_error']['random'] < 1e-5
+    with pytest.raises(ExportError, match='opset=19'):
+        export_model(model, tmp_path, (14, 11), ('onnx',), opset=18)
+
+
+class Windows(torch.nn.Module):
+    """Cuts an image as Swin does."""
+
+    def forward(self, image):
+        parts = image.reshape(1, 3, 2, 4, 2, 4).permute(0, 2, 4, 3, 5, 1).contiguous()
+        return parts.view(-1, 4, 4, 3) + parts.view(torch.int32).view(-1, 4, 4, 3) * 0
+
+
+def test_a_view_of_a_copy_that_is_left_out():
+    image = torch.randn(1, 3, 8, 8)
+    program = export_program(Windows(), image)
+    assert torch.equal(program.module()(image), Windows()(image))
+    assert 'clone' not in str(program.graph)
+
+
+class Attention(torch.nn.MultiheadAttention):
+    """Attention of mmseg's SegFormer: its queries are not its keys, one weight is for all."""
+
+    def forward(self, image):
+        tokens = image.flatten(2).permute(2, 0, 1)
+        return (super().forward(tokens, tokens[::2], tokens[::2])[0].permute(1, 0, 2),)
+
+
+@pytest.mark.conversion
+def test_parts_of_a_weight_in_executorch(tmp_path):
+    pytest.importorskip('executorch')
+    model = odd_model(Attention(8, 2).eval(), ['tokens'], None)
+    model.task.info = replace(model.task.info, in_channels=8)
+    report = export_model(model, tmp_path, (4, 6), ('executorch',))['executorch']
+    assert report['max_rel_error']['random'] < 1e-5
+
+
+PREDICT = """
+import json, sys
+sys.modules['torch'] = None  # an import of it raises
+import numpy as np
+from mmcare_runtime import open_exported
+results = open_exported(sys.argv[1]).predict(np.load(sys.argv[2]), score=-1.0)
+print(json.dumps({name: results[name].tolist() for name in ('boxes', 'scores', 'labels')}))
+"""
+
+
+@pytest.mark.parametrize('name', ['YOLOX', 'DETR'])
+def test_from_a_run_of_mmdet_to_boxes_without_pytorch(tmp_path, name):
+    """A checkpoint of its runner, a file, and the runtime: boxes are those of mmdet's inference."""
+    from mmdet.apis import inference_detector, init_detector
+
+    pytest.importorskip('onnxruntime')
+    shape, weights = (64, 96), tmp_path / 'epoch_1.pth'
+    network = build(name, tmp_path).task.model
+    config = Config.fromfile(tmp_path / 'narrow.py')
+    saved = dict(meta=dict(epoch=1, cfg=config.pretty_text), message_hub={}, optimizer={})
+    torch.save(dict(saved, state_dict=network.state_dict()), weights)
+    source = load_model(tmp_path / 'narrow.py', weights, 'model')
+    report = export_model(source, tmp_path, shape, ('onnx',), 'image', outputs='decoded')['onnx']
+    assert report['checkpoint'] == 'epoch_1.pth'
+    picture = np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8)
+    picture = cv2.resize(picture, (192, 128), interpolation=cv2.INTER_CUBIC)
+    np.save(tmp_path / 'picture.npy', picture)
+    done = run(sys.executable, '-c', PREDICT, tmp_path / report['file'], tmp_path / 'picture.npy')
+    results = {name: np.array(x) for name, x in json.loads(done.stdout).items()}
+    fit_config(config, shape)
+    network = init_detector(config, str(weights), device='cpu')
+    wanted = inference_detector(network, picture).pred_instances.numpy()
+    assert families.share_of_boxes(wanted, results) == 1
+    with replaced_part(network, open_exported(tmp_path / report['file']), checked=True):
+        found = inference_detector(network, picture).pred_instances.numpy()
+    in_mmdet = dict(boxes=found.bboxes, scores=found.scores, labels=found.labels)
+    assert families.share_of_boxes(wanted, in_mmdet) == 1
+    if name == 'YOLOX':  # pixels as they are, gray around them, no clipping
+        (image,) = report['inputs']
+        assert image['channels'] == 'BGR' and image['padding'] == [114.0] * 3
+        assert source.normalization.mean == (0.0,) * 3 and source.normalization.std == (1.0,) * 3
+        assert report['test_cfg']['clip_border'] is False and results['boxes'].min() < 0
