@@ -134,17 +134,21 @@ def find_unshared(folders: Mapping[str, str]) -> dict[str, str]:
     """
     marks: list[Any] = [{}]
     if is_main_process():
-        # The names alone: mkdtemp makes relative paths absolute from Python 3.12 on.
-        marks = [{k: os.path.basename(mkdtemp('', '.mmcare_', f)) for k, f in folders.items()}]
+        for folder in folders.values():
+            os.makedirs(folder, exist_ok=True)  # as MMEngine does for collect_dir
+        marks = [{key: mkdtemp('', '.mmcare_', folder) for key, folder in folders.items()}]
     broadcast_object_list(marks)
     seen = {}
     for key, mark in marks[0].items():
         folder = folders.get(key, '')
-        is_shared = os.path.isdir(os.path.join(folder, mark))
+        # In the current folder, MMEngine also calls mkdtemp and tells the others the result: from
+        # Python 3.12 on, the whole path, so that their current folder may be another one.
+        path = mark if folder == '.' else os.path.join(folder, os.path.basename(mark))
+        is_shared = os.path.isdir(path)
         seen[key] = 'shared' if is_shared else f'another, {os.path.abspath(folder)}'
     differing = find_differences(seen)
-    for key, mark in marks[0].items() if is_main_process() else ():
-        os.rmdir(os.path.join(folders[key], mark))
+    for mark in marks[0].values() if is_main_process() else ():
+        os.rmdir(mark)
     return differing
 
 

@@ -10,6 +10,7 @@ from toy_training import Numbers, StopAt, train
 
 import mmcare
 from mmcare.convert import convert_checkpoint
+from mmcare.engine.run_record import find_unshared
 from mmcare.models import CARE
 from mmcare.weights.reading import read_checkpoint
 
@@ -61,3 +62,9 @@ def test_exports_and_conversions_keep_the_record(tmp_path, monkeypatch):
     Config(dict(model=dict(type='mmcare.CARE', arch=THIN))).dump(tmp_path / 'config.py')
     loaded = load_model(tmp_path / 'config.py', tmp_path / 'trained.pth')
     assert loaded.metadata == dict(training=dict(versions=dict(torch='2.0')))
+
+
+def test_folders_that_do_not_exist_yet(tmp_path):
+    """MMEngine makes the folder in which metrics are collected only when it needs it."""
+    assert not find_unshared({'folder for metrics': str(tmp_path / 'new'), 'current folder': '.'})
+    assert not [*(tmp_path / 'new').iterdir()]
