@@ -1,5 +1,5 @@
-# YOLOX-tiny's neck and head on CARE-S0, trained as yolox_tiny_scenes.py.
-_base_ = ['./yolox_tiny_scenes.py', '../_base_/from_scratch.py']
+# YOLOX-tiny's neck and head on CARE-S0, trained as tiny_scenes.py.
+_base_ = ['./tiny_scenes.py', '../../configs/_base_/from_scratch.py']
 
 work_dir = 'work_dirs/demo_yolox_care_s0'
 model = dict(
