@@ -793,7 +793,10 @@ STATED: set[Name] = {
         '`arch` | `out_channels` (strides 4, 8, 16, 32) | with `expand_last=False`',
     ),
     ('docs/use_in_your_project.md', 'hook | what it does | switch it off with `--cfg-options`'),
-    ('docs/use_in_your_project.md', 'project | constructor to use'),
+    (
+        'docs/use_in_your_project.md',
+        'project | configs that ran | constructor | what to mind, besides `in_channels`',
+    ),
     ('configs/README.md', 'Folder | Toolbox | Task'),
     ('configs/demo/README.md', 'Config | Data | Goal'),
     ('projects/phone/README.md', 'option | '),
