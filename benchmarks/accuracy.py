@@ -87,7 +87,7 @@ def train(name: str, key: str, rate: str, seed: int, fresh: bool = False) -> Non
             batches = islice(runner.test_dataloader, 3)
             samples = [keep(runner.model.test_step(batch)[0], score_thr=0.5) for batch in batches]
         metainfo = runner.test_dataloader.dataset.metainfo
-        draw_predictions(samples, metainfo, CURVES.with_name(f'{name}.jpg'))
+        draw_predictions(samples, metainfo, CURVES.with_name(f'{name}.jpg'), score_thr=0.5)
 
 
 def folder_of(name: str, key: str, rate: str, seed: int, fresh: bool) -> Path:

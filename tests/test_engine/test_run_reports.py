@@ -68,7 +68,8 @@ def test_objects_are_drawn_where_they_are(palette, tmp_path):
         cv2.imwrite(str(tmp_path / f'{name}.png'), np.full((*shape, 3), 255, np.uint8))
         path = tmp_path / f'{name}.png'
         samples.append(sample(path, gt_instances=objects, pred_instances=nothing))
-    draw_predictions(samples, dict(classes=['a', 'b'], palette=palette), tmp_path / 'drawn.png')
+    metainfo = dict(classes=['a', 'b'], palette=palette)
+    draw_predictions(samples, metainfo, tmp_path / 'drawn.png', score_thr=0.3)
     drawn = cv2.imread(str(tmp_path / 'drawn.png'))
     below = drawn[100:]  # the legend
     left, right = np.split(below, [below.shape[1] // 2], axis=1)

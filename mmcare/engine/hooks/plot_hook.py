@@ -110,7 +110,8 @@ class PlotHook(SwitchableHook):
         try:
             if self._samples:
                 metainfo = getattr(runner.val_dataloader.dataset, 'metainfo', {})
-                draw_predictions(self._samples, metainfo, Path(runner.work_dir, PREDICTIONS))
+                path = Path(runner.work_dir, PREDICTIONS)
+                draw_predictions(self._samples, metainfo, path, self.score_thr)
         except Exception as error:  # no fault of a picture is worth the run
             text = f'{PREDICTIONS} was not drawn: {type(error).__name__}: {error}'
             print_log(text, 'current', logging.WARNING)
@@ -147,13 +148,16 @@ def draw_curves(
         figure.savefig(temporary)
 
 
-def draw_predictions(samples: Sequence[Any], metainfo: Mapping[str, Any], path: Path) -> None:
+def draw_predictions(
+    samples: Sequence[Any], metainfo: Mapping[str, Any], path: Path, score_thr: float
+) -> None:
     """Draw annotations next to predictions; a legend names the colours.
 
     Args:
         samples: The toolboxes' data samples, with ``img_path``.
         metainfo: Those of the data set: ``classes``, and the ``palette``.
         path: The file to write.
+        score_thr: The least score of the objects in the samples, which the title names.
     """
     import mmcv
     from matplotlib.figure import Figure
@@ -177,7 +181,9 @@ def draw_predictions(samples: Sequence[Any], metainfo: Mapping[str, Any], path: 
             axis.set_axis_off()
             axis.autoscale(False)  # boxes may reach over the border
             shown.update(_show(axis, sample, part, colours, classes))
-    for axis, title in zip(axes[0], ('truth', 'prediction')):
+    scored = any('pred_instances' in sample for sample in samples)
+    prediction = f'prediction, scores from {score_thr:g}' if scored else 'prediction'
+    for axis, title in zip(axes[0], ('truth', prediction)):
         axis.set_title('\n'.join(filter(None, (title, axis.get_title()))), fontsize=16)
     handles = [Patch(color=colours[label], label=classes[label]) for label in sorted(shown)]
     if handles:

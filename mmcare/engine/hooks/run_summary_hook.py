@@ -50,6 +50,8 @@ class RunSummaryHook(SwitchableHook):
         print_log(text, logger='current')
         if ((runner.cfg.get('model') or {}).get('backbone') or {}).get('from_scratch'):
             text = 'From scratch, {} to {} iterations were run on the sets of docs/results.md'
+            if runner.max_iters < USUAL[0]:
+                text += ': after fewer, predictions may have low scores only'
             print_log(text.format(*USUAL), logger='current')
         print_log(f'Results go to {_shorten(runner.work_dir)}', logger='current')
 
