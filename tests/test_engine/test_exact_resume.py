@@ -1,6 +1,5 @@
 """A resumed run ends with the weights of an uninterrupted one, or says why it cannot."""
 
-import copy
 import os
 import random
 import re
@@ -491,9 +490,9 @@ def test_generators_of_other_libraries(tmp_path, workers):
 class Augmenter(list):
     """As imgaug's: a list of augmenters with a generator within an object of its own."""
 
-    def __init__(self, *parts):
+    def __init__(self, seed, *parts):
         super().__init__(parts)
-        self.random_state = SimpleNamespace(generator=np.random.default_rng())
+        self.random_state = SimpleNamespace(generator=np.random.default_rng(seed))
 
     def __call__(self, sample):
         for part in self:
@@ -504,10 +503,10 @@ class Augmenter(list):
 class Around:
     """As the transforms of mmocr and mmaction2 around imgaug."""
 
-    def __init__(self):
-        self.augmenter = Augmenter(Augmenter())
-        self.python, self.old = random.Random(), np.random.RandomState()
-        self.torch = torch.Generator()
+    def __init__(self, seed):
+        self.augmenter = Augmenter(seed, Augmenter(seed + 1))
+        self.python, self.old = random.Random(seed), np.random.RandomState(seed)
+        self.torch = torch.Generator().manual_seed(seed)
 
     def __call__(self, sample):
         draws = self.python.random() + self.old.rand()
@@ -548,12 +547,10 @@ def run_parts(tmp_path, first, second, **options):
 def test_generators_within_transforms_resume(tmp_path, workers, logged):
     """They start from other states in each process, as without a seed."""
 
-    def build_loader():
-        return dict(dataset=Mixed(copy.deepcopy(around)), num_workers=workers)
+    def build_loader(seed=1):
+        return dict(dataset=Mixed(Around(seed)), num_workers=workers)
 
-    around = Around()
-    other = lambda: dict(dataset=Mixed(Around()), num_workers=workers)  # noqa: E731
-    assert run_parts(tmp_path, build_loader, other)
+    assert run_parts(tmp_path, build_loader, lambda: build_loader(2))
     assert not warned(logged, 'not reproduce')
 
 
