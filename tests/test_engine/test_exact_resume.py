@@ -513,6 +513,13 @@ class Around:
         return (self.augmenter(sample) + draws + torch.rand((), generator=self.torch)).float()
 
 
+class MixedAround(Mixed):
+    """Built by MMEngine, which copies datasets: PyTorch 2.0 cannot copy its generators."""
+
+    def __init__(self, seed):
+        super().__init__(Around(seed))
+
+
 class OwnSampler(torch.utils.data.Sampler):
     """It draws from a generator of its own, or in the main process, as GroupMultiSourceSampler."""
 
@@ -548,7 +555,7 @@ def test_generators_within_transforms_resume(tmp_path, workers, logged):
     """They start from other states in each process, as without a seed."""
 
     def build_loader(seed=1):
-        return dict(dataset=Mixed(Around(seed)), num_workers=workers)
+        return dict(dataset=dict(type=MixedAround, seed=seed), num_workers=workers)
 
     assert run_parts(tmp_path, build_loader, lambda: build_loader(2))
     assert not warned(logged, 'not reproduce')
