@@ -58,6 +58,12 @@ def test_a_picture_that_cannot_be_drawn_does_not_end_the_run(tmp_path, logged):
     assert (tmp_path / 'curves.png').is_file()
 
 
+def test_curves_that_cannot_be_written_do_not_end_the_run(tmp_path, logged):
+    (tmp_path / 'curves.png').mkdir()
+    train(tmp_path, hooks=[PLOTS])
+    assert any('curves.png was not drawn: IsADirectoryError' in text for _, text in logged)
+
+
 @pytest.mark.parametrize('palette', [[(255, 0, 0)] * 2, None, np.zeros((2, 3))])
 def test_objects_are_drawn_where_they_are(palette, tmp_path):
     """A tall picture and a wide one; the class's colour, and nothing where nothing was found."""

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class PlotHook(SwitchableHook):
     The curves are the losses, each point a mean over a 200th of the run, and the metrics below. A
     checkpoint keeps them, so that a resumed run draws all of them. The predictions are those of
     the validation for a few pictures, evenly spread over the data set, next to the annotations. If
-    they cannot be drawn, a warning says why, and the run goes on.
+    a picture cannot be drawn, a warning says why, and the run goes on.
 
     Args:
         metrics: Names of the metrics to plot; those that the evaluator does not report are left
@@ -107,14 +108,11 @@ class PlotHook(SwitchableHook):
                 points = self._curves['metrics'].setdefault(name, {})
                 points[runner.iter] = float(value) * (100 if name.startswith(SHARES) else 1)
         self._draw_curves(runner)
-        try:
-            if self._samples:
-                metainfo = getattr(runner.val_dataloader.dataset, 'metainfo', {})
-                path = Path(runner.work_dir, PREDICTIONS)
+        if self._samples:
+            metainfo = getattr(runner.val_dataloader.dataset, 'metainfo', {})
+            path = Path(runner.work_dir, PREDICTIONS)
+            with _warning(PREDICTIONS):
                 draw_predictions(self._samples, metainfo, path, self.score_thr)
-        except Exception as error:  # no fault of a picture is worth the run
-            text = f'{PREDICTIONS} was not drawn: {type(error).__name__}: {error}'
-            print_log(text, 'current', logging.WARNING)
         self._samples = []
 
     def after_train(self, runner: Any) -> None:
@@ -124,7 +122,18 @@ class PlotHook(SwitchableHook):
         self._is_training = False
 
     def _draw_curves(self, runner: Any) -> None:
-        draw_curves(**self._curves, path=Path(runner.work_dir, CURVES))
+        with _warning(CURVES):
+            draw_curves(**self._curves, path=Path(runner.work_dir, CURVES))
+
+
+@contextmanager
+def _warning(name: str) -> Iterator[None]:
+    """Turn errors into a warning: no fault of a picture is worth the run."""
+    try:
+        yield
+    except Exception as error:
+        text = f'{name} was not drawn: {type(error).__name__}: {error}'
+        print_log(text, 'current', logging.WARNING)
 
 
 def draw_curves(

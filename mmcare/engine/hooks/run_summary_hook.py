@@ -103,7 +103,8 @@ def _commands(scope: str, config: Path, checkpoint: Path, picture: str) -> Itera
 def _first_picture(runner: Any) -> str:
     """Return the path of the first validation picture, or a word in its place."""
     dataset: Any = runner.val_dataloader.dataset if runner.val_loop else None
-    info = dataset.get_data_info(0) if hasattr(dataset, 'get_data_info') else {}
+    has_info = hasattr(dataset, 'get_data_info') and len(dataset)
+    info = dataset.get_data_info(0) if has_info else {}
     return _shorten(info.get('img_path') or 'PICTURE')
 
 
