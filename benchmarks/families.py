@@ -37,6 +37,7 @@ from mmcare.export.in_toolbox import pad_images
 from mmcare.export.loading import LoadedModel
 from mmcare.export.pipelines import fit_config
 from mmcare.files import check_writable
+from mmcare_runtime.model import Run
 from mmcare_runtime.results import read_results
 from mmcare_runtime.suffixes import PICTURES, list_files
 
@@ -87,6 +88,7 @@ FAMILIES: Mapping[str, Family] = {
     'DeepLabV3+': Family('mmseg::deeplabv3plus/deeplabv3plus_r18-d8_4xb2-80k_cityscapes-512x1024'),
     'PIDNet': Family('mmseg::pidnet/pidnet-s_2xb6-120k_1024x1024-cityscapes'),
     'DDRNet': Family('mmseg::ddrnet/ddrnet_23-slim_in1k-pre_2xb6-120k_cityscapes-1024x1024'),
+    'BiSeNet': Family('mmseg::bisenetv1/bisenetv1_r18-d32_4xb4-160k_cityscapes-1024x1024'),
     'BiSeNetV2': Family('mmseg::bisenetv2/bisenetv2_fcn_4xb4-160k_cityscapes-1024x1024'),
     'UNet': Family('mmseg::unet/unet-s5-d16_fcn_4xb4-40k_hrf-256x256'),
     'STDC': Family('mmseg::stdc/stdc1_4xb12-80k_cityscapes-512x1024'),
@@ -147,16 +149,23 @@ def set_statistics(model: LoadedModel, side: int) -> None:
         norm.eval()
 
 
-def compare_with_toolbox(model: LoadedModel, path: Path, side: int) -> float:
-    """Compare the results of a file with the toolbox's own prediction, see above."""
-    normalization = model.normalization
+def compare_with_toolbox(
+    model: LoadedModel, description: Mapping[str, Any], run: Run, side: int
+) -> float:
+    """Compare the results of a file with the toolbox's own prediction, see above.
+
+    Args:
+        model: What was exported.
+        description: Of the file.
+        run: Maps a normalized image to the file's outputs.
+        side: Of the image.
+    """
+    normalization, network = model.normalization, model.task.model
     assert normalization is not None, 'known for configs of the toolboxes'
     pixels = draw_images(3, (side, side), normalization)['smooth'].pixels
     image = normalization.normalize(pixels)
-    program, network = open_exported(path), model.task.model
-    results = read_results(
-        program.description, program.run(image.numpy()), (0, 0, side, side), (side, side), -1.0
-    )
+    outputs = run(image.numpy())
+    results = read_results(description, outputs, (0, 0, side, side), (side, side), -1.0)
     sample = make_sample(model, side)
     with torch.no_grad():
         (predicted,) = network.predict(image, [sample])
@@ -252,7 +261,9 @@ def compute_cell(
     if name == 'onnx':
         try:
             file = folder / report['file']
-            cell['equal'] = compare_with_toolbox(model, file, family.side)
+            program = open_exported(file)
+            run, side = program.run, family.side
+            cell['equal'] = compare_with_toolbox(model, program.description, run, side)
             if photographs and family.config.startswith('mmdet'):
                 cell['photographs'] = compare_on_photographs(model, file, family.side, photographs)
         except Exception as error:  # the toolbox's own

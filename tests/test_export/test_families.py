@@ -28,7 +28,6 @@ from mmcare.export.in_toolbox import replaced_part
 from mmcare.export.pipelines import fit_config
 from mmcare.export.rewrites import LITERT, export_program, with_torchvision
 from mmcare.export.tasks.base import OutputFormat
-from mmcare_runtime.results import read_results
 
 pytestmark = newer
 pytest.importorskip('mmdet')
@@ -56,6 +55,7 @@ WIDE = (
 )  # as they are
 WITH_GROUPS = 'ATSS', 'AutoAssign', 'CenterNet-update', 'DDOD', 'FCOS', 'GFL', 'TOOD', 'VFNet'
 DETECTORS = [name for name, x in families.FAMILIES.items() if x.config.startswith('mmdet')]
+OTHERS = [name for name in families.FAMILIES if name not in DETECTORS]
 DEFORMED = 'DDOD', 'RepPoints', 'TOOD', 'VFNet'
 
 
@@ -78,7 +78,10 @@ def build(name, folder):
     """Build a family's narrow model with random weights."""
     family = families.FAMILIES[name]
     config = Config.fromstring(families.write_config(family), '.py')
-    if name not in WIDE:
+    if name == 'Segmenter':
+        config.model.backbone.update(img_size=(SIDE, SIDE), num_layers=2)
+        config.model.test_cfg.update(crop_size=(SIDE, SIDE), stride=(SIDE, SIDE))
+    if name in DETECTORS and name not in WIDE:
         backbone, depth = config.model.backbone, config.model.backbone.get('depth')
         narrow({key: part for key, part in config.model.items() if key != 'backbone'})
         if name == 'YOLOX':
@@ -113,15 +116,38 @@ def test_boxes_of_the_toolbox(tmp_path, name):
     decoded = model.task.post_process(raw, shape, OutputFormat(), options)
     outputs = [x.numpy() for x in decoded(raw)]
     description = dict(outputs=decoded.outputs, **decoded.metadata)
-    results = read_results(description, outputs, (0, 0, *shape), shape, -1.0)
     if name.startswith('SSD'):  # whose predict asks for a loss that the head lacks
         model.task.model.bbox_head.loss_cls = None
-    (sample,) = model.task.model.predict(image, [families.make_sample(model, side)])
-    wanted = sample.pred_instances.numpy()
-    assert len(wanted.bboxes) and families.share_of_boxes(wanted, results) == 1
+    assert families.compare_with_toolbox(model, description, lambda _: outputs, side) == 1
     assert decoded.max_error(raw, outputs) < 1e-6
     moved = [outputs[0] + 0.01 * side, *outputs[1:]]
     assert decoded.max_error(raw, moved) > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('name', OTHERS)
+def test_labels_and_scores_of_the_toolboxes(tmp_path, name):
+    """All labels of mmseg, and mmpretrain's scores, are those of what files compute."""
+    toolbox = families.FAMILIES[name].config.partition('::')[0]
+    pytest.importorskip(toolbox)
+    side = SIDE if toolbox == 'mmseg' else families.FAMILIES[name].side
+    model, shape = build(name, tmp_path), (side, side)
+    families.set_statistics(model, side)
+    raw = model.task(torch.zeros(1, 3, *shape))
+    names = model.task.name_outputs(raw)
+    post_process = model.task.post_process(raw, shape, OutputFormat(), {})
+    network = build_graph(model, shape, None, names, post_process, False).network
+    described = dict(model.task.describe(model.config, raw), shape=shape)
+    found = []
+
+    def run(image):
+        found[:] = [x.numpy() for x in network(torch.from_numpy(image))]
+        return found
+
+    description = dict(described, outputs=post_process.outputs)
+    equal = families.compare_with_toolbox(model, description, run, side)
+    assert len(np.unique(found[0])) > 1
+    assert equal == 1 if toolbox == 'mmseg' else equal < 0.01 * found[0].std()
 
 
 def test_encodings_of_positions_are_constants(tmp_path):
