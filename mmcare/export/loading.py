@@ -144,8 +144,9 @@ def load_model(
         torch.manual_seed(0)
         try:
             model = MODELS.build(model_config)
-        # Such as a name or an argument that does not exist, or a mean of four channels.
-        except (AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        except (ImportError, OSError):  # of what a model imports and reads
+            raise
+        except Exception as error:  # models of others raise anything
             raise ValueError(f'the model of {source} cannot be built: {error}') from error
     backbone = find_backbone(model) if backbone is None else backbone
     task = make_task(model, part, backbone=backbone)

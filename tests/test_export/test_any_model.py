@@ -1,5 +1,7 @@
 """Models of the toolboxes with backbones of their own, and a backbone that only this test knows."""
 
+import builtins
+
 import pytest
 import torch
 from export_helpers import run_file
@@ -10,6 +12,9 @@ from torch.utils._pytree import tree_structure
 
 from mmcare.deployment import BackboneInfo, describe_backbone, prepare_backbone
 from mmcare.export import export_model, load_model
+from mmcare.export.pipelines import name_steps
+from mmcare.export.plan import plan_export
+from mmcare.export.request import ExportRequest
 from mmcare.export.tasks import make_task
 from mmcare.export.tasks.base import find_tensors
 from mmcare.weights.reading import CheckpointError
@@ -105,6 +110,94 @@ def test_the_backbone_of_a_student(tmp_path):
         torch.save(saved.state_dict(), weights)
         loaded = load_model(config, weights).task.model.patches.weight
         assert torch.equal(loaded, taught.student.backbone.patches.weight)
+
+
+@MODELS.register_module()
+class Picky(nn.Conv2d):
+    """A backbone for images of one size; an error is raised when it is built, or by others."""
+
+    img_size = 64
+
+    def __init__(self, error, when='forward'):
+        super().__init__(3, 8, 4, 4)
+        self.error = getattr(builtins, error)
+        if when == 'build':
+            raise self.error('odd')
+
+    def forward(self, images):
+        if images.shape[2] != self.img_size:
+            raise self.error('odd')
+        return (super().forward(images),)
+
+
+@pytest.mark.parametrize(
+    'error',
+    ['AssertionError', 'AttributeError', 'KeyError', 'RuntimeError', 'TypeError', 'ValueError'],
+)
+def test_what_models_of_others_raise(tmp_path, error):
+    """It becomes one error, which names the backbone's own size of images, if there is one."""
+    config = tmp_path / 'picky.py'
+    config.write_text(f"model = dict(type='Any', backbone=dict(type='Picky', error='{error}'))")
+    source = load_model(config)
+    words = r'cannot compute images of \(128, 64\); the img_size of its backbone is 64: .*odd'
+    with pytest.raises(ValueError, match=words):
+        export_model(source, tmp_path, (128, 64), ('onnx',))
+    config.write_text(
+        f"model = dict(type='Any', backbone=dict(type='Picky', error='{error}', when='build'))"
+    )
+    with pytest.raises(ValueError, match=r'the model of .*picky\.py cannot be built: .*odd'):
+        load_model(config)
+
+
+@MODELS.register_module()
+class Scaled(Stub):
+    """A backbone with layer scales, and a parameter that begins at zero."""
+
+    def __init__(self):
+        super().__init__()
+        values = dict(gamma_1=1e-6, layer_scale_1=1e-5, gamma=1.0, zeros=0.0)
+        for name, value in values.items():
+            self.register_parameter(name, nn.Parameter(torch.full((8,), value)))
+
+
+def test_layer_scales_hide_no_blocks(tmp_path):
+    """Random models have them at 0.1, whatever their names are; trained ones keep theirs."""
+    config, weights = tmp_path / 'scaled.py', tmp_path / 'scaled.pth'
+    config.write_text("model = dict(type='Any', backbone=dict(type='Scaled'))")
+    model = load_model(config).task.model
+    for scale in (model.gamma_1, model.layer_scale_1, model.gamma):
+        assert torch.equal(scale, torch.full((8,), 0.1))
+    assert not model.zeros.any() and torch.equal(model.scale, Stub().scale)
+    trained = Scaled()
+    torch.save(trained.state_dict(), weights)
+    loaded = load_model(config, weights).task.model
+    assert torch.equal(loaded.gamma_1, trained.gamma_1)
+
+
+def test_sizes_are_multiples_of_the_stride(tmp_path):
+    """Of the model's own, here 8, if no size is given, also."""
+    pytest.importorskip('mmseg')
+    name = 'mmseg::deeplabv3plus/deeplabv3plus_r18-d8_4xb2-80k_cityscapes-512x1024.py'
+    source = load_model(name, part='model')
+    name_steps(source.config)['Resize'].scale = (100, 60)
+    assert plan_export(source, ExportRequest(formats=('onnx',))).shape == (64, 104)
+    assert plan_export(source, ExportRequest((72, 40), ('onnx',))).shape == (72, 40)
+    with pytest.raises(ValueError, match='multiples of 8'):
+        plan_export(source, ExportRequest((72, 44), ('onnx',)))
+
+
+REFUSED = {
+    'mmdet::fast_rcnn/fast-rcnn_r50_fpn_1x_coco.py': 'the FastRCNN has no RPN',
+    'mmdet::sparse_rcnn/sparse-rcnn_r50_fpn_1x_coco.py': 'the SparseRoIHead computes results in',
+    'mmpretrain::glip/glip-t_headless.py': 'are exported whole, not a ImageClassifier',
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_models_that_are_refused_whole(name):
+    pytest.importorskip(name.partition(':')[0])
+    with pytest.raises(ValueError, match=REFUSED[name]):
+        load_model(name, part='model')
 
 
 class Packed(nn.Conv2d):

@@ -132,7 +132,8 @@ def test_labels_and_scores_of_the_toolboxes(tmp_path, name):
     pytest.importorskip(toolbox)
     side = SIDE if toolbox == 'mmseg' else families.FAMILIES[name].side
     model, shape = build(name, tmp_path), (side, side)
-    families.set_statistics(model, side)
+    if toolbox == 'mmpretrain':  # or scores would be all alike, or 0 and 1
+        families.set_statistics(model, side)
     raw = model.task(torch.zeros(1, 3, *shape))
     names = model.task.name_outputs(raw)
     post_process = model.task.post_process(raw, shape, OutputFormat(), {})
@@ -147,7 +148,10 @@ def test_labels_and_scores_of_the_toolboxes(tmp_path, name):
     description = dict(described, outputs=post_process.outputs)
     equal = families.compare_with_toolbox(model, description, run, side)
     assert len(np.unique(found[0])) > 1
-    assert equal == 1 if toolbox == 'mmseg' else equal < 0.01 * found[0].std()
+    if toolbox == 'mmseg':
+        assert equal == 1
+    else:
+        assert equal < 0.01 * found[0].std()
 
 
 def test_encodings_of_positions_are_constants(tmp_path):

@@ -5,13 +5,13 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from export_helpers import thin_model
+from export_helpers import odd_model, thin_model
 from helpers import THIN, craft_heads
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from test_postprocessing import detector
 from torch import nn
 
-from mmcare.export import export_model
+from mmcare.export import export_model, open_exported
 from mmcare.export.backends import BACKENDS
 from mmcare.export.backends.onnx_float16 import round_to_float16
 from mmcare.export.graph import Graph
@@ -39,6 +39,28 @@ def test_heads_that_training_switches_off(tmp_path, backend, key):
     report = export_model(source, tmp_path, (128, 128), (backend,), 'tensor')[backend]
     assert all(error < 1e-2 for error in report[f'max_rel_error{key}'].values())
     assert report.get('delegates', 1) == 1
+
+
+class Large(nn.Module):
+    """What leaves float16 on the way."""
+
+    def forward(self, images):
+        return ((images * 1e6).relu() * 1e-6,)
+
+
+def test_an_overflow(tmp_path, caplog):
+    """A file that is right in float32 is written; log, report and description say the rest."""
+    source = odd_model(Large(), ['large'])
+    report = export_model(source, tmp_path, (8, 8), ('onnx',))['onnx']
+    words = "ONNX Runtime in float16's outputs differ from PyTorch's by inf"
+    assert report['max_rel_error_float16'].startswith(f'too large: {words}')
+    assert report['max_rel_error']['random'] < 1e-5
+    (logged,) = [x.message for x in caplog.records if x.levelname == 'WARNING']
+    assert logged.startswith(f'onnx: only in float32: {words}')
+    path = tmp_path / report['file']
+    assert report['float16'] is False and open_exported(path).description['float16'] is False
+    with pytest.raises(ValueError, match='has no float16'):
+        open_exported(path, float16=True)
 
 
 SIDE, OBJECTS, SEEN = 512, 120, 12  # each object is seen in as many cells as a trained head sees it

@@ -194,6 +194,8 @@ def test_core_ml_says_what_vision_and_xcode_look_for(tmp_path):
         specs[name] = ct.utils.load_spec(str(tmp_path / file))
         metadata = specs[name].description.metadata
         assert (metadata.author, metadata.license) == ('A', 'B')
+        assert metadata.shortDescription.endswith(': model')
+        assert 'CARE' not in metadata.shortDescription
     assert specs['classifier'].description.predictedFeatureName == 'classLabel'
     preview = specs['fpn'].description.metadata.userDefined
     assert preview['com.apple.coreml.model.preview.type'] == 'imageSegmenter'

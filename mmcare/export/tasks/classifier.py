@@ -32,7 +32,7 @@ class Classifier(Task):
     @staticmethod
     def fits(model: nn.Module) -> bool:
         """Say whether a model is a classifier with a head."""
-        return is_of_class(model, 'BaseClassifier') and hasattr(model, 'head')
+        return is_of_class(model, 'BaseClassifier') and getattr(model, 'head', None) is not None
 
     def pads_to_stride(self, shape: Shape) -> bool:
         """Return False: a classifier has one map."""
@@ -41,7 +41,8 @@ class Classifier(Task):
     def describe(self, config: Config | None, outputs: Outputs) -> dict[str, Any]:
         """Describe the activation, which is sigmoid if several classes can be right."""
         activation = 'sigmoid' if is_of_class(self.head, 'MultiLabelClsHead') else 'softmax'
-        return dict(activation=activation, **describe_classes(config, self.head.num_classes))
+        number = outputs[0].shape[1]  # not all heads know it
+        return dict(activation=activation, **describe_classes(config, number))
 
     def post_process(
         self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options

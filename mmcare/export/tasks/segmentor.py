@@ -187,7 +187,7 @@ class LabelMap(PostProcess):
         self.shape, self.align_corners = shape, head.align_corners
         self.dtype = torch.int32 if channels > 256 and dtype == torch.uint8 else dtype
         self.outputs = [dict(name='labels', kind='labels')]
-        self.threshold = head.threshold
+        self.threshold = getattr(head, 'threshold', None)  # of one channel
         self.register_buffer('classes', torch.arange(max(channels, 2)).float()[None, :, None, None])
 
     def enlarge(self, logits: Tensor) -> Tensor:

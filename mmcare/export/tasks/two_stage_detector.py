@@ -67,6 +67,8 @@ def explain_method(module: Any, methods: Mapping[str, str]) -> str:
 
 def explain_refusal(model: Any) -> str:
     """Say in a sentence why a two-stage detector cannot be exported; empty if it can be."""
+    if not (model.with_rpn and model.with_roi_head):
+        return f'the {type(model).__name__} has no RPN, or no RoI head'
     rpn, head = model.rpn_head, model.roi_head
     kind = 'CascadeRoIHead' if is_of_class(head, 'CascadeRoIHead') else 'StandardRoIHead'
     if reason := explain_method(head, dict.fromkeys(ROI_HEADS[kind], kind)):
