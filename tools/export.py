@@ -75,7 +75,7 @@ def parse_args() -> argparse.Namespace:
     )
     add('--part', choices=PARTS, default='backbone', help=help_part)
     help_shape = (
-        "of the images; default: the test pipeline's, rounded up to multiples of the model's stride "
+        "of the images; default: the test pipeline's, rounded up to multiples of the stride "
         "where maps are added up, or the windows' if test_cfg.mode is 'slide'; 512 512 for an arch"
     )
     add('--shape', type=int, nargs=2, metavar=('H', 'W'), help=help_shape)
