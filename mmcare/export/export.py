@@ -219,7 +219,7 @@ def _say_what_is_missing(plan: ExportPlan, report: Mapping[str, Any]) -> dict[st
             'padded where a picture is smaller, which mmseg computes at its own size: for equal '
             f'results, set model.data_preprocessor.test_cfg=dict(size={(*report["shape"],)})'
         )
-    if padding := plan.model.task.explain_padding(config):
+    if padding := plan.model.task.explain_padding(config, plan.shape):
         missing['padding'] = padding
     if config is not None and report['inputs'][0]['resize'] is None and not slides:
         missing['resize'] = 'none in the test pipeline: larger pictures cannot be tested'

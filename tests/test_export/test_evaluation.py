@@ -222,6 +222,7 @@ def test_sizes_in_configs():
         (dict(type='CenterCrop', crop_size=224), 'CenterCrop without a ResizeEdge'),
         (dict(type='Resize', scale_factor=0.5), 'scale_factor=0.5'),
         (dict(type='mmseg.ResizeShortestEdge', scale=512, max_size=2048), 'describe ResizeShort'),
+        (dict(type='RandomCenterCropPad', test_mode=True), 'describe RandomCenterCropPad: use'),
         (dict(type='mmpretrain.EfficientNetCenterCrop', crop_size=224), 'makes squares'),
     ],
 )

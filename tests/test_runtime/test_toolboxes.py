@@ -190,6 +190,22 @@ def test_pictures_smaller_than_a_window(padding, tmp_path):
     assert ((labels == wanted).mean() >= 0.999, len(texts)) == (padded, int(not padded)), texts
 
 
+@pytest.mark.parametrize('padding', [None, dict(size=SHAPE), dict(size_divisor=128)])
+@pytest.mark.parametrize('stretched', [True, False])
+def test_pictures_of_another_ratio(padding, stretched, tmp_path):
+    """mmseg computes them as they are, which is said, unless the remedy is taken."""
+    changes = {'model.data_preprocessor.test_cfg': padding} if padding else {}
+    source = sure_model('segmentation', tmp_path, **{SCALE: SHAPE[::-1]}, **changes)
+    if not stretched:
+        assert source.config.test_dataloader.dataset.pipeline.pop(2).type == 'ResizeToMultiple'
+    model = open_on_picture(source, 'raw', 'top-left', tmp_path)
+    wanted = by_mim_test(source, tmp_path / 'picture.png').pred_sem_seg.data[0].numpy()
+    labels = model.predict(tmp_path / 'picture.png')['labels']
+    remedy, padded = source.task.explain_padding(source.config, SHAPE), padding == dict(size=SHAPE)
+    assert ('ResizeToMultiple' in remedy, 'size=(64, 96)' in remedy) == (stretched, not padded)
+    assert ((labels == wanted).mean() >= 0.999) == (not remedy)
+
+
 def test_corners_that_are_aligned(tmp_path):
     """Raw outputs are enlarged as the head does."""
     head = dict(align_corners=True)

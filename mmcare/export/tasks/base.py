@@ -183,7 +183,7 @@ class Task(nn.Module):
         """
         raise NotImplementedError
 
-    def explain_padding(self, config: Config | None) -> str:
+    def explain_padding(self, config: Config | None, shape: Shape) -> str:
         """Say where padding changes results that the toolbox gives without it; empty: nowhere."""
         return ''
 

@@ -81,7 +81,7 @@ class QueryDetector(Task):
         """Say whether the network keeps the best boxes."""
         return output_format.has_nms
 
-    def explain_padding(self, config: Config | None) -> str:
+    def explain_padding(self, config: Config | None, shape: Shape) -> str:
         """Say that padding is not masked."""
         return 'seen as part of the picture, while mmdet masks it: choose a shape of your ratio'
 

@@ -10,7 +10,7 @@ from mmengine.config import Config
 from torch import Tensor, nn
 
 from mmcare.deployment import BackboneInfo
-from mmcare.export.pipelines import describe_sliding, is_slid
+from mmcare.export.pipelines import describe_sliding, is_slid, name_steps
 from mmcare.export.tasks.base import (
     Description,
     Options,
@@ -100,15 +100,17 @@ class Segmentor(Task):
             described['reduce_zero_label'] = reduced
         return described | describe_classes(config, self.head.num_classes)
 
-    def explain_padding(self, config: Config | None) -> str:
+    def explain_padding(self, config: Config | None, shape: Shape) -> str:
         """Say how mmseg is made to pad pictures, which it tests at their own sizes by default."""
-        preprocessor = (config or {}).get('model', {}).get('data_preprocessor') or {}
-        if config is None or is_slid(config) or (preprocessor.get('test_cfg') or {}).get('size'):
+        if config is None or is_slid(config):
             return ''
-        return (
-            'of pictures with another ratio, which mmseg does not pad: for equal results, set '
-            'model.data_preprocessor.test_cfg=dict(size=(height, width))'
-        )
+        preprocessor, changes = config.model.get('data_preprocessor') or {}, []
+        if 'ResizeToMultiple' in name_steps(config):
+            changes.append('remove ResizeToMultiple from the test pipeline')
+        if [*((preprocessor.get('test_cfg') or {}).get('size') or ())] != [*shape]:
+            changes.append(f'set model.data_preprocessor.test_cfg=dict(size={(*shape,)})')
+        what = 'of pictures with another ratio, which mmseg does not pad so: for equal results, '
+        return what + ' and '.join(changes) if changes else ''
 
     def choose_activation(self, channels: int) -> str:
         """Choose ``'softmax'`` or ``'sigmoid'``, which the losses of several classes may name."""
