@@ -14,6 +14,8 @@ import torch
 from export_helpers import odd_model
 from helpers import ROOT, deviation, newer, run
 from mmengine.config import Config
+from mmengine.runner import EpochBasedTrainLoop, Runner
+from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))  # where scripts find each other
 
@@ -247,8 +249,12 @@ def test_from_a_run_of_mmdet_to_boxes_without_pytorch(tmp_path, name):
     shape, weights = (64, 96), tmp_path / 'epoch_1.pth'
     network = build(name, tmp_path).task.model
     config = Config.fromfile(tmp_path / 'narrow.py')
-    saved = dict(meta=dict(epoch=1, cfg=config.pretty_text), message_hub={}, optimizer={})
-    torch.save(dict(saved, state_dict=network.state_dict()), weights)
+    runner = Runner.from_cfg({**config, 'work_dir': str(tmp_path)})
+    runner._train_loop = EpochBasedTrainLoop(runner, DataLoader([0]), 1)  # without data
+    runner.model.load_state_dict(network.state_dict())
+    runner.call_hook('before_run')  # YOLOX saves an average of its weights
+    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+    runner.save_checkpoint(str(tmp_path), weights.name, save_param_scheduler=False)
     source = load_model(tmp_path / 'narrow.py', weights, 'model')
     report = export_model(source, tmp_path, shape, ('onnx',), 'image', outputs='decoded')['onnx']
     assert report['checkpoint'] == 'epoch_1.pth'
