@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from mmengine.registry import DefaultScope
+from mmengine.registry import MODELS, DefaultScope
 from recording import save
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -130,9 +130,19 @@ def load(family: Family, folder: Path) -> LoadedModel:
     path.write_text(write_config(family))
     torch.manual_seed(0)
     model = load_model(path, part='model')
-    if family.normalized:
-        set_statistics(model, family.side)
+    prepare(model, family, family.side)
     return model
+
+
+@torch.no_grad()
+def prepare(model: LoadedModel, family: Family, side: int) -> None:
+    """Let random weights give maps of usual magnitudes, in place."""
+    assert model.normalization is not None, 'known for configs of the toolboxes'
+    if {*model.normalization.std} == {1.0}:  # trained weights are as small
+        convs = (x for x in model.task.backbone.modules() if isinstance(x, torch.nn.Conv2d))
+        next(convs).weight /= 255
+    if family.normalized:
+        set_statistics(model, side)
 
 
 @torch.no_grad()
@@ -186,13 +196,15 @@ def compare_on_photographs(model: LoadedModel, path: Path, side: int, folder: Pa
     """
     from mmdet.apis import inference_detector
 
-    network, config = deepcopy(model.task.model), deepcopy(model.config)
+    config = deepcopy(model.config)
     assert config is not None, 'models have configs here'
     fit_config(config, (side, side))
-    pad_images(network, (side, side), model.normalization)
-    network.cfg = config
     program, shares = open_exported(path), []
     with DefaultScope.overwrite_default_scope('mmdet'):  # whose transforms are meant
+        network = MODELS.build(config.model).eval()  # without padding of its own
+        network.load_state_dict(model.task.model.state_dict())
+        pad_images(network, (side, side), model.normalization)
+        network.cfg = config
         for picture in list_files(folder, PICTURES)[:PHOTOGRAPHS]:
             wanted = inference_detector(network, str(picture)).pred_instances.cpu().numpy()
             shares.append(share_of_boxes(wanted, program.predict(picture, score=-1.0)))

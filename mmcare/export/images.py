@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from mmcare_runtime.prepare import (
     resize_as_mmcv,
 )
 
+PICTURE_MEAN, PICTURE_STD = 116.0, 57.0  # of pictures of 8 bits, as in ImageNet
 LOOKED_AT = 8  # pictures that are looked at if the config does not say their bits and values
 HELD_OUT = 2  # pictures to check files on; calibration does not use them
 Pictures = str | os.PathLike | Sequence[Tensor] | None  # a folder, or pixels (1, C, H, W)
@@ -70,6 +71,7 @@ def draw_images(
     """Draw images: random ones, one as smooth as pictures, and extremes.
 
     With a normalization, they are pixels: whole numbers of 8 or 16 bits, except in the last image.
+    Their spread is the normalization's, or that of pictures where it divides by 1, as Caffe's do.
     """
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(1, channels, *shape, generator=generator)
@@ -78,6 +80,9 @@ def draw_images(
     drawn = dict(random=noise, smooth=smooth, zeros=0 * noise, black_and_white=2.5 * noise.sign())
     hundredfold = 100 * noise
     if normalization is not None:
+        if bits == 8 and {*normalization.std} == {1.0}:
+            mean, std = (PICTURE_MEAN,) * channels, (PICTURE_STD,) * channels
+            normalization = replace(normalization, mean=mean, std=std)
         drawn = {name: normalization.to_pixels(image) for name, image in drawn.items()}
         if bits in (8, 16):
             drawn = {name: x.round().clamp(0, 2**bits - 1) for name, x in drawn.items()}

@@ -98,8 +98,7 @@ def build(name, folder):
     path = folder / 'narrow.py'
     config.dump(path)
     model = load_model(path, part='model')
-    if family.normalized:
-        families.set_statistics(model, SIDE)
+    families.prepare(model, family, SIDE)
     return model
 
 

@@ -12,7 +12,7 @@ from helpers import newer
 from mmengine.config import Config
 from torch import nn
 
-from mmcare.export.images import load_images
+from mmcare.export.images import draw_images, load_images
 from mmcare.export.in_toolbox import pad_images
 from mmcare.export.loading import Normalization
 from mmcare.export.pipelines import describe_loader, describe_sliding, fit_config
@@ -50,6 +50,15 @@ def test_pictures_of_twelve_bits(tmp_path):
         plan_export(model, ExportRequest(SHAPE, ('onnx',), 'image', images=tmp_path))
     with pytest.raises(ValueError, match='pictures have an unknown number of bits'):
         plan_export(model, ExportRequest(SHAPE, ('coreml',)))  # there are none
+
+
+@pytest.mark.parametrize('mean', [(0.0,) * 3, (103.53, 116.28, 123.675)], ids=['none', 'caffe'])
+def test_pictures_that_are_not_divided(mean):
+    """Drawn images are as bright as pictures, where a config takes pixels as they are, also."""
+    images = draw_images(3, SHAPE, Normalization(mean, (1.0,) * 3, 'BGR'))
+    for name in ('random', 'smooth', 'black_and_white'):
+        pixels = images[name].pixels
+        assert pixels.min() < 10 and pixels.max() > 225 and 40 < pixels.std() < 130
 
 
 def test_loaders():
