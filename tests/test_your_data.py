@@ -105,7 +105,7 @@ def test_five_lines_are_enough(mine, capsys):
     test, export, draw = (shlex.split(x) for x in end.splitlines() if x.startswith('    '))
     assert test[:2] == ['mim', 'test'] and test[-1] == str(best)
     assert {'mine.py', str(best)} < {*export}
-    assert Path(draw[-1]).is_file()
+    assert Path(draw[4]).is_file()
     measured = runner.test()
     assert all(-1 <= measured[name] <= 100 for name in TASKS[mine][1])
 

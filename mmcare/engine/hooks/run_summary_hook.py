@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,10 @@ class RunSummaryHook(SwitchableHook):
 
     def __init__(self, enabled: bool = True) -> None:
         super().__init__(enabled)
-        for handler in MMLogger.get_current_instance().handlers if enabled else ():
+        if not enabled:
+            return
+        warnings.filterwarnings('ignore', 'torch.meshgrid')  # by mmdet's anchor-free heads
+        for handler in MMLogger.get_current_instance().handlers:
             if not isinstance(handler, logging.FileHandler):
                 handler.addFilter(_is_for_users)
 
