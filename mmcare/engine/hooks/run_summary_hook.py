@@ -17,7 +17,7 @@ from mmcare.shipped import CONFIGS
 
 TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain')
 # Iterations from scratch on the four sets of docs/results.md.
-USUAL = (750, 1040)
+USUAL = (500, 1040)
 
 
 @HOOKS.register_module()
