@@ -825,7 +825,7 @@ def check(page: str, text: str) -> Iterator[str]:
     """Yield what is wrong with the tables of a page."""
     if '<table' in text:
         yield f'{page} has a table in HTML, which is not checked'
-    seen = set()
+    seen: set[str] = set()
     for header, rows in find_tables(text):
         name = page, header
         if name in RECORDED:
