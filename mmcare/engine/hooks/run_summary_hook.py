@@ -18,7 +18,7 @@ from mmcare.shipped import CONFIGS
 
 TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain')
 # Iterations from scratch on the four sets of docs/results.md.
-USUAL = (750, 1040)
+USUAL = (500, 1040)
 # How texts begin that are not shown on the screen.
 FOR_THE_FILE = (
     'Hooks will be executed in',
