@@ -844,7 +844,8 @@ def pages() -> Iterable[Path]:
 
 def main() -> None:
     """Check all pages, and names that no page has any more."""
-    wrong, names = [], set()
+    wrong: list[str] = []
+    names: set[Name] = set()
     for path in pages():
         page, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding='utf-8')
         wrong += check(page, text)
