@@ -267,3 +267,9 @@ def test_wrong_cells_and_unassigned_tables_are_found():
     (unassigned,) = tables.check(page, text + new)
     assert 'network | ms' in unassigned and 'assigned to no recording' in unassigned
     assert not list(tables.check(page, text + new.replace('12', '`12`')))  # an option, a name
+    bare = '\n\nnetwork | ms\n---|---\nnetwork | 12\n'
+    for hidden in (new.replace('\n|', '\n  |'), bare, '<table><tr><td>12</td></tr></table>'):
+        assert len(list(tables.check(page, text + hidden))) == 1
+    stated = '\n\n| | |\n|---|---|\n| ms | 12 |\n'
+    (same,) = tables.check('docs/results.md', stated * 2)
+    assert 'two tables' in same

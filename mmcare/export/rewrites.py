@@ -189,7 +189,7 @@ def _conv2d(
 
     XNNPACK's kernels hold 9 or 25 values: a kernel of 11 takes the time of 25, and a kernel of more
     than 25 goes to slower operators. Kernels that are not cut stay ``aten.conv2d``, and ExecuTorch
-    quantizes only these, since sums of pieces would take longer in int8.
+    quantizes only these.
     """
     sides = weight.shape[2:]
     values = prod(sides)

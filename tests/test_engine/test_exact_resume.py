@@ -576,6 +576,31 @@ def test_samplers_with_generators_resume(tmp_path, place, logged):
     assert not warned(logged, 'not reproduce')
 
 
+class Grouping(torch.utils.data.BatchSampler):
+    """It holds some samples within an epoch, as mmdet's AspectRatioBatchSampler does."""
+
+    def __init__(self, sampler, batch_size, keeps_rest):
+        super().__init__(sampler, batch_size, drop_last=False)
+        self.held, self.keeps_rest = [], keeps_rest
+
+    def __iter__(self):
+        for index in self.sampler:
+            self.held.append(index)
+            if len(self.held) > self.batch_size:
+                yield [self.held.pop() for _ in range(self.batch_size)]
+        if not self.keeps_rest:
+            rest, self.held = self.held, []
+            yield rest
+
+
+@pytest.mark.parametrize('keeps_rest', [False, True])
+def test_samplers_that_hold_samples_within_an_epoch(tmp_path, keeps_rest, logged):
+    """Checkpoints at the end of an epoch lose nothing, unless some are still held."""
+    loader = lambda: dict(batch_sampler=dict(type=Grouping, keeps_rest=keeps_rest))  # noqa: E731
+    assert run_parts(tmp_path, loader, loader) != keeps_rest
+    assert bool(warned(logged, 'Training changes Grouping.held')) == keeps_rest
+
+
 def test_samplers_that_draw_in_the_main_process(tmp_path, logged):
     """As in mmdet's semi-supervised configs: batches are drawn ahead, and again by a replay."""
 

@@ -243,7 +243,8 @@ class ExactResumeHook(SwitchableHook):
             training_state.seed_generators(loader.dataset, seed)
         if runner.iter == self._first_iter + 1:  # all hooks and transforms have run once
             self._find_numbers(runner)
-            self._warn_of_changes(runner)
+            # Samplers that group pictures hold some within an epoch, and none at its end.
+            self._warn_of_changes(runner, ignored=training_state.samplers(loader))
 
     def before_val_epoch(self, runner: Any) -> None:
         """Read the state before a validation."""
@@ -307,10 +308,14 @@ class ExactResumeHook(SwitchableHook):
         named |= fresh
         return ', '.join(sorted(map('.'.join, fresh)))
 
-    def _warn_of_changes(self, runner: Any) -> None:
+    def _warn_of_changes(self, runner: Any, ignored: Sequence[Any] = ()) -> None:
         """Warn once of each attribute that has changed since the run started."""
         contents = training_state.read_contents(self._objects)
-        changed = [key for key, value in self._contents.items() if contents.get(key) != value]
+        changed = [
+            key
+            for key, value in self._contents.items()
+            if contents.get(key) != value and self._objects[key[0]] not in ignored
+        ]
         for key in changed:
             del self._contents[key]
             self._changed.add(id(self._objects[key[0]]))

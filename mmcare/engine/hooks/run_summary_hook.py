@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,14 @@ from mmcare.shipped import CONFIGS
 
 TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain')
 # Iterations from scratch on the four sets of docs/results.md.
-USUAL = (750, 1040)
+USUAL = (500, 1040)
+# How texts begin that are not shown on the screen.
+FOR_THE_FILE = (
+    'Hooks will be executed in',
+    '"FileClient" will be deprecated',  # these two: by MMEngine's own CheckpointHook
+    '"HardDiskBackend" is the alias',
+    'This run:',
+)
 
 
 @HOOKS.register_module()
@@ -26,16 +34,20 @@ class RunSummaryHook(SwitchableHook):
 
     The end names the best epoch, the pictures of :class:`PlotHook`, the smallest file to keep, and
     the commands to test, export and draw with, if the config is for a toolbox that has them.
-    MMEngine's list of hooks, of more than a hundred lines, goes only to the log file.
+    Texts that no user acts on go only to the log file: MMEngine's list of hooks, of more than a
+    hundred lines, and its advice to itself, and the record of :class:`RunRecordHook`.
     """
 
     priority = 'LOWEST'  # after the last checkpoint
 
     def __init__(self, enabled: bool = True) -> None:
         super().__init__(enabled)
-        for handler in MMLogger.get_current_instance().handlers if enabled else ():
+        if not enabled:
+            return
+        warnings.filterwarnings('ignore', 'torch.meshgrid')  # by mmdet's anchor-free heads
+        for handler in MMLogger.get_current_instance().handlers:
             if not isinstance(handler, logging.FileHandler):
-                handler.addFilter(_is_no_list_of_hooks)
+                handler.addFilter(_is_for_users)
 
     def before_train(self, runner: Any) -> None:
         """Log the size of the model, the length of the run and its folder."""
@@ -97,7 +109,7 @@ def _commands(scope: str, config: Path, checkpoint: Path, picture: str) -> Itera
         '--out-dir exports'
     )
     file = f'exports/{shlex.quote(config.stem)}_model_*_decoded.onnx'
-    yield f'    python -m mmcare_runtime {file} {shlex.quote(picture)}'
+    yield f'    python -m mmcare_runtime {file} {shlex.quote(picture)} --overwrite'
 
 
 def _first_picture(runner: Any) -> str:
@@ -114,8 +126,8 @@ def _shorten(path: str | Path) -> str:
     return str(path) if relative.startswith('..') else relative
 
 
-def _is_no_list_of_hooks(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith('Hooks will be executed in')
+def _is_for_users(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(FOR_THE_FILE)
 
 
 def _megabytes(path: Path) -> str:

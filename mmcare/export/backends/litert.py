@@ -96,7 +96,7 @@ def _quantize(path: Path, images: Sequence[np.ndarray], names: Sequence[str]) ->
     """Quantize the convolutions of a file, in place.
 
     Pieces of large depth-wise kernels (see :data:`mmcare.export.rewrites.LITERT`), which are not
-    square, stay in float32: the sum of pieces in int8 would take longer.
+    square, stay in float32.
     """
     from ai_edge_litert import schema_py_generated as schema
     from ai_edge_litert.tools import flatbuffer_utils
