@@ -189,6 +189,8 @@ def test_sizes_are_multiples_of_the_stride(tmp_path):
 REFUSED = {
     'mmdet::fast_rcnn/fast-rcnn_r50_fpn_1x_coco.py': 'the FastRCNN has no RPN',
     'mmdet::sparse_rcnn/sparse-rcnn_r50_fpn_1x_coco.py': 'the SparseRoIHead computes results in',
+    'mmdet::deformable_detr/deformable-detr_r50_16xb2-50e_coco.py': 'of the DeformableDETR loops',
+    'mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py': 'of the DINO loops over a tensor of sizes',
     'mmpretrain::glip/glip-t_headless.py': 'are exported whole, not a ImageClassifier',
 }
 

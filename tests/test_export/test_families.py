@@ -197,6 +197,22 @@ def test_deformable_convolutions(monkeypatch, tmp_path):
         export_model(model, tmp_path, (14, 11), ('onnx',), opset=18)
 
 
+@torch.no_grad()
+@pytest.mark.conversion
+@pytest.mark.parametrize('name', ['Cascade R-CNN', 'Cascade Mask R-CNN'])
+def test_files_of_cascades(tmp_path, name):
+    """All stages are in a file, whose 50 best boxes are mmdet's."""
+    pytest.importorskip('onnxruntime')
+    model, shape = build(name, tmp_path), (SIDE, SIDE)
+    options = dict(outputs='decoded', proposals=1000)
+    report = export_model(model, tmp_path, shape, ('onnx',), **options)['onnx']
+    assert report['max_rel_error']['random'] < 1e-5
+    assert report['max_rel_error_float16']['random'] < 1e-2
+    program = open_exported(tmp_path / report['file'])
+    equal = families.compare_with_toolbox(model, program.description, program.run, SIDE)
+    assert equal == 1
+
+
 class Windows(torch.nn.Module):
     """Cuts an image as Swin does."""
 

@@ -54,6 +54,12 @@ class QueryDetector(Task):
                 f'the {type(self.head).__name__} selects boxes in another way than DETRHead: use ',
                 Argument('part', 'neck'),
             )
+        if any(is_of_class(x, 'MultiScaleDeformableAttention') for x in model.modules()):
+            raise RequestError(
+                f'the deformable attention of the {type(model).__name__} loops over a tensor of '
+                'sizes, which torch.export cannot trace: use ',
+                Argument('part', 'neck'),
+            )
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Map images (B, C, H, W) to logits and boxes."""
