@@ -32,7 +32,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mmcare.export import export_model, load_model, open_exported
 from mmcare.export.backends import BACKENDS
 from mmcare.export.errors import ExportError
-from mmcare.export.images import draw_images
+from mmcare.export.images import PICTURE_STD, draw_images
 from mmcare.export.in_toolbox import pad_images
 from mmcare.export.loading import LoadedModel
 from mmcare.export.pipelines import fit_config
@@ -140,7 +140,7 @@ def prepare(model: LoadedModel, family: Family, side: int) -> None:
     assert model.normalization is not None, 'known for configs of the toolboxes'
     if {*model.normalization.std} == {1.0}:  # trained weights are as small
         convs = (x for x in model.task.backbone.modules() if isinstance(x, torch.nn.Conv2d))
-        next(convs).weight /= 255
+        next(convs).weight /= PICTURE_STD if any(model.normalization.mean) else 255
     if family.normalized:
         set_statistics(model, side)
 
