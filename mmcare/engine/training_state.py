@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from mmengine.dataset import worker_init_fn
 from mmengine.hooks import EarlyStoppingHook, Hook
-from mmengine.model import is_model_wrapper
 from mmengine.runner import EpochBasedTrainLoop
 from mmengine.utils import is_method_overridden
 from torch import nn
 from torch.utils.data import Dataset, Sampler, get_worker_info
+
+from mmcare.engine.hooks import unwrap
 
 # Hooks of these packages write their state to checkpoints or set it again, as hooks that switch
 # pipelines do. EarlyStoppingHook does not, see `restorable`.
@@ -70,8 +71,7 @@ def restorable(runner: Any) -> dict[str, Any]:
     These are the model's modules, objects that modules hold as attributes, such as the assigners of
     detectors, and early stopping.
     """
-    model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-    modules = dict(model.named_modules())
+    modules = dict(unwrap(runner.model).named_modules())
     held: dict[int, tuple[str, Any]] = {}
     for name, module in modules.items():
         values = {k: v for k, v in vars(module).items() if k not in OF_MODULES}
@@ -191,15 +191,34 @@ def _listed(state: Any) -> Any:
     return state.tolist() if isinstance(state, np.ndarray) else state
 
 
+class SeededLoader:
+    """A dataloader whose sampler draws from seeded global generators, in each of its epochs."""
+
+    def __init__(self, loader: Any, seed: int) -> None:
+        self._loader, self._seed, self._epoch = loader, seed, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._epoch += 1
+        seed, outside = self._seed + self._epoch, _global_state()
+        _seed_global(seed)
+        try:
+            batches = iter(self._loader)  # with workers, the first batches are drawn now
+        finally:
+            _set_global_state(outside)
+        batches._sampler_iter = isolate(batches._sampler_iter, seed)
+        return batches
+
+
 def isolate(iterator: Iterator[Any], seed: int) -> Iterator[Any]:
     """Iterate over a sampler whose draws from global generators depend on a seed alone.
 
     Batches are drawn ahead of their iterations, so that the draws of a replay would differ.
     """
     outside = _global_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
+    _seed_global(seed)
     inside = _global_state()
     _set_global_state(outside)
     while True:
@@ -213,6 +232,12 @@ def isolate(iterator: Iterator[Any], seed: int) -> Iterator[Any]:
             inside = _global_state()
             _set_global_state(outside)
         yield indices
+
+
+def _seed_global(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
 
 
 def _global_state() -> tuple[Any, Any, Any]:

@@ -601,11 +601,13 @@ def test_samplers_that_hold_samples_within_an_epoch(tmp_path, keeps_rest, logged
     assert bool(warned(logged, 'Training changes Grouping.held')) == keeps_rest
 
 
-def test_samplers_that_draw_in_the_main_process(tmp_path, logged):
+@pytest.mark.parametrize('endless', [True, False])
+def test_samplers_that_draw_in_the_main_process(tmp_path, logged, monkeypatch, endless):
     """As in mmdet's semi-supervised configs: batches are drawn ahead, and again by a replay."""
+    monkeypatch.setattr('mmengine.runner.loops.time', SimpleNamespace(sleep=id))  # of MMEngine
 
     def loader():
-        return dict(sampler=OwnSampler('global', endless=True), num_workers=1)
+        return dict(sampler=OwnSampler('global', endless), num_workers=1)
 
     assert_resumes(tmp_path, 2 * ITERATIONS + 1, loader=loader, by_epoch=False)
     assert not warned(logged, 'not reproduce')

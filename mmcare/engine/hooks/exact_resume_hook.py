@@ -27,7 +27,7 @@ from mmcare.compatibility import skips_batches
 from mmcare.engine import training_state
 from mmcare.engine.hooks import SwitchableHook, unwrap
 from mmcare.engine.hooks.atomic_checkpoint_hook import AtomicCheckpointHook, repeats_validation
-from mmcare.engine.optim import fit_groups
+from mmcare.engine.optim import IMPLEMENTATION, fit_groups
 from mmcare.engine.world import LENGTH, describe_change, describe_epochs, world
 from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
@@ -37,7 +37,7 @@ from mmcare.weights.strict import find_not_finite
 STATE, GENERATORS, WORLD = 'training_state', 'random_generators', 'world'  # in checkpoints
 EVERY = 30  # seconds between messages about batches that are replayed
 # Entries of an optimizer's groups that do not change what a step computes.
-UNCOMPARED = {'params', 'param_names', 'capturable', 'differentiable', 'foreach', 'fused'}
+UNCOMPARED = {'params', 'param_names', *IMPLEMENTATION}
 # Attributes of MMEngine's schedulers that configs set.
 SCHEDULE = {'T_max', 'begin', 'by_epoch', 'end', 'end_factor', 'eta_min', 'eta_min_ratio', 'factor'}
 SCHEDULE |= {'gamma', 'milestones', 'power', 'start_factor', 'step_size', 'total_iters'}
@@ -201,6 +201,8 @@ class ExactResumeHook(SwitchableHook):
         batches: Any = getattr(iterator, '_iterator', None)
         if hasattr(batches, '_sampler_iter'):  # samplers may draw in this process
             batches._sampler_iter = training_state.isolate(batches._sampler_iter, runner.seed)
+            # A sampler that ends starts again within the run.
+            iterator._dataloader = training_state.SeededLoader(iterator._dataloader, runner.seed)
             if runner.iter:
                 iterator._iterator = _report_replay(batches, runner.iter)
         if hasattr(iterator, 'skip_iter'):  # onedl-mmengine would skip the batches
