@@ -1,6 +1,7 @@
 """What a run draws and says of itself; test_your_data.py looks at those of the toolboxes."""
 
 from argparse import Namespace
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -10,6 +11,7 @@ from mmengine.structures import BaseDataElement, InstanceData
 from toy_training import EPOCHS, ITERATIONS, StopAt, train
 
 from mmcare.engine.hooks.plot_hook import PlotHook, draw_predictions
+from mmcare.engine.hooks.run_summary_hook import RunSummaryHook
 
 PLOTS = dict(type='mmcare.PlotHook', metrics=['acc'])
 
@@ -36,6 +38,17 @@ def test_a_second_run_starts_its_own_curves(tmp_path):
 def test_it_can_be_switched_off(tmp_path):
     train(tmp_path, hooks=[dict(PLOTS, enabled=False)])
     assert not [*tmp_path.glob('*.png')]
+
+
+def test_a_folder_on_another_drive_does_not_end_the_run(tmp_path, logged, monkeypatch):
+    """For two drives of Windows, os.path.relpath raises an error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr('os.path.relpath', Mock(side_effect=ValueError))
+    for work_dir, named in ((tmp_path / 'run', 'run'), (tmp_path.parent, str(tmp_path.parent))):
+        runner = Namespace(model=torch.nn.ReLU(), max_iters=1, train_dataloader=None, cfg={})
+        runner.work_dir = str(work_dir)
+        RunSummaryHook().before_train(runner)
+        assert logged[-1][1] == f'Results go to {named}'
 
 
 def sample(path, **parts):

@@ -122,8 +122,10 @@ def _first_picture(runner: Any) -> str:
 
 def _shorten(path: str | Path) -> str:
     """Return a path relative to the current folder, if it is in there."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith('..') else relative
+    try:
+        return str(Path(os.path.abspath(path)).relative_to(os.getcwd()))
+    except ValueError:  # not in there, or on another drive
+        return str(path)
 
 
 def _is_for_users(record: logging.LogRecord) -> bool:
