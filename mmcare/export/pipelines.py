@@ -31,7 +31,7 @@ class ResizeToFit(Resize):
     def _resize_img(self, results: dict[str, Any]) -> None:
         height, width = results['img'].shape[:2]
         ratio = min(self.scale[0] / width, self.scale[1] / height)
-        results['scale'] = round(width * ratio), round(height * ratio)
+        results['scale'] = max(round(width * ratio), 1), max(round(height * ratio), 1)
         super()._resize_img(results)
 
 

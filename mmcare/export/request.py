@@ -111,7 +111,7 @@ class ExportRequest:
                 raise RequestError(Argument(name), ' is for ', Argument('precision', 'int8'))
             elif not {backend.name for backend in able} & {*self.formats}:
                 raise RequestError(Argument(name, value), ' is for ', name_formats(able))
-            elif value == 'coreml' and 'executorch-coreml' in self.formats:
+            elif (name, value) == ('delegate', 'coreml') and 'executorch-coreml' in self.formats:
                 both = Argument('formats', 'executorch', 'executorch-coreml')
                 raise RequestError(both, ' are the same file with ', Argument(name, value))
             for backend in able:

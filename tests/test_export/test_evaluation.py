@@ -196,7 +196,7 @@ def test_wide_tables():
 def test_images_fit_upright():
     """mmcv's Resize would turn the size by 90 degrees."""
     resize = ResizeToFit(scale=(96, 64), keep_ratio=False)
-    for size, fitted in (((128, 64), (64, 32)), ((10, 30), (32, 96)), ((48, 72), (64, 96))):
+    for size, fitted in (((128, 64), (64, 32)), ((10, 30), (32, 96)), ((48, 72), (64, 96)), ((1, 800), (1, 96))):
         assert resize({'img': np.zeros((*size, 3), np.uint8)})['img'].shape[:2] == fitted
 
 
