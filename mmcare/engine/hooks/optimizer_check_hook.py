@@ -6,12 +6,11 @@ from math import isclose, nan
 from typing import Any
 
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapperDict
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from mmcare.engine.hooks import SwitchableHook
+from mmcare.engine.hooks import SwitchableHook, unwrap
 from mmcare.registry import HOOKS
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -44,8 +43,7 @@ class OptimizerCheckHook(SwitchableHook):
         """Compare the groups of the optimizer with the model and with the config."""
         if not self.enabled:
             return
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        wrapper = runner.optim_wrapper
+        model, wrapper = unwrap(runner.model), runner.optim_wrapper
         groups = {
             id(parameter): group
             for part in (wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper])
