@@ -13,6 +13,7 @@ from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
 from toy_configs import sure_model
 
 from mmcare_runtime import Model
+from mmcare_runtime.prepare import resize
 
 pytestmark = newer
 SHAPE, SIZE = (64, 96), (75, 140)
@@ -218,3 +219,12 @@ def test_corners_that_are_aligned(tmp_path):
         labels = model.predict(tmp_path / 'picture.png')['labels']
         agreements.append((labels == wanted.numpy()).mean())
     assert agreements[0] >= 0.9999 > agreements[1]
+
+
+def test_a_side_has_a_pixel_at_least():
+    """Of a thin picture, in the toolbox's test as in the runtime."""
+    from mmcare.export.pipelines import ResizeToFit
+
+    picture = np.zeros((1, 800, 3), np.uint8)
+    fitted = ResizeToFit(scale=(96, 64), keep_ratio=False)(dict(img=picture))['img']
+    assert fitted.shape == resize(picture, {}, (64, 96)).shape == (1, 96, 3)
