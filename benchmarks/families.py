@@ -142,6 +142,9 @@ def prepare(model: LoadedModel, family: Family, side: int) -> None:
     if {*model.normalization.std} == {1.0}:  # trained weights are as small
         convs = (x for x in model.task.backbone.modules() if isinstance(x, torch.nn.Conv2d))
         next(convs).weight /= PICTURE_STD if any(model.normalization.mean) else 255
+    for module in model.task.modules():
+        if type(module).__name__ == 'L2Norm':  # of SSD300, which mmdet fills in init_weights alone
+            torch.nn.init.constant_(module.weight, 20)
     if family.normalized:
         set_statistics(model, side)
 
