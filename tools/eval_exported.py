@@ -113,7 +113,9 @@ def read_test_config(arguments: argparse.Namespace) -> Config:
     """Read the config, with the changes of the command line."""
     config = read_config(arguments.config)
     config.merge_from_dict(arguments.cfg_options or {})
-    folder = arguments.work_dir or config.get('work_dir', f'work_dirs/{Path(arguments.config).stem}')
+    folder = arguments.work_dir or config.get(
+        'work_dir', f'work_dirs/{Path(arguments.config).stem}'
+    )
     # A runner writes its config into its folder, where the training has written its own.
     config.work_dir = str(Path(folder, 'eval_exported'))
     config.load_from, config.resume = None, False
