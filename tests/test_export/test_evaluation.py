@@ -152,6 +152,9 @@ def test_metrics(
         evaluate(task, file, *checkpoint)
         masks, boxes = tmp_path / 'found.segm.json', tmp_path / 'found.bbox.json'
         annotate(made(task) / 'data', masks if masks.exists() else boxes)
+    trained = made(task) / task / 'toy.py'  # as a training writes its config into its folder
+    trained.parent.mkdir(exist_ok=True)
+    trained.write_text('# of the training')
     monkeypatch.setattr('mmcare.export.opening.open_exported', spy)
     monkeypatch.setattr('mmcare.analysis.timing.SECONDS', 1e-9)
     half = backend == 'litert' and part == 'model'
@@ -160,6 +163,7 @@ def test_metrics(
     rows = capsys.readouterr().out.splitlines()[1 : 1 + len(table)]
     assert rows[-1].startswith(file.name) and all(len(row) <= 100 for row in rows)
     assert 'System environment' in (tmp_path / 'metrics.json.log').read_text()
+    assert trained.read_text() == '# of the training'
     at_size = 'PyTorch, {}x{}'.format(*shape)
     fits = at_size not in table
     assert list(table) == ['PyTorch', *([] if fits else [at_size]), str(file)]
