@@ -12,6 +12,8 @@ RUN pip install -c /tmp/constraints.txt --no-build-isolation mmcv-lite==2.1.0 \
     && pip install 'setuptools>=77,<80.9'
 COPY . /mmcare
 RUN pip install --no-build-isolation /mmcare && python -m mmcare.mmcv_ext && python -c 'import mmdet, mmpretrain, mmseg, mmcare.engine'
+# git reads no folder of another user, such as a mounted one, and a run's record then lacks its commit.
+RUN git config --system safe.directory /workspace
 WORKDIR /workspace
 
 FROM python:3.11-slim-bookworm AS runtime

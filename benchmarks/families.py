@@ -5,7 +5,8 @@ share of each output's largest magnitude, on a random image and a smooth one, or
 file. ``toolbox`` compares the file with the toolbox's own prediction on the smooth image: the share
 of its 50 best boxes that the file also has (same class, IoU above 0.99, scores within 0.001), the
 share of equal labels of a segmentor, or the largest difference of a classifier's scores. With
---photographs, five are also given to mmdet's inference and to the file's ``predict``.
+--photographs, five are also given to mmdet's inference and to the file's ``predict``, except for
+detectors with queries, which mask padding in mmdet.
 
 Each cell is written when it is known, and is not computed again. Each family has a process of its
 own: if a converter ends it, the cell says so.
@@ -141,6 +142,9 @@ def prepare(model: LoadedModel, family: Family, side: int) -> None:
     if {*model.normalization.std} == {1.0}:  # trained weights are as small
         convs = (x for x in model.task.backbone.modules() if isinstance(x, torch.nn.Conv2d))
         next(convs).weight /= PICTURE_STD if any(model.normalization.mean) else 255
+    for module in model.task.modules():
+        if type(module).__name__ == 'L2Norm':  # of SSD300, which mmdet fills in init_weights alone
+            torch.nn.init.constant_(module.weight, 20)
     if family.normalized:
         set_statistics(model, side)
 
@@ -278,7 +282,8 @@ def compute_cell(
             program = open_exported(file)
             run, side = program.run, family.side
             cell['equal'] = compare_with_toolbox(model, program.description, run, side)
-            if photographs and family.config.startswith('mmdet'):
+            masked = 'detr' in family.config  # mmdet masks padding, and a file does not
+            if photographs and family.config.startswith('mmdet') and not masked:
                 cell['photographs'] = compare_on_photographs(model, file, family.side, photographs)
         except Exception as error:  # the toolbox's own
             cell['reason'] = (

@@ -75,10 +75,10 @@ def load(name):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_options_of_the_toolboxes_tools(name):
-    """``--auto-scale-lr`` finds both keys; each fold of kfold-cross-valid has curves of its own."""
+    """``--auto-scale-lr`` knows the batch of each learning rate; each fold has its own curves."""
     config = load(name)
-    assert config.auto_scale_lr.keys() == {'enable', 'base_batch_size'}
-    assert not config.auto_scale_lr.enable
+    batch = config.train_dataloader.batch_size * (8 if name in WITH_RECIPE else 1)
+    assert config.auto_scale_lr == dict(enable=False, base_batch_size=batch)
     assert config.default_scope != 'mmpretrain' or 'name' not in config.visualizer
 
 

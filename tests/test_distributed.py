@@ -5,12 +5,15 @@ for any out_indices, would stop them.
 """
 
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import run, warned
-from toy_configs import make_data
+from helpers import ROOT, run, warned
+from mim.utils import get_installed_path
+from toy_configs import make_data, toy_config
 from toy_training import StopAt, train
 
 WORKER = Path(__file__).parent / 'distributed_worker.py'
@@ -100,3 +103,19 @@ def test_a_resume_with_fewer_processes_says_what_changes(results, tmp_path, logg
         assert '4 iterations are left, on 8 images in place of 16' in text
         assert 'at image 48 of the sampler, and goes on at image 24: 24 images are' in text
         assert text.endswith('trained on again.')
+
+
+@pytest.mark.slow
+def test_a_config_is_tried_on_a_cpu_as_the_page_says(tmp_path):
+    page = (ROOT / 'docs/multi_gpu.md').read_text(encoding='utf-8')
+    script, command = re.search(
+        r'`on_cpus.py`:.*?```python\n(.*?)```.*?\$ torchrun (.*?)\n', page, re.DOTALL
+    ).groups()
+    (tmp_path / 'on_cpus.py').write_text(script)
+    make_data('retinanet', tmp_path / 'data')
+    toy_config('retinanet', tmp_path / 'data', tmp_path / 'run').dump(tmp_path / 'toy.py')
+    toolbox = Path(get_installed_path('mmdet'), '.mim/tools/train.py')
+    command = command.replace('$TRAIN', str(toolbox)).replace('CONFIG', 'toy.py')
+    launch = [sys.executable, '-m', 'torch.distributed.run', '--standalone', *shlex.split(command)]
+    run(*launch, cwd=tmp_path, OMP_NUM_THREADS='1', CUDA_VISIBLE_DEVICES='-1')
+    assert (tmp_path / 'run' / 'last_checkpoint').exists()

@@ -87,7 +87,7 @@ def parse_args() -> argparse.Namespace:
         metavar='JSON',
         help='also write the table here; an older one is replaced',
     )
-    parser.add_argument('--work-dir', help="where logs go; default: the config's")
+    parser.add_argument('--work-dir', help="folder for logs; default: the config's")
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='changes of the config')
     return parser.parse_args()
 
@@ -113,9 +113,11 @@ def read_test_config(arguments: argparse.Namespace) -> Config:
     """Read the config, with the changes of the command line."""
     config = read_config(arguments.config)
     config.merge_from_dict(arguments.cfg_options or {})
-    config.work_dir = arguments.work_dir or config.get(
+    folder = arguments.work_dir or config.get(
         'work_dir', f'work_dirs/{Path(arguments.config).stem}'
     )
+    # A runner writes its config into its folder, where the training has written its own.
+    config.work_dir = str(Path(folder, 'eval_exported'))
     config.load_from, config.resume = None, False
     if not config.get('test_dataloader'):
         raise ValueError(f'{arguments.config} has no test_dataloader: name a config with test data')
@@ -335,7 +337,7 @@ def main() -> None:
         programs = open_files(arguments)
         config = read_test_config(arguments)
         tile = choose_tile(arguments.tile, config, programs)
-        log = Path(f'{arguments.out or Path(config.work_dir, "eval_exported")}.log')
+        log = Path(f'{arguments.out or config.work_dir}.log')
         print(f'what the toolbox prints goes to {log}', file=SCREEN)
         with printed_to(log):
             table = measure(arguments, config, programs, tile)

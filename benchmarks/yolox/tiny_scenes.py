@@ -55,6 +55,7 @@ model = dict(
     bbox_head=dict(num_classes=3),
 )
 
+auto_scale_lr = dict(base_batch_size=8)
 epochs = 5
 train_cfg = dict(max_epochs=epochs, val_interval=epochs)
 optim_wrapper = dict(

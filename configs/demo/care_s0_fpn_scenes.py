@@ -54,6 +54,7 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=30),
     dict(type='PolyLR', power=0.9, by_epoch=False, begin=30, end=iterations),
 ]
+auto_scale_lr = dict(base_batch_size=4)
 default_hooks = dict(
     logger=dict(interval=10),
     checkpoint=dict(interval=iterations),

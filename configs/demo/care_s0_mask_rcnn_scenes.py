@@ -60,4 +60,5 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=50),
     dict(type='CosineAnnealingLR', T_max=epochs, eta_min=1e-5, convert_to_iter_based=True),
 ]
+auto_scale_lr = dict(base_batch_size=3)
 default_hooks = dict(logger=dict(interval=10))

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ def load_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            model = MODELS.build(model_config)
+            model = MODELS.build(deepcopy(model_config))  # heads of DETR change it
         except (ImportError, OSError):  # of what a model imports and reads
             raise
         except Exception as error:  # models of others raise anything

@@ -158,6 +158,8 @@ def test_labels_and_scores_of_the_toolboxes(tmp_path, name):
 def test_encodings_of_positions_are_constants(tmp_path):
     """Whose arithmetic of integers Core ML lacks."""
     model = build('DETR', tmp_path)
+    weight = model.config.model.bbox_head.loss_cls.class_weight
+    assert weight == 1.0  # as written: the head, which makes it a tensor, has a copy
     image = torch.randn(1, 3, SIDE, SIDE)
     graph = build_graph(model, (SIDE, SIDE), None, ['logits', 'boxes'], None, False)
     assert deviation(model.task(image), graph.network(image)) < 1e-5
