@@ -609,6 +609,7 @@ WEB = b'<!DOCTYPE html><html><title>404</title></html>'
 HEIC = b'\0\0\0\x18ftypheic\0\0\0\0mif1heic' + bytes(64)
 TIFF = dict(seg_map_suffix='.tif')
 BMP = dict(seg_map_suffix='.bmp')
+WEBP = dict(seg_map_suffix='.webp')
 RED, BLUE = (0, 0, 0, 255, 0, 0), (0, 0, 0, 0, 0, 255)
 # Layout, what is done to the data, arguments of find, and what is found: None passes silently.
 HEALTHY = dict(
@@ -1107,6 +1108,7 @@ MASK_CASES = dict(
     label_of_colours=('ade20k', label(mode='RGB'), {}, NOT_AS_STORED),
     tiff_of_colours=('ade20k', label(mode='RGB', suffix='.tif'), TIFF, NOT_AS_STORED),
     bmp_of_colours=('ade20k', label(mode='RGB', suffix='.bmp'), BMP, NOT_AS_STORED),
+    webp_of_colours=('ade20k', label(mode='RGB', suffix='.webp'), WEBP, NOT_AS_STORED),
     label_with_alpha=('ade20k', label(mode='RGBA'), {}, NOT_AS_STORED),
     label_in_jpeg=(
         'ade20k',

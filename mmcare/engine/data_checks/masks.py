@@ -183,8 +183,8 @@ def _look_at(picture: Picture, split: Split) -> Iterator[tuple[str, str]]:
     path = str(picture.mask)
     try:
         with Image.open(path) as labels:
-            stored, size, kind = str(labels.tile[0][3]), labels.size, labels.format
-            mode = labels.mode
+            mode, size, kind = labels.mode, labels.size, labels.format
+            stored = str(labels.tile[0][3]) if kind == 'PNG' else mode
             labels.verify()  # checksums, which decoding does not compare
     except FileNotFoundError:
         return  # another check says so
@@ -201,13 +201,12 @@ def _look_at(picture: Picture, split: Split) -> Iterator[tuple[str, str]]:
         yield ('turned' if swapped else 'size'), text
     if not split.of_pixels:
         return
-    form = stored if kind == 'PNG' else mode
     if not (
-        form in EXACT
-        or (form == '1' and len(split.classes) <= 2)
-        or (form[0] in 'FI' and _fits_in_bytes(Image.open(path)))
+        stored in EXACT
+        or (stored == '1' and len(split.classes) <= 2)
+        or (stored[0] in 'FI' and _fits_in_bytes(Image.open(path)))
     ):
-        yield 'form', f'{path!r} is not read as stored ({form})'
+        yield 'form', f'{path!r} is not read as stored ({stored})'
     elif kind == 'JPEG':
         values = len(np.unique(np.asarray(Image.open(path))))
         if values > len(split.classes) + 1:
