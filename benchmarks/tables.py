@@ -761,6 +761,7 @@ STATED: set[Name] = {
     ('docs/boards.md', 'engine | reads these files | evidence'),
     ('docs/boards.md', 'option | what it does'),
     ('docs/boards.md', 'option of the commands | what it does'),
+    ('docs/families.md', 'family | reason'),
     (
         'docs/exported_figures.md',
         'phone and engine | file | option of the engine | computes in | evidence',
