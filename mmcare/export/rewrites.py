@@ -131,7 +131,7 @@ class ChannelsLast(nn.Module):
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         """Map an image to outputs by name."""
         image = image if image.is_floating_point() else image.float()
-        outputs = self.program(image.permute(0, 3, 1, 2))
+        outputs = self.program(image.permute(0, 3, 1, 2).contiguous())
         outputs = [
             x.permute(0, 2, 3, 1) if layout == 'NHWC' else x
             for x, layout in zip(outputs, self.layouts, strict=True)
