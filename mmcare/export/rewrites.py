@@ -225,7 +225,7 @@ def _deform_conv2d(
     offset_groups: int,
     use_mask: bool,
 ) -> Tensor:
-    """Gather the four neighbours of each sample, weigh them, and multiply by the kernel.
+    """Gather the four neighbours of each sample, weigh them, and convolve them by a kernel of 1x1.
 
     The map has a border of zeros: samples outside of it are 0, as in torchvision.
     """
@@ -233,7 +233,8 @@ def _deform_conv2d(
     *_, rows, columns = weight.shape
     *_, below, across = offset.shape
     cells, samples = (height + 2) * (width + 2), rows * columns * below * across
-    offset = offset.reshape(batch * offset_groups, rows * columns, 2, below, across)
+    sets = batch * offset_groups  # of a map and its samples
+    offset = offset.reshape(sets, rows * columns, 2, below, across)
 
     def locate(axis: int, kernel: int, number: int, stride: int, pad: int, dilation: int) -> Tensor:
         """Return where samples are on an axis of the map with its border."""
@@ -245,21 +246,22 @@ def _deform_conv2d(
 
     y = locate(0, rows, below, stride_h, pad_h, dilation_h)
     z = locate(1, columns, across, stride_w, pad_w, dilation_w)
-    padded = F.pad(x, (1, 1, 1, 1)).reshape(batch * offset_groups, -1, cells)
+    padded = F.pad(x, (1, 1, 1, 1)).reshape(sets, -1, cells)
+    table = padded.permute(0, 2, 1).reshape(sets * cells, -1)
+    starts = (torch.arange(sets) * cells).reshape(-1, 1, 1, 1)
     total: Any = 0
     for low, share_y in ((y.floor(), 1 - (y - y.floor())), (y.floor() + 1, y - y.floor())):
         row = low.clamp(0, height + 1)
         for left, share_z in ((z.floor(), 1 - (z - z.floor())), (z.floor() + 1, z - z.floor())):
             column = left.clamp(0, width + 1)
-            index = (row.long() * (width + 2) + column.long()).reshape(-1, samples)
-            parts = [part.index_select(1, i) for part, i in zip(padded, index, strict=True)]
-            total = total + torch.stack(parts) * (share_y * share_z).reshape(-1, 1, samples)
+            index = row.long() * (width + 2) + column.long() + starts
+            share = (share_y * share_z).reshape(-1, 1)
+            total = total + table.index_select(0, index.flatten()) * share
     if use_mask:
-        total = total * mask.reshape(batch * offset_groups, 1, samples)
-    patches = total.reshape(batch * groups, -1, below * across)
-    kernels = weight.reshape(groups, weight.shape[0] // groups, -1)
-    result = (kernels.repeat(batch, 1, 1) @ patches).reshape(batch, -1, below, across)
-    return result + bias[:, None, None]
+        total = total * mask.reshape(-1, 1)
+    patches = total.reshape(sets, samples, -1).permute(0, 2, 1)
+    patches = patches.reshape(batch, -1, below, across)
+    return F.conv2d(patches, weight.reshape(len(weight), -1, 1, 1), bias, groups=groups)
 
 
 Table = Mapping[Any, Callable[..., Any]]
