@@ -168,6 +168,21 @@ def _matmul(x: Tensor, y: Tensor) -> Tensor:
     return product.reshape(*x.shape[:3], y.shape[3])
 
 
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Make a matrix of a weight of one row, as GFL's mean of a distribution has.
+
+    XNNPACK does not take the row, or computes something else in float16.
+    """
+    if weight.dim() > 1:
+        return NotImplemented  # leaves it as it is
+    return aten.linear.default(x, weight[None], bias).squeeze(-1)
+
+
+def _bmm(x: Tensor, y: Tensor) -> Tensor:
+    """Multiply by one column as a sum: LiteRT's converter confuses the shape of the product."""
+    return (x * y.mT).sum(2, True) if y.shape[2] == 1 else NotImplemented
+
+
 def _pad(x: Tensor, pad: list[int], mode: str = 'constant', value: float | None = None) -> Tensor:
     if max(pad) > 0 or any(pad[::2]):
         return NotImplemented  # leaves it as it is
@@ -266,12 +281,13 @@ def _deform_conv2d(
 
 Table = Mapping[Any, Callable[..., Any]]
 COREML: Table = {aten.alias.default: lambda x: x}  # left by full-size slices
-LITERT: Table = {aten.conv2d.default: _conv2d}
+PIECES: Table = {aten.conv2d.default: _conv2d, aten.linear.default: _linear}
+LITERT: Table = {**PIECES, aten.bmm.default: _bmm}
 # ExecuTorch gives XNNPACK no maxima, means only over the last two of four axes, and no
 # operators with several outputs.
 EXECUTORCH: Table = {
     **COREML,
-    **LITERT,
+    **PIECES,
     aten.amax.default: _amax,
     aten.matmul.default: _matmul,  # without expanding
     aten.mean.dim: _mean,
