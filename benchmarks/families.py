@@ -142,11 +142,19 @@ def prepare(model: LoadedModel, family: Family, side: int) -> None:
     if {*model.normalization.std} == {1.0}:  # trained weights are as small
         convs = (x for x in model.task.backbone.modules() if isinstance(x, torch.nn.Conv2d))
         next(convs).weight /= PICTURE_STD if any(model.normalization.mean) else 255
+    complete_ssd(model.task.model)
     for module in model.task.modules():
         if type(module).__name__ == 'L2Norm':  # of SSD300, which mmdet fills in init_weights alone
             torch.nn.init.constant_(module.weight, 20)
     if family.normalized:
         set_statistics(model, side)
+
+
+def complete_ssd(network: torch.nn.Module) -> None:
+    """Let mmdet's own ``predict`` run, which asks the head of SSD for a loss that it lacks."""
+    head: Any = getattr(network, 'bbox_head', None)
+    if type(head).__name__ == 'SSDHead':
+        head.loss_cls = None
 
 
 @torch.no_grad()
@@ -207,6 +215,7 @@ def compare_on_photographs(model: LoadedModel, path: Path, side: int, folder: Pa
     with DefaultScope.overwrite_default_scope('mmdet'):  # whose transforms are meant
         network = MODELS.build(config.model).eval()  # without padding of its own
         network.load_state_dict(model.task.model.state_dict())
+        complete_ssd(network)
         pad_images(network, (side, side), model.normalization)
         network.cfg = config
         for picture in list_files(folder, PICTURES)[:PHOTOGRAPHS]:

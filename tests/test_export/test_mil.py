@@ -45,6 +45,21 @@ def test_overflow_and_failures(package, monkeypatch):
         open_exported(package, engine='openvino', bfloat16=False)
 
 
+class Bounded(nn.Module):
+    """Operators that ViT needs."""
+
+    def forward(self, images):
+        return (torch.tanh(images) * ~(images > 0.5),)
+
+
+def test_operators_of_vit(tmp_path):
+    model, image = odd_model(Bounded(), ['maps']), torch.rand(1, 3, 8, 8)
+    path = tmp_path / 'bounded.mlpackage'
+    to_coreml(graph_of(model, (8, 8)), 'float32').save(str(path))
+    (maps,) = open_package(path).run(image.numpy())
+    assert deviation(Bounded()(image)[0], torch.from_numpy(maps)) < 1e-6
+
+
 @pytest.mark.parametrize('name', ['Manifest.json', 'model.mlmodel', 'weight.bin'])
 def test_damaged_packages(package, tmp_path, name):
     damaged = tmp_path / 'damaged.mlpackage'

@@ -156,6 +156,10 @@ def convert_coreml(graph: Graph, description: Description, target: str) -> Any:
         (source,) = node.args
         if source.target is aten.add.Tensor and source.args[1:] == (1.0,):
             node.target, node.args = aten.log1p.default, source.args[:1]
+    # The converter takes the dtype of `full_like` from its value, and zeros are integers.
+    for node in program.graph.find_nodes(op='call_function', target=aten.full_like.default):
+        if node.meta['val'].is_floating_point():
+            node.args = node.args[0], float(node.args[1])
     return ct.convert(
         program,
         inputs=[image],

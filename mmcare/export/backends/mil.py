@@ -211,6 +211,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     ),
     'linear': lambda x, weight, bias=None: F.linear(x, weight, bias),
     'log': lambda x, epsilon: (x + epsilon).log(),
+    'logical_not': lambda x: torch.as_tensor(x).logical_not(),
     'matmul': lambda x, y, transpose_x, transpose_y: (
         (x.mT if transpose_x else x) @ (y.mT if transpose_y else y)
     ),
@@ -240,6 +241,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'square': lambda x: x.square(),
     'squeeze': lambda x, axes: x.squeeze(tuple(axes)),
     'sub': _elementwise(torch.sub),
+    'tanh': lambda x: x.tanh(),
     'tile': lambda x, reps: x.repeat(reps),
     'topk': _topk,
     'transpose': lambda x, perm: x.permute(perm),
