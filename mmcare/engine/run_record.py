@@ -28,9 +28,9 @@ from mmcare.engine.training_state import TOOLBOXES
 from mmcare.engine.world import world
 from mmcare.models.loading import pretrained_cfgs
 from mmcare.weights.reading import digest_weights
+from mmcare_runtime.text import join_first
 
 PACKAGES = 'mmcv', 'numpy', 'timm', 'torch', 'torchvision'
-SHOWN = 3  # ranks with the same value that are named
 Record = Dict[str, Any]
 
 
@@ -154,8 +154,7 @@ def find_unshared(folders: Mapping[str, str]) -> dict[str, str]:
 
 def _name_group(group: tuple[str, list[str]]) -> str:
     value, ranks = group
-    more = f' and {len(ranks) - SHOWN} more' if len(ranks) > SHOWN else ''
-    return f'rank{"s" * (len(ranks) > 1)} {", ".join(ranks[:SHOWN])}{more}: {value}'
+    return f'rank{"s" * (len(ranks) > 1)} {join_first(ranks)}: {value}'
 
 
 def _versions() -> dict[str, str]:

@@ -33,6 +33,7 @@ from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
 from mmcare.weights.reading import CheckpointError
 from mmcare.weights.strict import find_not_finite
+from mmcare_runtime.text import join_first
 
 STATE, GENERATORS, WORLD = 'training_state', 'random_generators', 'world'  # in checkpoints
 EVERY = 30  # seconds between messages about batches that are replayed
@@ -144,10 +145,9 @@ class ExactResumeHook(SwitchableHook):
         if isinstance(runner.param_schedulers, list):
             ignored += _compare_schedulers(checkpoint['param_schedulers'], runner.param_schedulers)
         if ignored:
-            options = [*dict.fromkeys(ignored)]  # the same for many groups
-            more = f' and {len(options) - 5} more' if len(options) > 5 else ''
+            options = dict.fromkeys(ignored)  # the same for many groups
             text = "The checkpoint's settings are kept, and the config's ignored: "
-            text += f'{", ".join(options[:5])}{more}. '
+            text += f'{join_first(options, 5)}. '
             if cause:
                 text += f'Schedules count iterations. {cause} '
             text += 'To use those of the config, start over, or '
