@@ -12,13 +12,19 @@ class SwitchableHook(Hook):
     MMEngine removes only its own default hooks by ``default_hooks.NAME=None``.
 
     Args:
-        enabled: With False (``--cfg-options default_hooks.NAME.enabled=False``), all methods return
-            at once.
+        enabled: With False (``--cfg-options default_hooks.NAME.enabled=False``), the methods that
+            MMEngine calls do nothing.
     """
 
     def __init__(self, enabled: bool = True) -> None:
         super().__init__()
         self.enabled = enabled
+        for stage in () if enabled else self.stages:
+            setattr(self, stage, _do_nothing)
+
+
+def _do_nothing(*_: Any, **__: Any) -> None:
+    """Stand for a method of a hook that is switched off."""
 
 
 def unwrap(model: Any) -> Any:

@@ -93,8 +93,6 @@ class DataCheckHook(SwitchableHook):
 
     def before_run(self, runner: Runner) -> None:
         """Check the datasets that were built for this run, once for each mode."""
-        if not self.enabled:
-            return
         start, is_main = monotonic(), is_main_process()
         # The first process of each other machine looks for the files: disks may differ.
         is_first = is_main or os.environ.get('LOCAL_RANK') == '0'
@@ -136,8 +134,6 @@ class DataCheckHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Check the weights, which have been loaded by now, for the number of pictures."""
-        if not self.enabled:
-            return
         dataset, model = runner.train_dataloader.dataset, unwrap(runner.model)
         if not getattr(runner, '_has_loaded', True):  # of FlexibleRunner, nobody knows
             self._report(self._run('frozen', weights.check_frozen, model))
@@ -148,8 +144,6 @@ class DataCheckHook(SwitchableHook):
         self, runner: Runner, batch_idx: int, data_batch: Any = None, mode: str = 'train'
     ) -> None:
         """Check the label maps (1, H, W) in an mmseg batch."""
-        if not self.enabled:
-            return
         dataset = getattr(runner, f'{mode}_dataloader').dataset
         metainfo = getattr(dataset, 'metainfo', {})  # a list for mmdet's ConcatDataset
         if 'reduce_zero_label' not in metainfo or not metainfo.get('classes'):

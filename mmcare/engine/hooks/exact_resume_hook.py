@@ -93,7 +93,7 @@ class ExactResumeHook(SwitchableHook):
 
     def before_run(self, runner: Any) -> None:
         """Warn if a resume cannot be exact."""
-        if not self.enabled or not isinstance(runner._train_loop, BaseLoop):  # a test
+        if not isinstance(runner._train_loop, BaseLoop):  # a test
             return
         by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
         loader = runner.train_dataloader
@@ -123,7 +123,7 @@ class ExactResumeHook(SwitchableHook):
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Check the checkpoint that training resumes from."""
-        if not self.enabled or not runner._resume or not isinstance(runner._train_loop, BaseLoop):
+        if not runner._resume or not isinstance(runner._train_loop, BaseLoop):
             return
         fault = (
             _find_fault(runner, checkpoint)
@@ -190,8 +190,6 @@ class ExactResumeHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Replay the consumed batches, so that the workers' generators advance."""
-        if not self.enabled:
-            return
         if not self._generators:
             found = training_state.find_generators(runner.train_dataloader)
             self._generators = {
@@ -217,8 +215,6 @@ class ExactResumeHook(SwitchableHook):
 
     def before_train_epoch(self, runner: Any) -> None:
         """Seed the workers for the epoch."""
-        if not self.enabled:
-            return
         if not self._objects:  # the run starts: before_train of all hooks has run
             self._objects = training_state.not_restorable(runner)
             self._contents = training_state.read_contents(self._objects)
@@ -234,8 +230,6 @@ class ExactResumeHook(SwitchableHook):
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Seed the generators for the iteration."""
-        if not self.enabled:
-            return
         # Without mixing, iterations of runs with neighboring seeds would draw the same numbers.
         mixed = np.random.SeedSequence([runner.seed, runner.iter, get_rank()])
         seed = int(mixed.generate_state(1)[0])
@@ -264,7 +258,7 @@ class ExactResumeHook(SwitchableHook):
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Add the numbers that have changed."""
-        if not self.enabled or self._state is None:  # not in training
+        if self._state is None:  # not in training
             return
         checkpoint[STATE] = {**self._find_numbers(runner), training_state.WHOLE: True}
         checkpoint[WORLD] = world(runner)

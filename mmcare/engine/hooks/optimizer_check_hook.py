@@ -41,8 +41,6 @@ class OptimizerCheckHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Compare the groups of the optimizer with the model and with the config."""
-        if not self.enabled:
-            return
         model, wrapper = unwrap(runner.model), runner.optim_wrapper
         groups = {
             id(parameter): group

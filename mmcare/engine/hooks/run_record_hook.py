@@ -49,13 +49,11 @@ class RunRecordHook(SwitchableHook):
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Take over the records of the run that is resumed."""
-        if self.enabled and runner._resume:
+        if runner._resume:
             self._runs = runs_of(checkpoint)
 
     def before_train(self, runner: Any) -> None:
         """Log what the run consists of, and compare the ranks."""
-        if not self.enabled:
-            return
         record = run_record.describe(runner)
         if self._runs:  # of the run that is resumed
             record['weights'] = self._runs[-1].get('weights')
@@ -67,12 +65,11 @@ class RunRecordHook(SwitchableHook):
 
     def before_test(self, runner: Any) -> None:
         """Compare the ranks."""
-        if self.enabled:
-            self._compare(runner, dict(data=run_record.describe_data(runner)))
+        self._compare(runner, dict(data=run_record.describe_data(runner)))
 
     def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         """Log how many images all processes train on in a second."""
-        if self.enabled and 'train/time' in runner.message_hub.log_scalars:
+        if 'train/time' in runner.message_hub.log_scalars:
             seconds = runner.message_hub.get_scalar('train/time').mean(WINDOW)
             world = self._runs[-1]['world']
             images = world['processes'] * world['batch_size']
@@ -80,7 +77,7 @@ class RunRecordHook(SwitchableHook):
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Add the records."""
-        if self.enabled and self._runs:
+        if self._runs:
             checkpoint['meta'][RUNS] = self._runs
 
     def _compare(self, runner: Any, record: run_record.Record) -> None:
