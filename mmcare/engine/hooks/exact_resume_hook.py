@@ -4,7 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from time import monotonic
 from typing import Any
 
@@ -201,10 +201,11 @@ class ExactResumeHook(SwitchableHook):
             batches._sampler_iter = training_state.isolate(batches._sampler_iter, runner.seed)
             # A sampler that ends starts again within the run.
             iterator._dataloader = training_state.SeededLoader(iterator._dataloader, runner.seed)
-            if runner.iter:
-                iterator._iterator = _report_replay(batches, runner.iter)
         if hasattr(iterator, 'skip_iter'):  # onedl-mmengine would skip the batches
-            iterator.skip_iter = lambda number: deque(islice(iterator, number), maxlen=0)
+            iterator.skip_iter = lambda number: deque(_replay(iterator, number), maxlen=0)
+        elif iterator is not None and runner.iter:
+            replayed = _replay(iterator, runner.iter)
+            runner.train_loop.dataloader_iterator = chain(replayed, iterator)
         if self._state is None:
             self._read_state(runner)
         self._first_iter = runner.iter
@@ -324,12 +325,12 @@ class ExactResumeHook(SwitchableHook):
             )
 
 
-def _report_replay(batches: Iterator[Any], number: int) -> Iterator[Any]:
-    """Yield batches; say how long the first ones take, which are only loaded again."""
+def _replay(batches: Iterator[Any], number: int) -> Iterator[Any]:
+    """Yield the first batches, which are only loaded again; say how long that takes."""
     start = last = monotonic()
-    for done, batch in enumerate(batches, 1):
+    for done, batch in enumerate(islice(batches, number), 1):
         now = monotonic()
-        if done <= number and now - last >= EVERY:
+        if now - last >= EVERY:
             last, left = now, (now - start) / done * (number - done)
             text = f'Replaying batches, so that augmentations go on as they would have: {done} of '
             print_log(f'{text}{number}, about {left / 60:.0f} minutes left', logger='current')
