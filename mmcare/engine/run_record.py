@@ -19,11 +19,10 @@ from mmengine.dist import (
     broadcast_object_list,
     is_main_process,
 )
-from mmengine.runner import BaseLoop
 from torch.nn.parallel import DistributedDataParallel
 
 from mmcare.engine.data_checks.masks import unwrap as unwrap_dataset
-from mmcare.engine.hooks import unwrap
+from mmcare.engine.hooks import built_loops, unwrap
 from mmcare.engine.training_state import TOOLBOXES
 from mmcare.engine.world import world
 from mmcare.models.loading import pretrained_cfgs
@@ -55,10 +54,7 @@ def describe(runner: Any) -> Record:
 def describe_data(runner: Any) -> dict[str, dict[str, Any]]:
     """Return length, classes and annotation files of the datasets that are built, by mode."""
     data: dict[str, dict[str, Any]] = {}
-    for mode in ('train', 'val', 'test'):
-        loop = getattr(runner, f'_{mode}_loop')
-        if not isinstance(loop, BaseLoop):
-            continue
+    for mode, loop in built_loops(runner).items():
         dataset = loop.dataloader.dataset
         parts: list[Any] = unwrap_dataset(dataset) or [dataset]
         files = [path for part in parts if (path := getattr(part, 'ann_file', None))]

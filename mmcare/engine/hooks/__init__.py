@@ -4,6 +4,7 @@ from typing import Any
 
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
+from mmengine.runner import BaseLoop
 
 
 class SwitchableHook(Hook):
@@ -25,6 +26,12 @@ class SwitchableHook(Hook):
 
 def _do_nothing(*_: Any, **__: Any) -> None:
     """Stand for a method of a hook that is switched off."""
+
+
+def built_loops(runner: Any) -> dict[str, Any]:
+    """Return the loops that a runner has built, by mode: ``'train'``, ``'val'`` and ``'test'``."""
+    loops = {mode: getattr(runner, f'_{mode}_loop') for mode in ('train', 'val', 'test')}
+    return {mode: loop for mode, loop in loops.items() if isinstance(loop, BaseLoop)}
 
 
 def unwrap(model: Any) -> Any:

@@ -5,10 +5,9 @@ from typing import Any
 
 from mmengine.dist import get_world_size
 from mmengine.logging import print_log
-from mmengine.runner import BaseLoop
 
 from mmcare.engine import run_record
-from mmcare.engine.hooks import SwitchableHook
+from mmcare.engine.hooks import SwitchableHook, built_loops
 from mmcare.registry import HOOKS
 from mmcare.weights.reading import RUNS, runs_of
 
@@ -100,8 +99,7 @@ class RunRecordHook(SwitchableHook):
 
 def _collecting(runner: Any) -> list[str]:
     """Return the folders in which the metrics of a run are collected."""
-    loops = [loop for loop in (runner._val_loop, runner._test_loop) if isinstance(loop, BaseLoop)]
-    evaluators = [getattr(loop, 'evaluator', None) for loop in loops]
+    evaluators = [getattr(loop, 'evaluator', None) for loop in built_loops(runner).values()]
     metrics = [metric for part in evaluators for metric in getattr(part, 'metrics', ())]
     on_disk = [metric for metric in metrics if getattr(metric, 'collect_device', '') == 'cpu']
     return sorted({getattr(metric, 'collect_dir', None) or '.' for metric in on_disk})
