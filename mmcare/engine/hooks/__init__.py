@@ -1,10 +1,16 @@
 """Hooks, registered as ``mmcare.X``."""
 
+import logging
+from functools import partial
 from typing import Any
 
 from mmengine.hooks import Hook
+from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
 from mmengine.runner import BaseLoop
+
+log = partial(print_log, logger='current')
+warn = partial(log, level=logging.WARNING)
 
 
 class SwitchableHook(Hook):

@@ -1,11 +1,10 @@
 from typing import Any
 
 import torch
-from mmengine.logging import print_log
 from mmengine.utils import apply_to
 from torch.nn.parallel import DistributedDataParallel
 
-from mmcare.engine.hooks import SwitchableHook
+from mmcare.engine.hooks import SwitchableHook, log
 from mmcare.registry import HOOKS
 
 # Modules around operators of MMCV that read memory as if it were contiguous: deformable
@@ -46,7 +45,7 @@ class ChannelsLastHook(SwitchableHook):
         if name := _find_misreading(runner.model):
             if not self._has_logged:
                 text = f'ChannelsLastHook leaves the model as it is: {name} misreads the layout'
-                print_log(text, logger='current')
+                log(text)
             self._has_logged = True
             return
         runner.model.to(memory_format=torch.channels_last)

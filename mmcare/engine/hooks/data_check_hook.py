@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, wraps
 from socket import gethostname
 from time import monotonic
 from typing import Any, Callable
 
 from mmengine.dist import all_gather_object, get_world_size, is_main_process
-from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 from mmengine.runner import BaseLoop, Runner
 
@@ -17,10 +15,8 @@ from mmcare.engine.data_checks import CHECKS, OTHERS, classes, coco, masks, weig
 from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn
 from mmcare.engine.data_checks.summary import describe
-from mmcare.engine.hooks import SwitchableHook, built_loops, unwrap
+from mmcare.engine.hooks import SwitchableHook, built_loops, log, unwrap, warn
 from mmcare.registry import HOOKS, built_type, type_name
-
-_log = partial(print_log, logger='current')
 
 
 @HOOKS.register_module()
@@ -99,7 +95,7 @@ class DataCheckHook(SwitchableHook):
         splits = self._find_splits(runner) if is_first else []
         fresh = [split for split in splits if split.mode not in self._checked]
         if fresh and get_world_size() > 1:
-            _log(
+            log(
                 'Checking the data (mmcare.DataCheckHook). The other processes wait for it, no '
                 'longer than env_cfg.dist_cfg.timeout'
             )
@@ -115,20 +111,20 @@ class DataCheckHook(SwitchableHook):
         notes = [note for split in fresh if (note := _note(split))] if is_main else []
         if is_main:
             for split in fresh:
-                _log(describe(split))
+                log(describe(split))
             if fresh and not findings:
                 number = len(CHECKS.keys() - self.skip)
-                _log(f'Data check: nothing found, by {number} checks')
+                log(f'Data check: nothing found, by {number} checks')
             checked = {split.mode for split in splits} | self._noted
             unknown = [mode for mode in built_loops(runner) if mode not in checked]
             notes += [f'anything of {mode}_dataloader.dataset' for mode in unknown]
             self._noted.update(unknown)
         if notes:
-            _log(f'mmcare.DataCheckHook does not check {"; ".join(notes)}')
+            log(f'mmcare.DataCheckHook does not check {"; ".join(notes)}')
         self._read.cache_clear()  # the objects of a file take more memory than the file
         seconds = monotonic() - start
         if seconds > 10:
-            _log(f'The data were checked in {seconds:.0f} seconds, see mmcare.DataCheckHook')
+            log(f'The data were checked in {seconds:.0f} seconds, see mmcare.DataCheckHook')
         self._report_to_all(findings)
 
     def before_train(self, runner: Any) -> None:
@@ -170,7 +166,7 @@ class DataCheckHook(SwitchableHook):
         """Log warnings, and raise one error that lists all faults."""
         for name, finding in findings:
             if isinstance(finding, Warn):
-                _log(f'{finding} [{name}]', level=logging.WARNING)
+                warn(f'{finding} [{name}]')
         faults = [f'{finding} [{name}]' for name, finding in findings if isinstance(finding, Stop)]
         if faults:
             raise ValueError('\n'.join(faults))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,7 +12,6 @@ import torch
 from mmengine.dataset import worker_init_fn
 from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import CheckpointHook
-from mmengine.logging import print_log
 from mmengine.optim import OptimWrapperDict
 from mmengine.runner import (
     BaseLoop,
@@ -25,7 +23,7 @@ from mmengine.runner import (
 
 from mmcare.compatibility import skips_batches
 from mmcare.engine import training_state
-from mmcare.engine.hooks import SwitchableHook, unwrap
+from mmcare.engine.hooks import SwitchableHook, log, unwrap, warn
 from mmcare.engine.hooks.atomic_checkpoint_hook import AtomicCheckpointHook, repeats_validation
 from mmcare.engine.optim import IMPLEMENTATION, fit_groups
 from mmcare.engine.world import LENGTH, describe_change, describe_epochs, world
@@ -119,7 +117,7 @@ class ExactResumeHook(SwitchableHook):
             ),
         }
         if missing := ', '.join(setting for setting, needed in advice.items() if needed):
-            _warn(runner, f'Set {missing}.')
+            _warn_inexact(runner, f'Set {missing}.')
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Check the checkpoint that training resumes from."""
@@ -140,7 +138,7 @@ class ExactResumeHook(SwitchableHook):
         cause = describe_epochs(runner, meta)
         change = describe_change(saved, runner, meta) if isinstance(saved, dict) else ''
         if change:
-            _warn(runner, f'{change} {cause}'.strip())
+            _warn_inexact(runner, f'{change} {cause}'.strip())
         ignored = [*_compare_optimizers(checkpoint['optimizer'], runner.optim_wrapper)]
         if isinstance(runner.param_schedulers, list):
             ignored += _compare_schedulers(checkpoint['param_schedulers'], runner.param_schedulers)
@@ -152,12 +150,12 @@ class ExactResumeHook(SwitchableHook):
                 text += f'Schedules count iterations. {cause} '
             text += 'To use those of the config, start over, or '
             text += 'load only the weights: --cfg-options resume=False load_from=FILE.'
-            print_log(text, logger='current', level=logging.WARNING)
+            warn(text)
         self._read_state(runner)
         if isinstance(checkpoint.get(STATE), dict):
             refused = training_state.write_numbers(self._restorable, checkpoint[STATE])
             if names := self._name(self._restorable, refused):
-                _warn(
+                _warn_inexact(
                     runner,
                     f'{names} start as constructed: the file was written by mmcare 1.0, which '
                     'saved parts of objects, or by a model with other modules.',
@@ -186,7 +184,9 @@ class ExactResumeHook(SwitchableHook):
             differing.append(f'{type(owner).__name__}.{key[1]}')
         if differing:
             advice = 'its state is in no checkpoint' if by_epoch else 'seed it as in the first run'
-            _warn(runner, f'A random generator starts anew: {", ".join(differing)} ({advice}).')
+            _warn_inexact(
+                runner, f'A random generator starts anew: {", ".join(differing)} ({advice}).'
+            )
 
     def before_train(self, runner: Any) -> None:
         """Replay the consumed batches, so that the workers' generators advance."""
@@ -281,7 +281,7 @@ class ExactResumeHook(SwitchableHook):
         numbers, left_out = training_state.split_changes(objects, before, self._validated)
         lasting = {name for (name, _), is_filled in left_out.items() if not is_filled}
         if names := self._name(objects, [key for key in left_out if key[0] in lasting]):
-            _warn(
+            _warn_inexact(
                 runner,
                 f'Training changes {names}, which no checkpoint holds: objects that change more '
                 'than numbers start as constructed.',
@@ -289,7 +289,7 @@ class ExactResumeHook(SwitchableHook):
         filled = [key for key in left_out if key[0] not in lasting]
         if names := self._name(objects, filled, self._logged):
             text = f'No checkpoint holds {names}, which are empty before training or change in '
-            print_log(f'{text}validations alone: a resumed run fills them again.', logger='current')
+            log(f'{text}validations alone: a resumed run fills them again.')
         return numbers
 
     def _name(
@@ -317,7 +317,7 @@ class ExactResumeHook(SwitchableHook):
             del self._contents[key]
             self._changed.add(id(self._objects[key[0]]))
         if names := self._name(self._objects, changed):
-            _warn(
+            _warn_inexact(
                 runner,
                 f'Training changes {names}, which no checkpoint holds. For transforms, set '
                 'train_dataloader.num_workers; a hook can write its state in '
@@ -333,14 +333,13 @@ def _replay(batches: Iterator[Any], number: int) -> Iterator[Any]:
         if now - last >= EVERY:
             last, left = now, (now - start) / done * (number - done)
             text = f'Replaying batches, so that augmentations go on as they would have: {done} of '
-            print_log(f'{text}{number}, about {left / 60:.0f} minutes left', logger='current')
+            log(f'{text}{number}, about {left / 60:.0f} minutes left')
         yield batch
 
 
-def _warn(runner: Any, advice: str) -> None:
+def _warn_inexact(runner: Any, advice: str) -> None:
     run = 'This resumed run does' if runner._resume else 'A resume of this run will'
-    text = f'{run} not reproduce an uninterrupted run. {advice}'
-    print_log(text, logger='current', level=logging.WARNING)
+    warn(f'{run} not reproduce an uninterrupted run. {advice}')
 
 
 def _find_fault(runner: Any, checkpoint: dict[str, Any]) -> str:

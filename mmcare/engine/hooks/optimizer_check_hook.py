@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from math import isclose, nan
 from typing import Any
 
-from mmengine.logging import print_log
 from mmengine.optim import OptimWrapperDict
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from mmcare.engine.hooks import SwitchableHook, unwrap
+from mmcare.engine.hooks import SwitchableHook, unwrap, warn
 from mmcare.registry import HOOKS
 from mmcare_runtime.text import join_first
 
@@ -53,7 +51,7 @@ class OptimizerCheckHook(SwitchableHook):
             return  # DeepSpeed's optimizer has copies of the parameters
         left_out = [name for name, parameter in trained.items() if id(parameter) not in groups]
         if left_out:
-            _warn(
+            warn(
                 f'{len(left_out)} parameters require gradients, but are in no group of the '
                 f'optimizer, and never change: {join_first(left_out)}. To train them, use '
                 'optim_wrapper.constructor=mmcare.MergedGroupsConstructor. If they are to stay as '
@@ -97,7 +95,7 @@ class OptimizerCheckHook(SwitchableHook):
                 reason = f'the key {key!r} takes precedence; for a way out, see {PAGE}'
             elif runner._resume:
                 reason = 'a resumed run keeps the options of its checkpoint'
-            _warn(
+            warn(
                 f'{len(names)} {KINDS[kind]} train with {found}, not as paramwise_cfg.{setting} '
                 f'says: {join_first(names)}. Reason: {reason}.'
             )
@@ -127,7 +125,3 @@ def _read(group: Mapping[str, Any], option: str) -> float:
 def _range(groups: list[dict], option: str) -> str:
     values = [_read(group, option) for group in groups]
     return ' to '.join(f'{value:g}' for value in sorted({min(values), max(values)}))
-
-
-def _warn(text: str) -> None:
-    print_log(text, logger='current', level=logging.WARNING)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,10 +7,9 @@ from typing import Any
 
 import numpy as np
 from mmengine.dist import is_main_process
-from mmengine.logging import print_log
 from mmengine.structures import BaseDataElement
 
-from mmcare.engine.hooks import SwitchableHook
+from mmcare.engine.hooks import SwitchableHook, warn
 from mmcare.files import moved_into_place
 from mmcare.registry import HOOKS
 
@@ -127,8 +125,7 @@ def _warning(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = f'{name} was not drawn: {type(error).__name__}: {error}'
-        print_log(text, 'current', logging.WARNING)
+        warn(f'{name} was not drawn: {type(error).__name__}: {error}')
 
 
 def draw_curves(

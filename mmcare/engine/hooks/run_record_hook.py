@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from mmengine.dist import get_world_size
-from mmengine.logging import print_log
 
 from mmcare.engine import run_record
-from mmcare.engine.hooks import SwitchableHook, built_loops
+from mmcare.engine.hooks import SwitchableHook, built_loops, log, warn
 from mmcare.registry import HOOKS
 from mmcare.weights.reading import RUNS, runs_of
 
@@ -59,7 +57,7 @@ class RunRecordHook(SwitchableHook):
         before = {**self._runs[-1], 'iteration': runner.iter} if self._runs else None
         if record != before:
             self._runs.append(record)
-        _log('\n'.join(['This run:', *(f'  {key}: {value}' for key, value in record.items())]))
+        log('\n'.join(['This run:', *(f'  {key}: {value}' for key, value in record.items())]))
         self._compare(runner, record)
 
     def before_test(self, runner: Any) -> None:
@@ -91,7 +89,7 @@ class RunRecordHook(SwitchableHook):
         differing.update(run_record.find_unshared({**folders, WORK_DIR: runner.work_dir}))
         intended = [name for name in differing if name.startswith(INTENDED)]
         for name in intended:
-            _warn(f'{DIFFER}\n- {name}: {differing.pop(name)}')
+            warn(f'{DIFFER}\n- {name}: {differing.pop(name)}')
         if differing:
             lines = [f'- {name}: {ranks}' for name, ranks in differing.items()]
             raise RuntimeError('\n'.join([DIFFER, *lines, ADVICE]))
@@ -103,11 +101,3 @@ def _collecting(runner: Any) -> list[str]:
     metrics = [metric for part in evaluators for metric in getattr(part, 'metrics', ())]
     on_disk = [metric for metric in metrics if getattr(metric, 'collect_device', '') == 'cpu']
     return sorted({getattr(metric, 'collect_dir', None) or '.' for metric in on_disk})
-
-
-def _log(text: str) -> None:
-    print_log(text, logger='current')
-
-
-def _warn(text: str) -> None:
-    print_log(text, logger='current', level=logging.WARNING)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.hooks import CheckpointHook
-from mmengine.logging import MMLogger, print_log
+from mmengine.logging import MMLogger
 
-from mmcare.engine.hooks import SwitchableHook, unwrap
+from mmcare.engine.hooks import SwitchableHook, log, unwrap
 from mmcare.engine.hooks.plot_hook import CURVES, PREDICTIONS
 from mmcare.registry import HOOKS
 from mmcare.shipped import CONFIGS
@@ -57,17 +57,17 @@ class RunSummaryHook(SwitchableHook):
         length = getattr(runner.train_dataloader, '__len__', lambda: 0)()
         if length:
             text += f', {length} in an epoch'
-        print_log(text, logger='current')
+        log(text)
         if ((runner.cfg.get('model') or {}).get('backbone') or {}).get('from_scratch'):
             text = 'From scratch, {} to {} iterations were run on the sets of docs/results.md'
             if runner.max_iters < USUAL[0]:
                 text += ': after fewer, predictions may have low scores only'
-            print_log(text.format(*USUAL), logger='current')
-        print_log(f'Results go to {_shorten(runner.work_dir)}', logger='current')
+            log(text.format(*USUAL))
+        log(f'Results go to {_shorten(runner.work_dir)}')
 
     def after_train(self, runner: Any) -> None:
         """Log what came of the run, and the next commands."""
-        print_log('\n'.join(('The training has ended.', *_summarize(runner))), logger='current')
+        log('\n'.join(('The training has ended.', *_summarize(runner))))
 
 
 def _summarize(runner: Any) -> Iterator[str]:
