@@ -182,6 +182,13 @@ def set_statistics(model: LoadedModel, side: int) -> None:
         norm.eval()
 
 
+def add_loss(network: torch.nn.Module) -> None:
+    """Give SSD's head the attribute that mmdet's ``predict`` asks for."""
+    head = getattr(network, 'bbox_head', None)
+    if type(head).__name__ == 'SSDHead':
+        head.loss_cls = None
+
+
 def compare_with_toolbox(
     model: LoadedModel, description: Mapping[str, Any], run: Run, side: int
 ) -> float:
@@ -194,6 +201,7 @@ def compare_with_toolbox(
         side: Of the image.
     """
     normalization, network = model.normalization, model.task.model
+    add_loss(network)
     assert normalization is not None, 'known for configs of the toolboxes'
     pixels = draw_images(3, (side, side), normalization)['smooth'].pixels
     image = normalization.normalize(pixels)
@@ -224,6 +232,7 @@ def compare_on_photographs(model: LoadedModel, path: Path, side: int, folder: Pa
     with DefaultScope.overwrite_default_scope('mmdet'):  # whose transforms are meant
         network = MODELS.build(config.model).eval()  # without padding of its own
         network.load_state_dict(model.task.model.state_dict())
+        add_loss(network)
         pad_images(network, (side, side), model.normalization)
         network.cfg = config
         for picture in list_files(folder, PICTURES)[:PHOTOGRAPHS]:
