@@ -131,7 +131,7 @@ class ChannelsLast(nn.Module):
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         """Map an image to outputs by name."""
         image = image if image.is_floating_point() else image.float()
-        outputs = self.program(image.permute(0, 3, 1, 2))
+        outputs = self.program(image.permute(0, 3, 1, 2).contiguous())
         outputs = [
             x.permute(0, 2, 3, 1) if layout == 'NHWC' else x
             for x, layout in zip(outputs, self.layouts, strict=True)
@@ -166,6 +166,21 @@ def _matmul(x: Tensor, y: Tensor) -> Tensor:
         return NotImplemented  # leaves it as it is
     product = aten.bmm.default(x.flatten(0, 1), y.flatten(0, 1))
     return product.reshape(*x.shape[:3], y.shape[3])
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Make a matrix of a weight of one row, as GFL's mean of a distribution has.
+
+    XNNPACK does not take the row, or computes something else in float16.
+    """
+    if weight.dim() > 1:
+        return NotImplemented  # leaves it as it is
+    return aten.linear.default(x, weight[None], bias).squeeze(-1)
+
+
+def _bmm(x: Tensor, y: Tensor) -> Tensor:
+    """Multiply by one column as a sum: LiteRT's converter confuses the shape of the product."""
+    return (x * y.mT).sum(2, True) if y.shape[2] == 1 else NotImplemented
 
 
 def _pad(x: Tensor, pad: list[int], mode: str = 'constant', value: float | None = None) -> Tensor:
@@ -225,7 +240,7 @@ def _deform_conv2d(
     offset_groups: int,
     use_mask: bool,
 ) -> Tensor:
-    """Gather the four neighbours of each sample, weigh them, and multiply by the kernel.
+    """Gather the four neighbours of each sample, weigh them, and convolve them by a kernel of 1x1.
 
     The map has a border of zeros: samples outside of it are 0, as in torchvision.
     """
@@ -233,7 +248,8 @@ def _deform_conv2d(
     *_, rows, columns = weight.shape
     *_, below, across = offset.shape
     cells, samples = (height + 2) * (width + 2), rows * columns * below * across
-    offset = offset.reshape(batch * offset_groups, rows * columns, 2, below, across)
+    sets = batch * offset_groups  # of a map and its samples
+    offset = offset.reshape(sets, rows * columns, 2, below, across)
 
     def locate(axis: int, kernel: int, number: int, stride: int, pad: int, dilation: int) -> Tensor:
         """Return where samples are on an axis of the map with its border."""
@@ -245,31 +261,33 @@ def _deform_conv2d(
 
     y = locate(0, rows, below, stride_h, pad_h, dilation_h)
     z = locate(1, columns, across, stride_w, pad_w, dilation_w)
-    padded = F.pad(x, (1, 1, 1, 1)).reshape(batch * offset_groups, -1, cells)
+    padded = F.pad(x, (1, 1, 1, 1)).reshape(sets, -1, cells)
+    table = padded.permute(0, 2, 1).reshape(sets * cells, -1)
+    starts = (torch.arange(sets) * cells).reshape(-1, 1, 1, 1)
     total: Any = 0
     for low, share_y in ((y.floor(), 1 - (y - y.floor())), (y.floor() + 1, y - y.floor())):
         row = low.clamp(0, height + 1)
         for left, share_z in ((z.floor(), 1 - (z - z.floor())), (z.floor() + 1, z - z.floor())):
             column = left.clamp(0, width + 1)
-            index = (row.long() * (width + 2) + column.long()).reshape(-1, samples)
-            parts = [part.index_select(1, i) for part, i in zip(padded, index, strict=True)]
-            total = total + torch.stack(parts) * (share_y * share_z).reshape(-1, 1, samples)
+            index = row.long() * (width + 2) + column.long() + starts
+            share = (share_y * share_z).reshape(-1, 1)
+            total = total + table.index_select(0, index.flatten()) * share
     if use_mask:
-        total = total * mask.reshape(batch * offset_groups, 1, samples)
-    patches = total.reshape(batch * groups, -1, below * across)
-    kernels = weight.reshape(groups, weight.shape[0] // groups, -1)
-    result = (kernels.repeat(batch, 1, 1) @ patches).reshape(batch, -1, below, across)
-    return result + bias[:, None, None]
+        total = total * mask.reshape(-1, 1)
+    patches = total.reshape(sets, samples, -1).permute(0, 2, 1)
+    patches = patches.reshape(batch, -1, below, across)
+    return F.conv2d(patches, weight.reshape(len(weight), -1, 1, 1), bias, groups=groups)
 
 
 Table = Mapping[Any, Callable[..., Any]]
 COREML: Table = {aten.alias.default: lambda x: x}  # left by full-size slices
-LITERT: Table = {aten.conv2d.default: _conv2d}
+PIECES: Table = {aten.conv2d.default: _conv2d, aten.linear.default: _linear}
+LITERT: Table = {**PIECES, aten.bmm.default: _bmm}
 # ExecuTorch gives XNNPACK no maxima, means only over the last two of four axes, and no
 # operators with several outputs.
 EXECUTORCH: Table = {
     **COREML,
-    **LITERT,
+    **PIECES,
     aten.amax.default: _amax,
     aten.matmul.default: _matmul,  # without expanding
     aten.mean.dim: _mean,

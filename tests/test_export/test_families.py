@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from export_helpers import odd_model
 from helpers import ROOT, deviation, newer, run
 from mmengine.config import Config
@@ -23,6 +24,7 @@ import families
 
 from mmcare import mmcv_ext
 from mmcare.export import export_model, load_model, open_exported
+from mmcare.export.backends import BACKENDS
 from mmcare.export.errors import ExportError
 from mmcare.export.graph import build_graph
 from mmcare.export.images import draw_images
@@ -197,6 +199,17 @@ def test_deformable_convolutions(monkeypatch, tmp_path):
         export_model(model, tmp_path, (14, 11), ('onnx',), opset=18)
 
 
+@pytest.mark.conversion
+def test_deformable_convolutions_in_litert(tmp_path):
+    """Their samples' weights are parts of a map, and XNNPACK computes them in float16 too."""
+    pytest.importorskip('mmcv.ops')
+    pytest.importorskip('litert_torch')
+    model = odd_model(Deformed().eval(), ['map'])
+    report = export_model(model, tmp_path, (14, 11), ('litert',), tolerance=0.1)['litert']
+    assert report['max_rel_error']['random'] < 1e-4
+    assert report['max_rel_error_float16']['random'] < 0.1  # positions are rounded
+
+
 @torch.no_grad()
 @pytest.mark.conversion
 @pytest.mark.parametrize('name', ['Cascade R-CNN', 'Cascade Mask R-CNN'])
@@ -243,6 +256,32 @@ def test_parts_of_a_weight_in_executorch(tmp_path):
     model.task.info = replace(model.task.info, in_channels=8)
     report = export_model(model, tmp_path, (4, 6), ('executorch',))['executorch']
     assert report['max_rel_error']['random'] < 1e-5
+
+
+class Means(torch.nn.Module):
+    """GFL's mean of a distribution, whose weight is a row, and TOOD's product for a single cell."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = torch.nn.Parameter(torch.arange(8.0))
+        self.weight = torch.nn.Parameter(torch.rand(1, 4, 3, 2))
+
+    def forward(self, image):
+        means = F.linear(image.reshape(-1, 8).softmax(1), self.steps).reshape(1, -1)
+        cell = image.mean((2, 3), keepdim=True)
+        weight = (self.weight * cell.sigmoid().reshape(1, 1, 3, 1)).reshape(1, 4, 6)
+        product = torch.bmm(weight, torch.cat([cell, cell], 1).reshape(1, 6, 1))
+        return means, product.reshape(1, 4, 1, 1).relu()
+
+
+@pytest.mark.conversion
+@pytest.mark.parametrize('name', ['litert', 'executorch'])
+def test_weights_of_one_row_and_products_with_one_column(tmp_path, name):
+    pytest.importorskip(BACKENDS[name].packages[-1])
+    model = odd_model(Means().eval(), ['means', 'product'], None)
+    report = export_model(model, tmp_path, (4, 6), (name,))[name]
+    assert report['max_rel_error']['random'] < 1e-5
+    assert name == 'executorch' or report['max_rel_error_float16']['random'] < 1e-2
 
 
 PREDICT = """

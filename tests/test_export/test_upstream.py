@@ -113,6 +113,29 @@ def test_executorch_writes_a_part_of_a_weight(tmp_path):
     torch.testing.assert_close(outputs, [*network(image)])
 
 
+@pytest.mark.xfail(strict=True, reason='XNNPACK: rewrites._linear')
+def test_executorch_computes_a_weight_of_one_row(tmp_path):
+    from executorch.runtime import Runtime
+
+    weight, x = torch.rand(8), torch.rand(6, 8)
+    network = Apply(lambda x: (nn.functional.linear(x, weight),)).eval()
+    lower(network, x).to_executorch().save(str(tmp_path / 'row.pte'))
+    program = Runtime.get().load_program(str(tmp_path / 'row.pte'))
+    torch.testing.assert_close(program.load_method('forward').execute([x]), [*network(x)])
+
+
+@pytest.mark.xfail(strict=True, reason='litert_torch: rewrites._bmm')
+def test_litert_converts_a_product_with_one_column():
+    litert_torch = pytest.importorskip('litert_torch')
+    weight = torch.rand(1, 4, 2, 4)
+
+    def multiply(x):
+        rows = (weight * x[:, :2].sigmoid().reshape(1, 1, 2, 1)).reshape(1, 4, 8)
+        return torch.bmm(rows, x.reshape(1, 8, 1)).reshape(1, 4, 1, 1).relu()
+
+    litert_torch.convert(Apply(multiply).eval(), (torch.rand(1, 8, 1, 1),))
+
+
 @pytest.mark.xfail(strict=True, reason='pnnx: rewrites.separate_convolutions')
 def test_pnnx_converts_a_shared_convolution(tmp_path):
     import subprocess

@@ -17,7 +17,7 @@ from mmcare.engine.data_checks import CHECKS, OTHERS, classes, coco, masks, weig
 from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn
 from mmcare.engine.data_checks.summary import describe
-from mmcare.engine.hooks import SwitchableHook, unwrap
+from mmcare.engine.hooks import SwitchableHook, built_loops, unwrap
 from mmcare.registry import HOOKS, built_type, type_name
 
 _log = partial(print_log, logger='current')
@@ -93,8 +93,6 @@ class DataCheckHook(SwitchableHook):
 
     def before_run(self, runner: Runner) -> None:
         """Check the datasets that were built for this run, once for each mode."""
-        if not self.enabled:
-            return
         start, is_main = monotonic(), is_main_process()
         # The first process of each other machine looks for the files: disks may differ.
         is_first = is_main or os.environ.get('LOCAL_RANK') == '0'
@@ -121,9 +119,8 @@ class DataCheckHook(SwitchableHook):
             if fresh and not findings:
                 number = len(CHECKS.keys() - self.skip)
                 _log(f'Data check: nothing found, by {number} checks')
-            loops = {mode: getattr(runner, f'_{mode}_loop') for mode in ('train', 'val', 'test')}
             checked = {split.mode for split in splits} | self._noted
-            unknown = [m for m, p in loops.items() if isinstance(p, BaseLoop) and m not in checked]
+            unknown = [mode for mode in built_loops(runner) if mode not in checked]
             notes += [f'anything of {mode}_dataloader.dataset' for mode in unknown]
             self._noted.update(unknown)
         if notes:
@@ -136,8 +133,6 @@ class DataCheckHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Check the weights, which have been loaded by now, for the number of pictures."""
-        if not self.enabled:
-            return
         dataset, model = runner.train_dataloader.dataset, unwrap(runner.model)
         if not getattr(runner, '_has_loaded', True):  # of FlexibleRunner, nobody knows
             self._report(self._run('frozen', weights.check_frozen, model))
@@ -148,8 +143,6 @@ class DataCheckHook(SwitchableHook):
         self, runner: Runner, batch_idx: int, data_batch: Any = None, mode: str = 'train'
     ) -> None:
         """Check the label maps (1, H, W) in an mmseg batch."""
-        if not self.enabled:
-            return
         dataset = getattr(runner, f'{mode}_dataloader').dataset
         metainfo = getattr(dataset, 'metainfo', {})  # a list for mmdet's ConcatDataset
         if 'reduce_zero_label' not in metainfo or not metainfo.get('classes'):
@@ -184,10 +177,7 @@ class DataCheckHook(SwitchableHook):
 
     def _find_splits(self, runner: Runner) -> list[Split]:
         splits = []
-        for mode in ('train', 'val', 'test'):
-            loop = getattr(runner, f'_{mode}_loop')
-            if not isinstance(loop, BaseLoop):
-                continue
+        for mode, loop in built_loops(runner).items():
             configs = getattr(runner, f'_{mode}_evaluator', None)  # training has none
             for dataset in masks.unwrap(loop.dataloader.dataset):
                 # mmpretrain's have none themselves, only their loaders.

@@ -5,10 +5,9 @@ from typing import Any
 
 from mmengine.dist import get_world_size
 from mmengine.logging import print_log
-from mmengine.runner import BaseLoop
 
 from mmcare.engine import run_record
-from mmcare.engine.hooks import SwitchableHook
+from mmcare.engine.hooks import SwitchableHook, built_loops
 from mmcare.registry import HOOKS
 from mmcare.weights.reading import RUNS, runs_of
 
@@ -49,13 +48,11 @@ class RunRecordHook(SwitchableHook):
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Take over the records of the run that is resumed."""
-        if self.enabled and runner._resume:
+        if runner._resume:
             self._runs = runs_of(checkpoint)
 
     def before_train(self, runner: Any) -> None:
         """Log what the run consists of, and compare the ranks."""
-        if not self.enabled:
-            return
         record = run_record.describe(runner)
         if self._runs:  # of the run that is resumed
             record['weights'] = self._runs[-1].get('weights')
@@ -67,12 +64,11 @@ class RunRecordHook(SwitchableHook):
 
     def before_test(self, runner: Any) -> None:
         """Compare the ranks."""
-        if self.enabled:
-            self._compare(runner, dict(data=run_record.describe_data(runner)))
+        self._compare(runner, dict(data=run_record.describe_data(runner)))
 
     def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         """Log how many images all processes train on in a second."""
-        if self.enabled and 'train/time' in runner.message_hub.log_scalars:
+        if 'train/time' in runner.message_hub.log_scalars:
             seconds = runner.message_hub.get_scalar('train/time').mean(WINDOW)
             world = self._runs[-1]['world']
             images = world['processes'] * world['batch_size']
@@ -80,7 +76,7 @@ class RunRecordHook(SwitchableHook):
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Add the records."""
-        if self.enabled and self._runs:
+        if self._runs:
             checkpoint['meta'][RUNS] = self._runs
 
     def _compare(self, runner: Any, record: run_record.Record) -> None:
@@ -103,8 +99,7 @@ class RunRecordHook(SwitchableHook):
 
 def _collecting(runner: Any) -> list[str]:
     """Return the folders in which the metrics of a run are collected."""
-    loops = [loop for loop in (runner._val_loop, runner._test_loop) if isinstance(loop, BaseLoop)]
-    evaluators = [getattr(loop, 'evaluator', None) for loop in loops]
+    evaluators = [getattr(loop, 'evaluator', None) for loop in built_loops(runner).values()]
     metrics = [metric for part in evaluators for metric in getattr(part, 'metrics', ())]
     on_disk = [metric for metric in metrics if getattr(metric, 'collect_device', '') == 'cpu']
     return sorted({getattr(metric, 'collect_dir', None) or '.' for metric in on_disk})

@@ -51,8 +51,6 @@ class RunSummaryHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Log the size of the model, the length of the run and its folder."""
-        if not self.enabled:
-            return
         model = unwrap(runner.model)
         millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
         text = f'{type(model).__name__}: {millions:.1f} M parameters; {runner.max_iters} iterations'
@@ -69,8 +67,7 @@ class RunSummaryHook(SwitchableHook):
 
     def after_train(self, runner: Any) -> None:
         """Log what came of the run, and the next commands."""
-        if self.enabled:
-            print_log('\n'.join(('The training has ended.', *_summarize(runner))), logger='current')
+        print_log('\n'.join(('The training has ended.', *_summarize(runner))), logger='current')
 
 
 def _summarize(runner: Any) -> Iterator[str]:

@@ -95,7 +95,7 @@ def _cast(path: Path) -> None:
 def _quantize(path: Path, images: Sequence[np.ndarray], names: Sequence[str]) -> None:
     """Quantize the convolutions of a file, in place.
 
-    Pieces of large depth-wise kernels (see :data:`mmcare.export.rewrites.LITERT`), which are not
+    Pieces of large depth-wise kernels (see :data:`mmcare.export.rewrites.PIECES`), which are not
     square, stay in float32.
     """
     from ai_edge_litert import schema_py_generated as schema
