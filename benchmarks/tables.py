@@ -789,7 +789,6 @@ STATED: set[Name] = {
     ('docs/recipes.md', 'setting | `configs/fpn` | paper, 4.3 | peers'),
     ('docs/recipes.md', "setting | `configs/upernet` | MLLA-B and mmseg's Swin"),
     ('docs/recipes.md', 'repository | files'),
-    ('docs/results.md', 'set | backbone | rate | seeds'),
     ('docs/results.md', ' | '),
     ('docs/results.md', 'set | published result | what differs'),
     ('docs/resume.md', 'problem | what happens'),
