@@ -1,5 +1,7 @@
 """Hooks, registered as ``mmcare.X``."""
 
+from __future__ import annotations
+
 import logging
 from functools import partial
 from typing import Any
