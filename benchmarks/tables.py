@@ -585,7 +585,9 @@ def families() -> list[Row]:
         equal = of['onnx']['equal']
         is_classifier = of['onnx']['toolbox'] == 'mmpretrain'
         agreement = '–' if pd.isna(equal) else f'{equal:.0e}' if is_classifier else f'{equal:.2f}'
+        photographs = of['onnx']['photographs']
         row = [name, f'`{Path(config).name}`', agreement]
+        row.append('–' if pd.isna(photographs) else f'{photographs:.2f}')
         for format_name in FAMILY_FORMATS:
             cell = of.get(format_name, {})
             errors = [cell.get(key) for key in ('error', 'float16')]
@@ -658,7 +660,7 @@ RECORDED: dict[Name, Callable[[], list[Row]]] = {
     ): exported_metrics,
     (
         'docs/families.md',
-        'family | config | as the toolbox | ONNX | LiteRT | ExecuTorch | Core ML | ncnn',
+        'family | config | as the toolbox | photographs | ONNX | LiteRT | ExecuTorch | Core ML | ncnn',
     ): families,
     ('docs/families.md', 'family | format | reason'): reasons,
     ('docs/latency.md', f'{TIMES}{RIVALS}'): partial(latencies, 'latency_1.0.0.json', 0),
