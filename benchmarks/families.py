@@ -1,12 +1,13 @@
 """Export one config of each family of the toolboxes to each format, and compare it with PyTorch.
 
-Weights are random, images small. A cell of the table is the largest error of a file's results, as a
-share of each output's largest magnitude, on a random image and a smooth one, or why there is no
-file. ``toolbox`` compares the file with the toolbox's own prediction on the smooth image: the share
-of its 50 best boxes that the file also has (same class, IoU above 0.99, scores within 0.001), the
-share of equal labels of a segmentor, or the largest difference of a classifier's scores. With
---photographs, five are also given to mmdet's inference and to the file's ``predict``, except for
-detectors with queries, which mask padding in mmdet.
+Weights are random, images small; --families also takes models that were trained with the configs of
+benchmarks/scenes, such as 'YOLOX, trained', from work_dirs/scenes. A cell of the table is the
+largest error of a file's results, as a share of each output's largest magnitude, on a random image
+and a smooth one, or why there is no file. ``toolbox`` compares the file with the toolbox's own
+prediction on the smooth image: the share of its 50 best boxes that the file also has (same class,
+IoU above 0.99, scores within 0.001), the share of equal labels of a segmentor, or the largest
+difference of a classifier's scores. With --photographs, five are also given to mmdet's inference
+and to the file's ``predict``, except for detectors with queries, which mask padding in mmdet.
 
 Each cell is written when it is known, and is not computed again. Each family has a process of its
 own: if a converter ends it, the cell says so.
@@ -42,6 +43,7 @@ from mmcare_runtime.model import Run
 from mmcare_runtime.results import read_results
 from mmcare_runtime.suffixes import PICTURES, list_files
 
+SCENES = Path(__file__).resolve().parent / 'scenes'
 PHOTOGRAPHS = 5
 BEST = 50  # boxes that are compared with the toolbox's
 SAME_BOX, SAME_SCORE = 0.99, 1e-3
@@ -56,6 +58,7 @@ class Family(NamedTuple):
     config: str
     side: int = 128
     normalized: bool = False  # random weights let maps explode or vanish without statistics
+    trained: bool = False  # on the demo's scenes, with the config of benchmarks/scenes
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -113,10 +116,21 @@ FAMILIES: Mapping[str, Family] = {
     'EfficientNet': Family('mmpretrain::efficientnet/efficientnet-b0_8xb32_in1k', 224),
 }
 
+TRAINED: Mapping[str, Family] = {
+    'YOLOX, trained': Family('mmdet::scenes/yolox_tiny', 160, trained=True),
+    'YOLOX on CARE-S0, trained': Family('mmdet::scenes/yolox_care_s0', 160, trained=True),
+    'RetinaNet, trained': Family('mmdet::scenes/retinanet_r18', 160, trained=True),
+    'SegFormer, trained': Family('mmseg::scenes/segformer_b0', 160, trained=True),
+}
+ALL = {**FAMILIES, **TRAINED}
+
 
 def write_config(family: Family) -> str:
     """Write a config whose detectors give boxes of any score."""
-    text = f"_base_ = '{family.config}.py'\n"
+    base = family.config
+    if family.trained:
+        base = str(SCENES / Path(family.config).name)
+    text = f"_base_ = '{base}.py'\n"
     if family.config.startswith('mmdet') and 'detr' not in family.config:
         scores = 'score_thr=-1.0, nms_pre=100_000'
         if 'rcnn' in family.config:
@@ -126,9 +140,12 @@ def write_config(family: Family) -> str:
 
 
 def load(family: Family, folder: Path) -> LoadedModel:
-    """Build a family's model with random weights."""
+    """Build a family's model with random weights, or with those of work_dirs/scenes."""
     path = folder / f'{Path(family.config).name}.py'
     path.write_text(write_config(family))
+    if family.trained:
+        checkpoint = Path('work_dirs/scenes', path.stem, 'last_checkpoint').read_text()
+        return load_model(path, checkpoint, part='model')
     torch.manual_seed(0)
     model = load_model(path, part='model')
     prepare(model, family, family.side)
@@ -142,19 +159,11 @@ def prepare(model: LoadedModel, family: Family, side: int) -> None:
     if {*model.normalization.std} == {1.0}:  # trained weights are as small
         convs = (x for x in model.task.backbone.modules() if isinstance(x, torch.nn.Conv2d))
         next(convs).weight /= PICTURE_STD if any(model.normalization.mean) else 255
-    complete_ssd(model.task.model)
     for module in model.task.modules():
         if type(module).__name__ == 'L2Norm':  # of SSD300, which mmdet fills in init_weights alone
             torch.nn.init.constant_(module.weight, 20)
     if family.normalized:
         set_statistics(model, side)
-
-
-def complete_ssd(network: torch.nn.Module) -> None:
-    """Let mmdet's own ``predict`` run, which asks the head of SSD for a loss that it lacks."""
-    head: Any = getattr(network, 'bbox_head', None)
-    if type(head).__name__ == 'SSDHead':
-        head.loss_cls = None
 
 
 @torch.no_grad()
@@ -173,6 +182,13 @@ def set_statistics(model: LoadedModel, side: int) -> None:
         norm.eval()
 
 
+def add_loss(network: torch.nn.Module) -> None:
+    """Give SSD's head the attribute that mmdet's ``predict`` asks for."""
+    head = getattr(network, 'bbox_head', None)
+    if type(head).__name__ == 'SSDHead':
+        head.loss_cls = None
+
+
 def compare_with_toolbox(
     model: LoadedModel, description: Mapping[str, Any], run: Run, side: int
 ) -> float:
@@ -185,6 +201,7 @@ def compare_with_toolbox(
         side: Of the image.
     """
     normalization, network = model.normalization, model.task.model
+    add_loss(network)
     assert normalization is not None, 'known for configs of the toolboxes'
     pixels = draw_images(3, (side, side), normalization)['smooth'].pixels
     image = normalization.normalize(pixels)
@@ -215,7 +232,7 @@ def compare_on_photographs(model: LoadedModel, path: Path, side: int, folder: Pa
     with DefaultScope.overwrite_default_scope('mmdet'):  # whose transforms are meant
         network = MODELS.build(config.model).eval()  # without padding of its own
         network.load_state_dict(model.task.model.state_dict())
-        complete_ssd(network)
+        add_loss(network)
         pad_images(network, (side, side), model.normalization)
         network.cfg = config
         for picture in list_files(folder, PICTURES)[:PHOTOGRAPHS]:
@@ -308,7 +325,7 @@ def read(path: Path) -> pd.DataFrame:
 
 def add(path: Path, name: str, format_name: str, cell: Mapping[str, Any]) -> None:
     """Write a cell, in place of an older one."""
-    table, family = read(path), FAMILIES[name]
+    table, family = read(path), ALL[name]
     toolbox, _, config = family.config.partition('::')
     row = dict(family=name, toolbox=toolbox, config=config, shape=family.side, format=format_name)
     others = table[(table.family != name) | (table.format != format_name)]
@@ -330,8 +347,8 @@ def compute_family(name: str, formats: list[str], path: Path, photographs: Path 
         for format_name in missing:
             add(path, name, format_name, dict(reason=DIED))  # unless it is replaced below
             try:
-                model = model or load(FAMILIES[name], Path(folder))
-                family = FAMILIES[name]
+                model = model or load(ALL[name], Path(folder))
+                family = ALL[name]
                 cell = compute_cell(family, model, format_name, Path(folder), photographs)
             except Exception as error:  # of a toolbox
                 cell = dict(reason=f'{type(error).__name__}: {" ".join(str(error).split())}')
@@ -343,7 +360,7 @@ def main() -> None:
     """Compute the cells that are not known, and write them as CSV."""
     parser = argparse.ArgumentParser(description=__doc__)
     option = parser.add_argument
-    option('--families', nargs='+', choices=FAMILIES, default=[*FAMILIES], metavar='NAME')
+    option('--families', nargs='+', choices=ALL, default=[*FAMILIES], metavar='NAME')
     option('--formats', nargs='+', choices=BACKENDS, default=['onnx', 'litert', 'executorch'])
     option('--photographs', type=Path, metavar='FOLDER', help='to compare detectors on')
     option('--out', type=Path, default=Path('work_dirs/families.csv'), metavar='FILE')

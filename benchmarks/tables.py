@@ -315,6 +315,22 @@ def exported_metrics() -> list[Row]:
     ]
 
 
+def exported_yolox() -> list[Row]:
+    """families.md: one detector with two backbones."""
+    tiny, care = read('exported_yolox_1.1.0.json').values()
+    ratio = ['1', f'{care["ms"] / tiny["ms"]:.2f}']
+    return [
+        [
+            None,
+            None,
+            f'{row["MB"]:.1f}',
+            *percent(row, 'coco/bbox_mAP', 'coco/bbox_mAP_50').split(', '),
+            time,
+        ]
+        for row, time in zip((tiny, care), ratio, strict=True)
+    ]
+
+
 # Times.
 
 
@@ -585,7 +601,9 @@ def families() -> list[Row]:
         equal = of['onnx']['equal']
         is_classifier = of['onnx']['toolbox'] == 'mmpretrain'
         agreement = '–' if pd.isna(equal) else f'{equal:.0e}' if is_classifier else f'{equal:.2f}'
+        photographs = of['onnx']['photographs']
         row = [name, f'`{Path(config).name}`', agreement]
+        row.append('–' if pd.isna(photographs) else f'{photographs:.2f}')
         for format_name in FAMILY_FORMATS:
             cell = of.get(format_name, {})
             errors = [cell.get(key) for key in ('error', 'float16')]
@@ -658,9 +676,13 @@ RECORDED: dict[Name, Callable[[], list[Row]]] = {
     ): exported_metrics,
     (
         'docs/families.md',
-        'family | config | as the toolbox | ONNX | LiteRT | ExecuTorch | Core ML | ncnn',
+        'family | config | as the toolbox | photographs | ONNX | LiteRT | ExecuTorch | Core ML | ncnn',
     ): families,
     ('docs/families.md', 'family | format | reason'): reasons,
+    (
+        'docs/families.md',
+        'backbone | parameters, M | `.tflite`, MB | box AP | AP50 | time',
+    ): exported_yolox,
     ('docs/latency.md', f'{TIMES}{RIVALS}'): partial(latencies, 'latency_1.0.0.json', 0),
     ('docs/latency.md', RIVALS): partial(latencies, 'latency_1.0.0.json', 1),
     (
@@ -789,7 +811,6 @@ STATED: set[Name] = {
     ('docs/recipes.md', 'setting | `configs/fpn` | paper, 4.3 | peers'),
     ('docs/recipes.md', "setting | `configs/upernet` | MLLA-B and mmseg's Swin"),
     ('docs/recipes.md', 'repository | files'),
-    ('docs/results.md', 'set | backbone | rate | seeds'),
     ('docs/results.md', ' | '),
     ('docs/results.md', 'set | published result | what differs'),
     ('docs/resume.md', 'problem | what happens'),

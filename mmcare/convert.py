@@ -19,7 +19,6 @@ from mmcare.weights.reading import (
     RUNS,
     CheckpointError,
     load_from_mmcare,
-    load_weights,
     local_file,
     read_checkpoint,
     runs_of,
@@ -45,12 +44,14 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
         OSError: If the source does not exist or the destination cannot be written.
     """
     file = local_file(source)
-    content = load_from_mmcare(file, 'cpu')
-    converted = weights_of(content, file)  # under the names of a classifier
+    content = read_checkpoint(file)
+    weights = weights_of(content, file)
+    is_published = names.is_published(weights)
+    converted = names.to_classifier_keys(weights) if is_published else weights
     state = names.of_backbone(converted)
     state = {k: v for k, v in state.items() if k.startswith(names.BACKBONE_PARTS)}
     direction = 'as the checkpoint of an MM classifier'
-    if names.find_published(read_checkpoint(file)) is None:
+    if not is_published:
         if any(name.startswith('out_norms.') for name in state):
             raise CheckpointError(
                 f'{source} has norms on output maps (from_scratch or out_norm_cfg), which the '
@@ -95,7 +96,8 @@ def fuse_checkpoint(
         OSError: If a file does not exist, or the destination cannot be written.
     """
     cfg = Config.fromfile(config)
-    weights = load_weights(checkpoint)
+    content = load_from_mmcare(checkpoint, 'cpu')
+    weights = weights_of(content, checkpoint)
     init_default_scope(cfg.get('default_scope') or 'mmengine')
     if cfg.get('data_preprocessor'):
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
@@ -122,7 +124,7 @@ def fuse_checkpoint(
             raise RuntimeError(f'fusing changes outputs of {name}; {destination} is not written')
     if not fused:
         raise ValueError(f'nothing in the model of {config} can be fused')
-    meta = dict(load_from_mmcare(checkpoint, 'cpu').get('meta') or {})
+    meta = dict(content.get('meta') or {})
     meta.update(mmcare_version=__version__, fused_from=Path(checkpoint).name)
     write_checkpoint(dict(meta=meta, state_dict=model.state_dict()), destination)
     options = ' '.join(f'model.{name}.deploy=True' for name in fused)

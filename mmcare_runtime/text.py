@@ -1,4 +1,4 @@
-"""Make untrusted text of files safe for terminals, print it, and make names of classes unique."""
+"""Text for people: names in lists, untrusted text made safe for terminals, unique names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import sys
 import warnings
 from collections import Counter
-from typing import Sequence
+from typing import Iterable, Sequence
 
 
 def escape(text: str) -> str:
@@ -15,6 +15,13 @@ def escape(text: str) -> str:
         character if character.isprintable() else character.encode('unicode_escape').decode()
         for character in text
     )
+
+
+def join_first(names: Iterable[str], number: int = 3) -> str:
+    """Join the first names, and say how many more there are: ``'a, b, c and 2 more'``."""
+    names = list(names)
+    more = f' and {len(names) - number} more' if len(names) > number else ''
+    return ', '.join(names[:number]) + more
 
 
 def tell_apart(names: Sequence[str]) -> list[str]:

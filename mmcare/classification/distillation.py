@@ -70,31 +70,26 @@ class DistillationClassifier(ImageClassifier):
             memory_format=torch.channels_last if teacher_channels_last else None,
         )
         self._teacher_device: torch.device | None = None
-        self._teacher: Any = teacher  # a config until its first use
+        # A config until its first use. In a list, PyTorch does not take it for a part.
+        self._teacher: list[Any] = [teacher]
         if not isinstance(teacher, nn.Module):
             loads = teacher_checkpoint or teacher.get('pretrained') or teacher.get('init_cfg')
             if not loads:
                 raise ValueError("teacher_checkpoint must be the teacher's weights, got None")
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; the teacher is not registered as a module, as in mmdet's detectors."""
-        if name == '_teacher':
-            object.__setattr__(self, name, value)
-        else:
-            super().__setattr__(name, value)
-
     @property
     def teacher(self) -> nn.Module:
         """The teacher with its weights; it is built on first use."""
-        if not isinstance(self._teacher, nn.Module):
-            teacher = MMPRETRAIN_MODELS.build(deepcopy(self._teacher))
+        (teacher,) = self._teacher
+        if not isinstance(teacher, nn.Module):
+            teacher = MMPRETRAIN_MODELS.build(deepcopy(teacher))
             if self.teacher_checkpoint:
                 state = load_weights(self.teacher_checkpoint)
                 teacher.load_state_dict(state.get('model', state))  # DeiT's key is `model`
             elif teacher.init_cfg:  # timm's models have loaded theirs, which this would replace
                 teacher.init_weights()
-            self._teacher = teacher
-        return self._teacher
+            self._teacher = [teacher]
+        return teacher
 
     def init_weights(self) -> None:
         """Initialise the student; also build the teacher, so that a missing file is found early."""

@@ -19,18 +19,17 @@ from mmengine.dist import (
     broadcast_object_list,
     is_main_process,
 )
-from mmengine.runner import BaseLoop
 from torch.nn.parallel import DistributedDataParallel
 
 from mmcare.engine.data_checks.masks import unwrap as unwrap_dataset
-from mmcare.engine.hooks import unwrap
+from mmcare.engine.hooks import built_loops, unwrap
 from mmcare.engine.training_state import TOOLBOXES
 from mmcare.engine.world import world
 from mmcare.models.loading import pretrained_cfgs
 from mmcare.weights.reading import digest_weights
+from mmcare_runtime.text import join_first
 
 PACKAGES = 'mmcv', 'numpy', 'timm', 'torch', 'torchvision'
-SHOWN = 3  # ranks with the same value that are named
 Record = Dict[str, Any]
 
 
@@ -55,10 +54,7 @@ def describe(runner: Any) -> Record:
 def describe_data(runner: Any) -> dict[str, dict[str, Any]]:
     """Return length, classes and annotation files of the datasets that are built, by mode."""
     data: dict[str, dict[str, Any]] = {}
-    for mode in ('train', 'val', 'test'):
-        loop = getattr(runner, f'_{mode}_loop')
-        if not isinstance(loop, BaseLoop):
-            continue
+    for mode, loop in built_loops(runner).items():
         dataset = loop.dataloader.dataset
         parts: list[Any] = unwrap_dataset(dataset) or [dataset]
         files = [path for part in parts if (path := getattr(part, 'ann_file', None))]
@@ -154,8 +150,7 @@ def find_unshared(folders: Mapping[str, str]) -> dict[str, str]:
 
 def _name_group(group: tuple[str, list[str]]) -> str:
     value, ranks = group
-    more = f' and {len(ranks) - SHOWN} more' if len(ranks) > SHOWN else ''
-    return f'rank{"s" * (len(ranks) > 1)} {", ".join(ranks[:SHOWN])}{more}: {value}'
+    return f'rank{"s" * (len(ranks) > 1)} {join_first(ranks)}: {value}'
 
 
 def _versions() -> dict[str, str]:

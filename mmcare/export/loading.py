@@ -16,9 +16,9 @@ from torch import Tensor
 from mmcare.deployment import ARCHS, find_backbone, fuse_all
 from mmcare.export.pipelines import name_steps, read_padding
 from mmcare.export.tasks import PARTS, Task, make_task
-from mmcare.weights.names import is_fused, of_backbone
+from mmcare.weights.names import is_fused, of_backbone, select
 from mmcare.weights.reading import check_exists, load_from_mmcare, runs_of, weights_of
-from mmcare.weights.strict import check_weights, load_strictly, select
+from mmcare.weights.strict import check_weights, load_strictly
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mmcare.models.heads import TwoHeads
 from mmcare.registry import built_type
 from mmcare.weights import strict
-from mmcare.weights.names import BACKBONE_PARTS, find_prefix
+from mmcare.weights.names import BACKBONE_PARTS, find_prefix, select
 from mmcare.weights.reading import CheckpointError, load_weights
 from mmcare.weights.strict import (
     SHAPE,
@@ -28,7 +28,6 @@ from mmcare.weights.strict import (
     describe_faults,
     find_fault,
     find_faults,
-    select,
 )
 
 ADDRESSES = """\
@@ -67,7 +66,7 @@ def read_state_dict(
     prefix: str | None = None,
     map_location: Any = None,
 ) -> dict[str, Any]:
-    """Read the weights of a CARE from a file, and check them by :func:`check_state_dict`.
+    """Read the weights of a CARE from a file, and check them, see :func:`check_care`.
 
     The weights are not loaded into the CARE. The arguments are those of MMEngine's
     ``PretrainedInit``. ``prefix`` is the backbone's name in the file's model, by default
@@ -77,7 +76,7 @@ def read_state_dict(
         state = load_weights(checkpoint)
     except FileNotFoundError as error:
         raise FileNotFoundError(f'{error}\n{WHERE_TO_GET_WEIGHTS}') from error
-    return check_state_dict(backbone, state, find_prefix(state, prefix), checkpoint)
+    return check_weights(backbone, state, find_prefix(state, prefix), checkpoint)
 
 
 @contextmanager
@@ -97,7 +96,7 @@ def strict_loading(
         source: The original if ``model`` is a copy, such as EMA's: it knows what was initialized.
 
     Raises:
-        CheckpointError: While weights are loaded, see :func:`check_state_dict`.
+        CheckpointError: While weights are loaded, see :func:`check_care`.
     """
     originals = dict(zip(model.modules(), (source or model).modules()))
 
@@ -128,33 +127,14 @@ def _has_weights_of(module: nn.Module, state: Mapping[str, Any], prefix: str) ->
 def load_strictly(
     model: nn.Module, state: Mapping[str, Any], types: tuple[type, ...], file: Any
 ) -> None:
-    """Call :func:`mmcare.weights.strict.load_strictly`, which checks modules of all types."""
+    """Load all weights of a model; the name of version 1.0. Modules of all types are checked."""
     strict.load_strictly(model, state, file)
 
 
 def check_state_dict(
     network: Any, state: Mapping[str, Any], prefix: str, file: Any
 ) -> dict[str, Any]:
-    """Select the weights of a network from those of a model, and check that they fill it.
-
-    MM toolboxes load with ``strict=False``, which would leave missing weights random.
-
-    Args:
-        network: A :class:`mmcare.models.CARE`, or its two heads. Nothing is loaded into it.
-        state: Weights of a model by name.
-        prefix: Name of the network in the model, such as ``'backbone.'``.
-        file: Where the weights come from, for the message.
-
-    Returns:
-        The weights by their names in the network, without those of stages and output norms that
-        are not built; if there are no output norms at all, a warning says so. RGB weights of the
-        first convolution are adapted to the network's ``in_channels``.
-
-    Raises:
-        CheckpointError: If a weight is missing (except of output norms), unexpected, of another
-            shape (except of heads, which may have other classes), not a tensor, not finite, or
-            integer in place of floating point or the reverse.
-    """
+    """Call :func:`mmcare.weights.strict.check_weights`; the name of version 1.0."""
     return check_weights(network, state, prefix, file)
 
 
@@ -162,6 +142,7 @@ def check_state_dict(
 def _check_heads(
     heads: TwoHeads, state: Mapping[str, Any], prefix: str, file: Any
 ) -> dict[str, Any]:
+    """Check the weights of two heads, as :func:`check_care` does; they may be of other classes."""
     weights = select(state, prefix)
     faults = find_faults(weights, heads.state_dict())
     faults.pop(SHAPE, None)  # of other classes
@@ -171,7 +152,25 @@ def _check_heads(
 
 
 def check_care(care: Any, state: Mapping[str, Any], prefix: str, file: Any) -> dict[str, Any]:
-    """Check the weights of a CARE, see :func:`check_state_dict`."""
+    """Select the weights of a CARE from those of a model, and check that they fill it.
+
+    MM toolboxes load with ``strict=False``, which would leave missing weights random.
+
+    Args:
+        care: A :class:`mmcare.models.CARE`. Nothing is loaded into it.
+        state: Weights of a model by name.
+        prefix: Name of the CARE in the model, such as ``'backbone.'``.
+        file: Where the weights come from, for the message.
+
+    Returns:
+        The weights by their names in the CARE, without those of stages and output norms that are
+        not built; if there are no output norms at all, a warning says so. RGB weights of the first
+        convolution are adapted to the CARE's ``in_channels``.
+
+    Raises:
+        CheckpointError: If a weight is missing (except of output norms), unexpected, of another
+            shape, not a tensor, not finite, or integer in place of floating point or the reverse.
+    """
     weights, wanted = _select(care, state, prefix), care.state_dict()
     has_norms = any(name.startswith(f'{prefix}out_norms.') for name in state)
     if has_norms and not care.out_norms:

@@ -77,7 +77,11 @@ def _without_module(name: str) -> str:
 
 def of_backbone(state: Mapping[str, Any], prefix: str | None = None) -> dict[str, Any]:
     """Select the weights of a backbone, and remove its prefix, see :func:`find_prefix`."""
-    prefix = find_prefix(state, prefix)
+    return select(state, find_prefix(state, prefix))
+
+
+def select(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the weights whose names begin with a prefix, by the rest of their names."""
     return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
 
 

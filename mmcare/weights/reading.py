@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from mmcare.files import moved_into_place
 from mmcare.weights import unpickling
 from mmcare.weights.names import find_published, to_classifier_keys, without_wrapper
-from mmcare_runtime.text import escape
+from mmcare_runtime.text import escape, join_first
 
 CHECKSUM = 'mmcare_checksum'  # in the metadata of .safetensors
 RUNS = 'mmcare_runs'  # in the meta of checkpoints: see mmcare.engine.RunRecordHook
@@ -79,10 +79,8 @@ def read_checkpoint(
     removed: list[str] = []
     checkpoint, verified = _read(path, map_location, removed, verify)
     if removed:
-        more = f' and {len(removed) - 5} more' if len(removed) > 5 else ''
         text = f'Left out while reading {path}, since they are not plain values: '
-        text = escape(f'{text}{", ".join(removed[:5])}{more}')
-        print_log(text, logger='current', level=logging.WARNING)
+        print_log(escape(text + join_first(removed, 5)), 'current', logging.WARNING)
     if not verified:
         text = f'{path} has no checksums: damage would go unnoticed. torch.save writes some.'
         print_log(text, logger='current', level=logging.WARNING)

@@ -10,8 +10,9 @@ from typing import Any, Callable
 import torch
 from torch import Tensor, nn
 
+from mmcare.weights.names import select
 from mmcare.weights.reading import CheckpointError
-from mmcare_runtime.text import escape
+from mmcare_runtime.text import escape, join_first
 
 MISSING, UNEXPECTED, SHAPE = 'missing', 'not in the model', 'of another shape'
 VALUES = 'not a dense tensor with values', 'of another data type', 'not finite'
@@ -101,11 +102,6 @@ def checked_loading(
             handle.remove()
 
 
-def select(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the weights whose names begin with a prefix, by the rest of their names."""
-    return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-
-
 def find_faults(
     weights: Mapping[str, Any], wanted: Mapping[str, Any], optional: tuple[str, ...] = ()
 ) -> dict[str, list[str]]:
@@ -157,7 +153,5 @@ def describe_faults(
     """Return a text that names the first three weights of each fault."""
     lines = [f'{file} does not fit the {type(module).__name__} (prefix {prefix!r}).']
     for fault, names in faults.items():
-        names = [escape(prefix + name) for name in names]
-        more = f' and {len(names) - 3} more' if len(names) > 3 else ''
-        lines.append(f'{fault}: {", ".join(names[:3])}{more}')
+        lines.append(f'{fault}: {join_first(escape(prefix + name) for name in names)}')
     return '\n  '.join(lines)

@@ -32,9 +32,10 @@ from mmcare.engine.data_checks.classes import (
 )
 from mmcare.engine.data_checks.coco import check_required_keys
 from mmcare.engine.data_checks.coco_file import read_coco
-from mmcare.engine.data_checks.findings import Run, Split, Stop
+from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn
 from mmcare.engine.data_checks.headers import read_headers
 from mmcare.engine.data_checks.masks import check_class_weights, unwrap
+from mmcare.engine.data_checks.pictures import check_sizes
 from mmcare.engine.data_checks.weights import check_frozen, check_layer_scale
 from mmcare.engine.hooks.data_check_hook import DataCheckHook
 from mmcare.models import CARE
@@ -613,6 +614,7 @@ WEBP = dict(seg_map_suffix='.webp')
 RED, BLUE = (0, 0, 0, 255, 0, 0), (0, 0, 0, 0, 0, 255)
 # Layout, what is done to the data, arguments of find, and what is found: None passes silently.
 HEALTHY = dict(
+    evaluated_by_a_copy=('coco', str, dict(evaluated='other')),
     # Datasets in a wrapper may be evaluated with one file for all.
     in_wrappers=('coco', str, dict(wrap=concatenate)),
     balanced=('coco', str, wrap('ClassBalancedDataset', oversample_thr=0.1)),
@@ -949,8 +951,14 @@ COCO_CASES = dict(
     evaluator=(
         'coco',
         str,
+        dict(evaluated='unlabelled'),
+        r"warn: val_evaluator\.ann_file='.*unlabelled\.json' lists other objects",
+    ),
+    evaluator_of_other_pictures=(
+        'coco',
+        edit(picture(id=99), path='other.json'),
         dict(evaluated='other'),
-        r"stop: val_evaluator\.ann_file='.*other\.json'",
+        r"stop: val_evaluator\.ann_file='.*other\.json' lists other pictures",
     ),
     order=(
         'coco',
@@ -1257,6 +1265,17 @@ def test_objects_of_a_panoptic_dataset(data):
     dataset = DATASETS.build(dict(panoptic(data, 'val'), serialize_data=False))
     config = dict(type='mmdet.CocoMetric', ann_file=str(data / 'other.json'))
     assert not [*check_evaluator(Run(Tiny(3), [Split('val', dataset, [], [config])]))]
+
+
+def test_sizes_that_nothing_takes(data):
+    """In MMEngine's own files, as those of mmocr, wrong sizes change nothing."""
+    make_coco(data)
+    entries = [dict(img_path='train/0.jpg', width=40, height=16, instances=[])]
+    (data / 'own.json').write_text(json.dumps(dict(metainfo={}, data_list=entries)))
+    prefix = dict(img_path='')
+    dataset = BaseDataset('own.json', data_root=str(data), data_prefix=prefix, pipeline=steps())
+    (finding,) = check_sizes(Run(Tiny(3), [Split('train', dataset)]))
+    assert isinstance(finding, Warn) and '1 of 1 sizes' in finding
 
 
 def test_pictures_that_do_not_exist_are_not_shared(data):

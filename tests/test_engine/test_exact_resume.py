@@ -171,9 +171,12 @@ def test_a_resume_in_another_world_says_so(tmp_path, logged, change, words):
 
 
 def test_replayed_batches_are_counted_in_the_log(tmp_path, logged, monkeypatch):
+    """In each epoch of the sampler: these 8 batches are two of them."""
     monkeypatch.setattr('mmcare.engine.hooks.exact_resume_hook.EVERY', 0)
+    monkeypatch.setattr('mmengine.runner.loops.time', SimpleNamespace(sleep=id))  # of MMEngine
+    options = dict(by_epoch=False, loader=dict(sampler=dict(type='DefaultSampler', shuffle=True)))
     for resume in (False, True):
-        train(tmp_path, by_epoch=False, resume=resume, hooks=[StopAt(9 + resume)])
+        train(tmp_path, resume=resume, hooks=[StopAt(9 + resume)], **options)
     texts = [text for _, text in logged if text.startswith('Replaying')]
     assert len(texts) == 8 and ' 8 of 8, about 0 minutes left' in texts[-1]
 

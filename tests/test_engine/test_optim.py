@@ -260,14 +260,6 @@ class OneRate(DefaultOptimWrapperConstructor):
         return OptimWrapper(torch.optim.AdamW(groups, lr=self.base_lr, weight_decay=self.base_wd))
 
 
-@pytest.fixture
-def warned(monkeypatch):
-    texts = []
-    name = 'mmcare.engine.hooks.optimizer_check_hook.print_log'
-    monkeypatch.setattr(name, lambda text, **_: texts.append(text))
-    return texts
-
-
 def check(model=None, constructor=OURS, kind=None, resume=False, **options):
     """Run the hook on a model, whose optimizer a config describes; ``kind``: a class builds it."""
     model, config = model or Images(), config_of(constructor, **options)

@@ -82,11 +82,8 @@ class OwnDeformConv(DeformConv2d):
 
 
 @pytest.mark.parametrize('kind', [DeformConv2d, OwnDeformConv])
-def test_models_that_misread_the_layout_keep_theirs(kind, monkeypatch):
+def test_models_that_misread_the_layout_keep_theirs(kind, logged):
     """Also the optimizer's state, and with one line in the log for all validations."""
-    logged = []
-    name = f'{ChannelsLastHook.__module__}.print_log'
-    monkeypatch.setattr(name, lambda text, **_: logged.append(text))
     model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), kind(4, 4, 3))
     hook, runner = ChannelsLastHook(), Namespace(model=model)
     checkpoint = dict(optimizer=dict(state={0: torch.rand(4, 2, 3, 3)}))
@@ -95,4 +92,4 @@ def test_models_that_misread_the_layout_keep_theirs(kind, monkeypatch):
     hook.before_val(runner)
     assert all(value.is_contiguous() for value in model.parameters())
     assert checkpoint['optimizer']['state'][0].is_contiguous()
-    assert len(logged) == 1 and f'1 ({kind.__name__})' in logged[0]
+    assert len(logged) == 1 and f'1 ({kind.__name__})' in logged[0][1]

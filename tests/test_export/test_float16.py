@@ -112,7 +112,9 @@ def decoder(tmp_path_factory):
     torch.manual_seed(0)
     sizes = [(SIDE // stride, SIDE // stride) for stride in (8, 16, 32)]
     scenes = [maps_of_a_scene(head, classes, sizes) for classes in SCENES]
-    boxes = Boxes(head, scenes[0], (SIDE, SIDE), 300, OutputFormat(nms='operator'))
+    boxes = Boxes(
+        head, scenes[0], (SIDE, SIDE), dict(max_detections=300), OutputFormat(nms='operator')
+    )
     names = [output['name'] for output in boxes.outputs]
     network = nn.Sequential(Scenes(scenes), boxes).eval()
     graph = Graph(network, torch.zeros(1, 3, SIDE, SIDE), names, thin_model().task.info, 0, boxes)

@@ -60,7 +60,7 @@ def test_boxes_are_those_of_mmdet(tmp_path, name, output_format):
         mine = torch.from_numpy(by_description[key])
         torch.testing.assert_close(mine, expected[theirs], atol=1e-4, rtol=0)
     expected = expected[expected.scores > 0.3]  # mmdet's threshold ignores the centerness
-    decoder = Boxes(head, raw, SHAPE, 20, output_format)
+    decoder = Boxes(head, raw, SHAPE, dict(max_detections=20), output_format)
     found = [x.numpy() for x in decoder(raw)]
     assert decoder.max_error(raw, found) < 1e-5
     outputs = [
@@ -114,7 +114,7 @@ SPOILT = dict(
 def test_wrong_boxes_are_found(tmp_path, spoil):
     task = detector(tmp_path).task
     raw = task(torch.randn(1, 3, *SHAPE))
-    decoder = Boxes(task.head, raw, SHAPE, 20, OutputFormat())
+    decoder = Boxes(task.head, raw, SHAPE, dict(max_detections=20), OutputFormat())
     assert not decoder.max_error(raw, spoil(*decoder(raw))) < 1e-2
 
 

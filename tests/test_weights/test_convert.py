@@ -20,7 +20,9 @@ from toy_configs import toy_config
 from mmcare.convert import convert_checkpoint, fuse_checkpoint
 from mmcare.models import CARE
 from mmcare.models.loading import check_state_dict
-from mmcare.weights.reading import CheckpointError, read_checkpoint
+from mmcare.weights.reading import CheckpointError, read_checkpoint, runs_of
+
+RUNS = [dict(iteration=3)]
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +35,7 @@ def thin_arch(monkeypatch):
 def published(tmp_path):
     torch.manual_seed(1)
     state = published_state(random_backbone())
-    torch.save(dict(state_dict=state), tmp_path / 'published.pth.tar')
+    torch.save(dict(state_dict=state, meta=dict(mmcare_runs=RUNS)), tmp_path / 'published.pth.tar')
     return tmp_path / 'published.pth.tar'
 
 
@@ -46,6 +48,8 @@ def test_both_ways(published, tmp_path, monkeypatch, ending):
     assert "in the published format: CARE('thin')" in convert_checkpoint(there, back)
     first, second = (read_checkpoint(file)['state_dict'] for file in (published, back))
     assert_equal(second, first)
+    if ending == '.pth':  # the other format holds no records
+        assert runs_of(read_checkpoint(there)) == runs_of(read_checkpoint(back)) == RUNS
 
 
 def test_norms_that_published_files_lack(tmp_path, logged):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn, examples
-from mmcare.registry import type_name
 from mmcare_runtime.suffixes import OTHER_PICTURES, PICTURES
 
 FOREIGN = ('__MACOSX', 'System Volume Information', '$RECYCLE.BIN')
@@ -72,22 +71,27 @@ def check_labels(run: Run) -> Iterator[Stop]:
             )
 
 
-def check_evaluator(run: Run) -> Iterator[Stop]:
-    """Find evaluators with a stale annotation file, which has the objects of other pictures."""
+def check_evaluator(run: Run) -> Iterator[Stop | Warn]:
+    """Find evaluators whose annotation file has other pictures or objects than the dataset's."""
     for split in run.splits:
-        if split.coco is None or len(run.of_mode(split.mode)) > 1:
-            continue  # captions have a file of their own for their metric
+        coco = split.coco
+        if coco is None or len(run.of_mode(split.mode)) > 1:
+            continue  # one file may be for all parts of a ConcatDataset
         for metric in split.configs:
-            if not isinstance(metric, dict):
+            file = metric.get('ann_file') if isinstance(metric, dict) else None
+            if not file or metric.get('format_only') or file == split.dataset.ann_file:
                 continue
-            if split.coco.is_panoptic and type_name(metric['type']) == 'CocoMetric':
-                continue  # it evaluates boxes with a file of objects
-            file = metric.get('ann_file')
-            if file and os.path.realpath(file) != os.path.realpath(split.dataset.ann_file):
-                yield Stop(
-                    f"{split.mode}_evaluator.ann_file={file!r} is not the dataset's, "
-                    f'{split.dataset.ann_file!r}'
-                )
+            try:
+                other = split.read(file)
+            except (OSError, ValueError):  # of another format
+                continue
+            pictures = [{image.get('id') for image in part.images or ()} for part in (coco, other)]
+            text = f'{split.mode}_evaluator.ann_file={file!r} lists other '
+            source = f"than the dataset's, {split.dataset.ann_file!r}"
+            if pictures[0] != pictures[1]:
+                yield Stop(f'{text}pictures {source}')
+            elif other.is_panoptic == coco.is_panoptic and other.annotations != coco.annotations:
+                yield Warn(f'{text}objects {source}')  # such as those of all classes as one
 
 
 def check_folder_names(folders: list[str], classes: list[str], root: str) -> Iterator[Stop]:

@@ -15,6 +15,7 @@ from torch import nn
 from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.headers import Header, read_headers
 from mmcare_runtime.coco import CocoFile
+from mmcare_runtime.text import join_first
 
 NUMBER = 10_000  # pictures and masks that are read from a dataset, evenly spread
 
@@ -165,10 +166,8 @@ def sample(items: list[Any], number: int) -> list[Any]:
 
 
 def examples(names: Iterable[Any], number: int = 3) -> str:
-    """Join the first names, and say how many more there are."""
-    names = list(names)
-    more = f' and {len(names) - number} more' if len(names) > number else ''
-    return ', '.join(map(repr, names[:number])) + more
+    """Join the first names, each in quotes, and say how many more there are."""
+    return join_first(map(repr, names), number)
 
 
 def _describe(info: dict[str, Any]) -> Picture:

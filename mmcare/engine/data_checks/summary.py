@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from mmcare.engine.data_checks.findings import Split
 from mmcare.engine.data_checks.headers import Header
+from mmcare_runtime.text import join_first
 
 SHOWN = 10  # classes
 
@@ -33,14 +34,10 @@ def describe(split: Split) -> str:
     names = split.classes or [*map(str, sorted(numbers))]
     if numbers or split.of_pixels:
         counted = [f'{name} {numbers[i]}' if numbers else name for i, name in enumerate(names)]
-        more = f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''
-        kind = 'classes' if not numbers else 'objects' if _has_objects(split) else 'pictures of'
-        parts.append(f'{kind}: {", ".join(counted[:SHOWN])}{more}')
+        has_objects = any(picture.labels for picture in split.pictures)
+        kind = 'classes' if not numbers else 'objects' if has_objects else 'pictures of'
+        parts.append(f'{kind}: {join_first(counted, SHOWN)}')
     return f'{split.mode}: {"; ".join(parts)}'
-
-
-def _has_objects(split: Split) -> bool:
-    return any(picture.labels for picture in split.pictures)
 
 
 def _range(values: Sequence[int]) -> str:

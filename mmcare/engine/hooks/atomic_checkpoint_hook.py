@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -12,11 +11,10 @@ import numpy as np
 from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook
-from mmengine.logging import print_log
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import Tensor
 
-from mmcare.engine.hooks import unwrap
+from mmcare.engine.hooks import unwrap, warn
 from mmcare.engine.run_record import find_differences
 from mmcare.files import lock_directory, moved_into_place
 from mmcare.registry import HOOKS
@@ -199,7 +197,7 @@ class AtomicCheckpointHook(CheckpointHook):
         if dropped:
             text = 'Not in the checkpoint, since only tensors, numbers, text and containers of '
             text += f'them can be read again: {", ".join(dict.fromkeys(dropped))}'
-            print_log(escape(text), 'current', logging.WARNING)
+            warn(escape(text))
 
     def after_run(self, runner: Any) -> None:
         """Let other runs write to the folder."""
@@ -282,7 +280,7 @@ class AtomicCheckpointHook(CheckpointHook):
                 if not not_finite:
                     return str(path), content
                 fault = f'{len(not_finite)} weights are not finite, such as {not_finite[0]}'
-            print_log(escape(f'Not resuming from {path}: {fault}'), 'current', logging.WARNING)
+            warn(escape(f'Not resuming from {path}: {fault}'))
         if saved:
             names = ', '.join(path.name for path in saved)
             raise CheckpointError(
@@ -367,13 +365,11 @@ class _AtomicBackend(LocalBackend):
             temporary.write_bytes(obj)
         outdated, kept, weights = self.files['outdated'], [], self.files['broken_weights']
         if weights:
-            print_log(
+            warn(
                 f'{len(weights)} weights in {filepath} are not finite, such as {weights[0]}. No '
                 'other checkpoint is deleted for it. Stop the run: with --resume, it goes on from '
                 'the last checkpoint whose weights are finite. A lower learning rate or '
-                'optim_wrapper.clip_grad may prevent it.',
-                'current',
-                logging.WARNING,
+                'optim_wrapper.clip_grad may prevent it.'
             )
             kept = [path for path in outdated if path not in self.files['broken']]
             self.files['broken'].append(str(filepath))

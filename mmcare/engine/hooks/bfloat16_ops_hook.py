@@ -20,8 +20,6 @@ class BFloat16OpsHook(SwitchableHook):
 
     def before_run(self, runner: Runner) -> None:
         """Attach the casts to the RoI extractors and heads of the model."""
-        if not self.enabled:
-            return
         for module in runner.model.modules():
             # Not twice: a runner can train, then test.
             if hasattr(module, 'roi_layers') and _cast not in module._forward_pre_hooks.values():

@@ -1,11 +1,10 @@
 from typing import Any
 
 import torch
-from mmengine.logging import print_log
 from mmengine.utils import apply_to
 from torch.nn.parallel import DistributedDataParallel
 
-from mmcare.engine.hooks import SwitchableHook
+from mmcare.engine.hooks import SwitchableHook, log
 from mmcare.registry import HOOKS
 
 # Modules around operators of MMCV that read memory as if it were contiguous: deformable
@@ -36,8 +35,6 @@ class ChannelsLastHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Change the layout in place, after initialization, which depends on the layout."""
-        if not self.enabled:
-            return
         self.before_val(runner)
         if isinstance(runner.model, DistributedDataParallel):
             # DDP's buckets still have the old strides; unpickling builds them again.
@@ -45,12 +42,10 @@ class ChannelsLastHook(SwitchableHook):
 
     def before_val(self, runner: Any) -> None:
         """Change the layout in place."""
-        if not self.enabled:
-            return
         if name := _find_misreading(runner.model):
             if not self._has_logged:
                 text = f'ChannelsLastHook leaves the model as it is: {name} misreads the layout'
-                print_log(text, logger='current')
+                log(text)
             self._has_logged = True
             return
         runner.model.to(memory_format=torch.channels_last)
@@ -63,13 +58,11 @@ class ChannelsLastHook(SwitchableHook):
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Make the state of the optimizer contiguous."""
-        if not self.enabled:
-            return
         _lay_out(checkpoint, torch.contiguous_format)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Give the state of the optimizer the layout of the weights."""
-        if self.enabled and not _find_misreading(runner.model):
+        if not _find_misreading(runner.model):
             _lay_out(checkpoint, torch.channels_last)
 
 

@@ -29,8 +29,6 @@ class CompileHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Compile when the first batch comes."""
-        if not self.enabled:
-            return
         for module in runner.model.modules():
             if has_answers(module):
                 module.compile(**self.options)

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, wraps
 from socket import gethostname
 from time import monotonic
 from typing import Any, Callable
 
 from mmengine.dist import all_gather_object, get_world_size, is_main_process
-from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 from mmengine.runner import BaseLoop, Runner
 
@@ -17,10 +15,8 @@ from mmcare.engine.data_checks import CHECKS, OTHERS, classes, coco, masks, weig
 from mmcare.engine.data_checks.coco_file import read_coco
 from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn
 from mmcare.engine.data_checks.summary import describe
-from mmcare.engine.hooks import SwitchableHook, unwrap
+from mmcare.engine.hooks import SwitchableHook, built_loops, log, unwrap, warn
 from mmcare.registry import HOOKS, built_type, type_name
-
-_log = partial(print_log, logger='current')
 
 
 @HOOKS.register_module()
@@ -93,15 +89,13 @@ class DataCheckHook(SwitchableHook):
 
     def before_run(self, runner: Runner) -> None:
         """Check the datasets that were built for this run, once for each mode."""
-        if not self.enabled:
-            return
         start, is_main = monotonic(), is_main_process()
         # The first process of each other machine looks for the files: disks may differ.
         is_first = is_main or os.environ.get('LOCAL_RANK') == '0'
         splits = self._find_splits(runner) if is_first else []
         fresh = [split for split in splits if split.mode not in self._checked]
         if fresh and get_world_size() > 1:
-            _log(
+            log(
                 'Checking the data (mmcare.DataCheckHook). The other processes wait for it, no '
                 'longer than env_cfg.dist_cfg.timeout'
             )
@@ -117,27 +111,24 @@ class DataCheckHook(SwitchableHook):
         notes = [note for split in fresh if (note := _note(split))] if is_main else []
         if is_main:
             for split in fresh:
-                _log(describe(split))
+                log(describe(split))
             if fresh and not findings:
                 number = len(CHECKS.keys() - self.skip)
-                _log(f'Data check: nothing found, by {number} checks')
-            loops = {mode: getattr(runner, f'_{mode}_loop') for mode in ('train', 'val', 'test')}
+                log(f'Data check: nothing found, by {number} checks')
             checked = {split.mode for split in splits} | self._noted
-            unknown = [m for m, p in loops.items() if isinstance(p, BaseLoop) and m not in checked]
+            unknown = [mode for mode in built_loops(runner) if mode not in checked]
             notes += [f'anything of {mode}_dataloader.dataset' for mode in unknown]
             self._noted.update(unknown)
         if notes:
-            _log(f'mmcare.DataCheckHook does not check {"; ".join(notes)}')
+            log(f'mmcare.DataCheckHook does not check {"; ".join(notes)}')
         self._read.cache_clear()  # the objects of a file take more memory than the file
         seconds = monotonic() - start
         if seconds > 10:
-            _log(f'The data were checked in {seconds:.0f} seconds, see mmcare.DataCheckHook')
+            log(f'The data were checked in {seconds:.0f} seconds, see mmcare.DataCheckHook')
         self._report_to_all(findings)
 
     def before_train(self, runner: Any) -> None:
         """Check the weights, which have been loaded by now, for the number of pictures."""
-        if not self.enabled:
-            return
         dataset, model = runner.train_dataloader.dataset, unwrap(runner.model)
         if not getattr(runner, '_has_loaded', True):  # of FlexibleRunner, nobody knows
             self._report(self._run('frozen', weights.check_frozen, model))
@@ -148,8 +139,6 @@ class DataCheckHook(SwitchableHook):
         self, runner: Runner, batch_idx: int, data_batch: Any = None, mode: str = 'train'
     ) -> None:
         """Check the label maps (1, H, W) in an mmseg batch."""
-        if not self.enabled:
-            return
         dataset = getattr(runner, f'{mode}_dataloader').dataset
         metainfo = getattr(dataset, 'metainfo', {})  # a list for mmdet's ConcatDataset
         if 'reduce_zero_label' not in metainfo or not metainfo.get('classes'):
@@ -177,17 +166,14 @@ class DataCheckHook(SwitchableHook):
         """Log warnings, and raise one error that lists all faults."""
         for name, finding in findings:
             if isinstance(finding, Warn):
-                _log(f'{finding} [{name}]', level=logging.WARNING)
+                warn(f'{finding} [{name}]')
         faults = [f'{finding} [{name}]' for name, finding in findings if isinstance(finding, Stop)]
         if faults:
             raise ValueError('\n'.join(faults))
 
     def _find_splits(self, runner: Runner) -> list[Split]:
         splits = []
-        for mode in ('train', 'val', 'test'):
-            loop = getattr(runner, f'_{mode}_loop')
-            if not isinstance(loop, BaseLoop):
-                continue
+        for mode, loop in built_loops(runner).items():
             configs = getattr(runner, f'_{mode}_evaluator', None)  # training has none
             for dataset in masks.unwrap(loop.dataloader.dataset):
                 # mmpretrain's have none themselves, only their loaders.

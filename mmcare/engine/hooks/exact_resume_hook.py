@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from time import monotonic
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from mmengine.dataset import worker_init_fn
 from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import CheckpointHook
-from mmengine.logging import print_log
 from mmengine.optim import OptimWrapperDict
 from mmengine.runner import (
     BaseLoop,
@@ -25,7 +23,7 @@ from mmengine.runner import (
 
 from mmcare.compatibility import skips_batches
 from mmcare.engine import training_state
-from mmcare.engine.hooks import SwitchableHook, unwrap
+from mmcare.engine.hooks import SwitchableHook, log, unwrap, warn
 from mmcare.engine.hooks.atomic_checkpoint_hook import AtomicCheckpointHook, repeats_validation
 from mmcare.engine.optim import IMPLEMENTATION, fit_groups
 from mmcare.engine.world import LENGTH, describe_change, describe_epochs, world
@@ -33,6 +31,7 @@ from mmcare.registry import HOOKS
 from mmcare.weights.names import without_wrapper
 from mmcare.weights.reading import CheckpointError
 from mmcare.weights.strict import find_not_finite
+from mmcare_runtime.text import join_first
 
 STATE, GENERATORS, WORLD = 'training_state', 'random_generators', 'world'  # in checkpoints
 EVERY = 30  # seconds between messages about batches that are replayed
@@ -92,7 +91,7 @@ class ExactResumeHook(SwitchableHook):
 
     def before_run(self, runner: Any) -> None:
         """Warn if a resume cannot be exact."""
-        if not self.enabled or not isinstance(runner._train_loop, BaseLoop):  # a test
+        if not isinstance(runner._train_loop, BaseLoop):  # a test
             return
         by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
         loader = runner.train_dataloader
@@ -118,11 +117,11 @@ class ExactResumeHook(SwitchableHook):
             ),
         }
         if missing := ', '.join(setting for setting, needed in advice.items() if needed):
-            _warn(runner, f'Set {missing}.')
+            _warn_inexact(runner, f'Set {missing}.')
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Check the checkpoint that training resumes from."""
-        if not self.enabled or not runner._resume or not isinstance(runner._train_loop, BaseLoop):
+        if not runner._resume or not isinstance(runner._train_loop, BaseLoop):
             return
         fault = (
             _find_fault(runner, checkpoint)
@@ -139,25 +138,24 @@ class ExactResumeHook(SwitchableHook):
         cause = describe_epochs(runner, meta)
         change = describe_change(saved, runner, meta) if isinstance(saved, dict) else ''
         if change:
-            _warn(runner, f'{change} {cause}'.strip())
+            _warn_inexact(runner, f'{change} {cause}'.strip())
         ignored = [*_compare_optimizers(checkpoint['optimizer'], runner.optim_wrapper)]
         if isinstance(runner.param_schedulers, list):
             ignored += _compare_schedulers(checkpoint['param_schedulers'], runner.param_schedulers)
         if ignored:
-            options = [*dict.fromkeys(ignored)]  # the same for many groups
-            more = f' and {len(options) - 5} more' if len(options) > 5 else ''
+            options = dict.fromkeys(ignored)  # the same for many groups
             text = "The checkpoint's settings are kept, and the config's ignored: "
-            text += f'{", ".join(options[:5])}{more}. '
+            text += f'{join_first(options, 5)}. '
             if cause:
                 text += f'Schedules count iterations. {cause} '
             text += 'To use those of the config, start over, or '
             text += 'load only the weights: --cfg-options resume=False load_from=FILE.'
-            print_log(text, logger='current', level=logging.WARNING)
+            warn(text)
         self._read_state(runner)
         if isinstance(checkpoint.get(STATE), dict):
             refused = training_state.write_numbers(self._restorable, checkpoint[STATE])
             if names := self._name(self._restorable, refused):
-                _warn(
+                _warn_inexact(
                     runner,
                     f'{names} start as constructed: the file was written by mmcare 1.0, which '
                     'saved parts of objects, or by a model with other modules.',
@@ -186,12 +184,12 @@ class ExactResumeHook(SwitchableHook):
             differing.append(f'{type(owner).__name__}.{key[1]}')
         if differing:
             advice = 'its state is in no checkpoint' if by_epoch else 'seed it as in the first run'
-            _warn(runner, f'A random generator starts anew: {", ".join(differing)} ({advice}).')
+            _warn_inexact(
+                runner, f'A random generator starts anew: {", ".join(differing)} ({advice}).'
+            )
 
     def before_train(self, runner: Any) -> None:
         """Replay the consumed batches, so that the workers' generators advance."""
-        if not self.enabled:
-            return
         if not self._generators:
             found = training_state.find_generators(runner.train_dataloader)
             self._generators = {
@@ -203,10 +201,11 @@ class ExactResumeHook(SwitchableHook):
             batches._sampler_iter = training_state.isolate(batches._sampler_iter, runner.seed)
             # A sampler that ends starts again within the run.
             iterator._dataloader = training_state.SeededLoader(iterator._dataloader, runner.seed)
-            if runner.iter:
-                iterator._iterator = _report_replay(batches, runner.iter)
         if hasattr(iterator, 'skip_iter'):  # onedl-mmengine would skip the batches
-            iterator.skip_iter = lambda number: deque(islice(iterator, number), maxlen=0)
+            iterator.skip_iter = lambda number: deque(_replay(iterator, number), maxlen=0)
+        elif iterator is not None and runner.iter:
+            replayed = _replay(iterator, runner.iter)
+            runner.train_loop.dataloader_iterator = chain(replayed, iterator)
         if self._state is None:
             self._read_state(runner)
         self._first_iter = runner.iter
@@ -217,8 +216,6 @@ class ExactResumeHook(SwitchableHook):
 
     def before_train_epoch(self, runner: Any) -> None:
         """Seed the workers for the epoch."""
-        if not self.enabled:
-            return
         if not self._objects:  # the run starts: before_train of all hooks has run
             self._objects = training_state.not_restorable(runner)
             self._contents = training_state.read_contents(self._objects)
@@ -234,8 +231,6 @@ class ExactResumeHook(SwitchableHook):
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Seed the generators for the iteration."""
-        if not self.enabled:
-            return
         # Without mixing, iterations of runs with neighboring seeds would draw the same numbers.
         mixed = np.random.SeedSequence([runner.seed, runner.iter, get_rank()])
         seed = int(mixed.generate_state(1)[0])
@@ -264,7 +259,7 @@ class ExactResumeHook(SwitchableHook):
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Add the numbers that have changed."""
-        if not self.enabled or self._state is None:  # not in training
+        if self._state is None:  # not in training
             return
         checkpoint[STATE] = {**self._find_numbers(runner), training_state.WHOLE: True}
         checkpoint[WORLD] = world(runner)
@@ -286,7 +281,7 @@ class ExactResumeHook(SwitchableHook):
         numbers, left_out = training_state.split_changes(objects, before, self._validated)
         lasting = {name for (name, _), is_filled in left_out.items() if not is_filled}
         if names := self._name(objects, [key for key in left_out if key[0] in lasting]):
-            _warn(
+            _warn_inexact(
                 runner,
                 f'Training changes {names}, which no checkpoint holds: objects that change more '
                 'than numbers start as constructed.',
@@ -294,7 +289,7 @@ class ExactResumeHook(SwitchableHook):
         filled = [key for key in left_out if key[0] not in lasting]
         if names := self._name(objects, filled, self._logged):
             text = f'No checkpoint holds {names}, which are empty before training or change in '
-            print_log(f'{text}validations alone: a resumed run fills them again.', logger='current')
+            log(f'{text}validations alone: a resumed run fills them again.')
         return numbers
 
     def _name(
@@ -322,7 +317,7 @@ class ExactResumeHook(SwitchableHook):
             del self._contents[key]
             self._changed.add(id(self._objects[key[0]]))
         if names := self._name(self._objects, changed):
-            _warn(
+            _warn_inexact(
                 runner,
                 f'Training changes {names}, which no checkpoint holds. For transforms, set '
                 'train_dataloader.num_workers; a hook can write its state in '
@@ -330,22 +325,21 @@ class ExactResumeHook(SwitchableHook):
             )
 
 
-def _report_replay(batches: Iterator[Any], number: int) -> Iterator[Any]:
-    """Yield batches; say how long the first ones take, which are only loaded again."""
+def _replay(batches: Iterator[Any], number: int) -> Iterator[Any]:
+    """Yield the first batches, which are only loaded again; say how long that takes."""
     start = last = monotonic()
-    for done, batch in enumerate(batches, 1):
+    for done, batch in enumerate(islice(batches, number), 1):
         now = monotonic()
-        if done <= number and now - last >= EVERY:
+        if now - last >= EVERY:
             last, left = now, (now - start) / done * (number - done)
             text = f'Replaying batches, so that augmentations go on as they would have: {done} of '
-            print_log(f'{text}{number}, about {left / 60:.0f} minutes left', logger='current')
+            log(f'{text}{number}, about {left / 60:.0f} minutes left')
         yield batch
 
 
-def _warn(runner: Any, advice: str) -> None:
+def _warn_inexact(runner: Any, advice: str) -> None:
     run = 'This resumed run does' if runner._resume else 'A resume of this run will'
-    text = f'{run} not reproduce an uninterrupted run. {advice}'
-    print_log(text, logger='current', level=logging.WARNING)
+    warn(f'{run} not reproduce an uninterrupted run. {advice}')
 
 
 def _find_fault(runner: Any, checkpoint: dict[str, Any]) -> str:

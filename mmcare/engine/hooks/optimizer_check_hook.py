@@ -1,23 +1,21 @@
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from math import isclose, nan
 from typing import Any
 
-from mmengine.logging import print_log
 from mmengine.optim import OptimWrapperDict
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from mmcare.engine.hooks import SwitchableHook, unwrap
+from mmcare.engine.hooks import SwitchableHook, unwrap, warn
 from mmcare.registry import HOOKS
+from mmcare_runtime.text import join_first
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 LAYER_SCALE = 'gamma'  # the last part of the name of a CARE's layer scales, and of ConvNeXt's
 KINDS = {LAYER_SCALE: 'layer scales', 'norm': 'parameters of norms'}
 FACTORS = {'lr': 'lr_mult', 'weight_decay': 'decay_mult'}  # of MMEngine, for each option
-SHOWN = 3  # names in a warning
 PAGE = 'docs/use_in_your_project.md#parameter-groups'
 
 
@@ -41,8 +39,6 @@ class OptimizerCheckHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Compare the groups of the optimizer with the model and with the config."""
-        if not self.enabled:
-            return
         model, wrapper = unwrap(runner.model), runner.optim_wrapper
         groups = {
             id(parameter): group
@@ -55,9 +51,9 @@ class OptimizerCheckHook(SwitchableHook):
             return  # DeepSpeed's optimizer has copies of the parameters
         left_out = [name for name, parameter in trained.items() if id(parameter) not in groups]
         if left_out:
-            _warn(
+            warn(
                 f'{len(left_out)} parameters require gradients, but are in no group of the '
-                f'optimizer, and never change: {_join(left_out)}. To train them, use '
+                f'optimizer, and never change: {join_first(left_out)}. To train them, use '
                 'optim_wrapper.constructor=mmcare.MergedGroupsConstructor. If they are to stay as '
                 'they are, set their requires_grad to False.'
             )
@@ -99,9 +95,9 @@ class OptimizerCheckHook(SwitchableHook):
                 reason = f'the key {key!r} takes precedence; for a way out, see {PAGE}'
             elif runner._resume:
                 reason = 'a resumed run keeps the options of its checkpoint'
-            _warn(
+            warn(
                 f'{len(names)} {KINDS[kind]} train with {found}, not as paramwise_cfg.{setting} '
-                f'says: {_join(names)}. Reason: {reason}.'
+                f'says: {join_first(names)}. Reason: {reason}.'
             )
 
 
@@ -129,11 +125,3 @@ def _read(group: Mapping[str, Any], option: str) -> float:
 def _range(groups: list[dict], option: str) -> str:
     values = [_read(group, option) for group in groups]
     return ' to '.join(f'{value:g}' for value in sorted({min(values), max(values)}))
-
-
-def _join(names: list[str]) -> str:
-    return ', '.join(names[:SHOWN]) + (', ...' if len(names) > SHOWN else '')
-
-
-def _warn(text: str) -> None:
-    print_log(text, logger='current', level=logging.WARNING)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,10 +7,9 @@ from typing import Any
 
 import numpy as np
 from mmengine.dist import is_main_process
-from mmengine.logging import print_log
 from mmengine.structures import BaseDataElement
 
-from mmcare.engine.hooks import SwitchableHook
+from mmcare.engine.hooks import SwitchableHook, warn
 from mmcare.files import moved_into_place
 from mmcare.registry import HOOKS
 
@@ -60,8 +58,6 @@ class PlotHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Take the curves of the checkpoint that the run resumes from."""
-        if not self.enabled:
-            return
         info = runner.message_hub.runtime_info
         resumed = info.get(KEPT) if runner.iter else None
         self._curves = resumed or dict(losses={}, metrics={})
@@ -72,8 +68,6 @@ class PlotHook(SwitchableHook):
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         """Keep the mean of the last losses."""
-        if not self.enabled:
-            return
         number, step = runner.iter + 1, -(-runner.max_iters // POINTS)
         if number % step:
             return
@@ -90,7 +84,7 @@ class PlotHook(SwitchableHook):
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         """Keep a few samples, without objects of low scores."""
-        if not self.enabled or not self._is_training or not isinstance(outputs, Sequence):
+        if not self._is_training or not isinstance(outputs, Sequence):
             return
         batches = getattr(runner.val_dataloader, '__len__', lambda: self.pictures)()
         number = min(self.pictures, batches)
@@ -101,7 +95,7 @@ class PlotHook(SwitchableHook):
 
     def after_val_epoch(self, runner: Any, metrics: Mapping[str, Any] | None = None) -> None:
         """Draw both pictures."""
-        if not self.enabled or not self._is_training:
+        if not self._is_training:
             return
         for name, value in (metrics or {}).items():
             if name in self.metrics:
@@ -117,8 +111,7 @@ class PlotHook(SwitchableHook):
 
     def after_train(self, runner: Any) -> None:
         """Draw the curves to the end."""
-        if self.enabled:
-            self._draw_curves(runner)
+        self._draw_curves(runner)
         self._is_training = False
 
     def _draw_curves(self, runner: Any) -> None:
@@ -132,8 +125,7 @@ def _warning(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = f'{name} was not drawn: {type(error).__name__}: {error}'
-        print_log(text, 'current', logging.WARNING)
+        warn(f'{name} was not drawn: {type(error).__name__}: {error}')
 
 
 def draw_curves(

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from mmengine.dist import get_world_size
-from mmengine.logging import print_log
-from mmengine.runner import BaseLoop
 
 from mmcare.engine import run_record
-from mmcare.engine.hooks import SwitchableHook
+from mmcare.engine.hooks import SwitchableHook, built_loops, log, warn
 from mmcare.registry import HOOKS
 from mmcare.weights.reading import RUNS, runs_of
 
@@ -49,30 +46,27 @@ class RunRecordHook(SwitchableHook):
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Take over the records of the run that is resumed."""
-        if self.enabled and runner._resume:
+        if runner._resume:
             self._runs = runs_of(checkpoint)
 
     def before_train(self, runner: Any) -> None:
         """Log what the run consists of, and compare the ranks."""
-        if not self.enabled:
-            return
         record = run_record.describe(runner)
         if self._runs:  # of the run that is resumed
             record['weights'] = self._runs[-1].get('weights')
         before = {**self._runs[-1], 'iteration': runner.iter} if self._runs else None
         if record != before:
             self._runs.append(record)
-        _log('\n'.join(['This run:', *(f'  {key}: {value}' for key, value in record.items())]))
+        log('\n'.join(['This run:', *(f'  {key}: {value}' for key, value in record.items())]))
         self._compare(runner, record)
 
     def before_test(self, runner: Any) -> None:
         """Compare the ranks."""
-        if self.enabled:
-            self._compare(runner, dict(data=run_record.describe_data(runner)))
+        self._compare(runner, dict(data=run_record.describe_data(runner)))
 
     def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         """Log how many images all processes train on in a second."""
-        if self.enabled and 'train/time' in runner.message_hub.log_scalars:
+        if 'train/time' in runner.message_hub.log_scalars:
             seconds = runner.message_hub.get_scalar('train/time').mean(WINDOW)
             world = self._runs[-1]['world']
             images = world['processes'] * world['batch_size']
@@ -80,7 +74,7 @@ class RunRecordHook(SwitchableHook):
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Add the records."""
-        if self.enabled and self._runs:
+        if self._runs:
             checkpoint['meta'][RUNS] = self._runs
 
     def _compare(self, runner: Any, record: run_record.Record) -> None:
@@ -95,7 +89,7 @@ class RunRecordHook(SwitchableHook):
         differing.update(run_record.find_unshared({**folders, WORK_DIR: runner.work_dir}))
         intended = [name for name in differing if name.startswith(INTENDED)]
         for name in intended:
-            _warn(f'{DIFFER}\n- {name}: {differing.pop(name)}')
+            warn(f'{DIFFER}\n- {name}: {differing.pop(name)}')
         if differing:
             lines = [f'- {name}: {ranks}' for name, ranks in differing.items()]
             raise RuntimeError('\n'.join([DIFFER, *lines, ADVICE]))
@@ -103,16 +97,7 @@ class RunRecordHook(SwitchableHook):
 
 def _collecting(runner: Any) -> list[str]:
     """Return the folders in which the metrics of a run are collected."""
-    loops = [loop for loop in (runner._val_loop, runner._test_loop) if isinstance(loop, BaseLoop)]
-    evaluators = [getattr(loop, 'evaluator', None) for loop in loops]
+    evaluators = [getattr(loop, 'evaluator', None) for loop in built_loops(runner).values()]
     metrics = [metric for part in evaluators for metric in getattr(part, 'metrics', ())]
     on_disk = [metric for metric in metrics if getattr(metric, 'collect_device', '') == 'cpu']
     return sorted({getattr(metric, 'collect_dir', None) or '.' for metric in on_disk})
-
-
-def _log(text: str) -> None:
-    print_log(text, logger='current')
-
-
-def _warn(text: str) -> None:
-    print_log(text, logger='current', level=logging.WARNING)

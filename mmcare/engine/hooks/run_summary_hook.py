@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.hooks import CheckpointHook
-from mmengine.logging import MMLogger, print_log
+from mmengine.logging import MMLogger
 
-from mmcare.engine.hooks import SwitchableHook, unwrap
+from mmcare.engine.hooks import SwitchableHook, log, unwrap
 from mmcare.engine.hooks.plot_hook import CURVES, PREDICTIONS
 from mmcare.registry import HOOKS
 from mmcare.shipped import CONFIGS
@@ -51,26 +51,23 @@ class RunSummaryHook(SwitchableHook):
 
     def before_train(self, runner: Any) -> None:
         """Log the size of the model, the length of the run and its folder."""
-        if not self.enabled:
-            return
         model = unwrap(runner.model)
         millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
         text = f'{type(model).__name__}: {millions:.1f} M parameters; {runner.max_iters} iterations'
         length = getattr(runner.train_dataloader, '__len__', lambda: 0)()
         if length:
             text += f', {length} in an epoch'
-        print_log(text, logger='current')
+        log(text)
         if ((runner.cfg.get('model') or {}).get('backbone') or {}).get('from_scratch'):
             text = 'From scratch, {} to {} iterations were run on the sets of docs/results.md'
             if runner.max_iters < USUAL[0]:
                 text += ': after fewer, predictions may have low scores only'
-            print_log(text.format(*USUAL), logger='current')
-        print_log(f'Results go to {_shorten(runner.work_dir)}', logger='current')
+            log(text.format(*USUAL))
+        log(f'Results go to {_shorten(runner.work_dir)}')
 
     def after_train(self, runner: Any) -> None:
         """Log what came of the run, and the next commands."""
-        if self.enabled:
-            print_log('\n'.join(('The training has ended.', *_summarize(runner))), logger='current')
+        log('\n'.join(('The training has ended.', *_summarize(runner))))
 
 
 def _summarize(runner: Any) -> Iterator[str]:

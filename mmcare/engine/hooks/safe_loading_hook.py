@@ -46,8 +46,6 @@ class SafeLoadingHook(SwitchableHook):
         Also wrap ``runner._init_model_weights``, which precedes it in training, if a model around a
         CARE is initialized from a file.
         """
-        if not self.enabled:
-            return
         self._checks.close()  # FlexibleRunner has already loaded
         load_or_resume = runner.load_or_resume
 
@@ -63,8 +61,6 @@ class SafeLoadingHook(SwitchableHook):
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         """Check the weights that MMEngine loads next, with ``strict=False``."""
-        if not self.enabled:
-            return
         self._checks.close()
         file = runner._load_from or find_latest_checkpoint(runner.work_dir)
         self._checks.enter_context(strict_loading(runner.model, KINDS, file))

@@ -27,6 +27,7 @@ from mmcare.export.tasks.base import (
 )
 from mmcare.export.tasks.one_stage_results import (
     BASE,
+    MAX_DETECTIONS,
     Boxes,
     OwnBoxes,
     clips_boxes,
@@ -60,7 +61,6 @@ MAP_NAMES: dict[str, Sequence[str]] = {
     'YOLOV3Head': ('pred_map',),
     'YOLOXHead': ('cls_score', 'bbox_pred', 'objectness'),
 }
-MAX_DETECTIONS = 100  # COCO's metrics look at 100 boxes per image
 
 
 class OneStageDetector(Task):
@@ -126,12 +126,8 @@ class OneStageDetector(Task):
         self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
     ) -> PostProcess:
         """Make the module that decodes boxes."""
-        number = options.get('max_detections', MAX_DETECTIONS)
         kind = Boxes if find_decoding(self.head) == BASE else OwnBoxes
-        results = kind(self.head, outputs, shape, number, output_format)
-        if 'max_detections' in options:
-            results.metadata['test_cfg']['max_per_img'] = results.number
-        return results
+        return kind(self.head, outputs, shape, options, output_format)
 
     def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace the method that makes maps, or ``predict`` of the head if the file decodes."""

@@ -10,7 +10,14 @@ from mmengine.config import ConfigDict
 from torch import Tensor
 
 from mmcare.export.plain_operators import nms_mask, nms_mask_operator
-from mmcare.export.tasks.base import OutputFormat, Outputs, PostProcess, Shape, is_of_class
+from mmcare.export.tasks.base import (
+    Options,
+    OutputFormat,
+    Outputs,
+    PostProcess,
+    Shape,
+    is_of_class,
+)
 from mmcare.export.tasks.matching import (
     Detected,
     distances,
@@ -31,6 +38,7 @@ DECODING = {
     'YOLOV3Head.predict_by_feat': False,
     'YOLOXHead.predict_by_feat': False,
 }
+MAX_DETECTIONS = 100  # COCO's metrics look at 100 boxes per image
 CANDIDATES = 1000  # boxes for NMS; mmdet's own configs keep 1000 to 30000 per level
 
 
@@ -78,12 +86,6 @@ def complete_test_cfg(head: Any) -> dict[str, Any]:
     return test_cfg if clips_boxes(head) else dict(test_cfg, clip_border=False)
 
 
-def limit_boxes(test_cfg: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return a ``test_cfg`` whose ``max_per_img`` is at most the number of boxes in a file."""
-    most = test_cfg.get('max_per_img', -1)  # not positive: all of them
-    return dict(test_cfg, max_per_img=min(most, number) if most > 0 else number)
-
-
 class Detections(PostProcess):
     """Boxes, scores and labels, as a format writes them, followed by masks, if there are any.
 
@@ -93,15 +95,35 @@ class Detections(PostProcess):
 
     sides: Tensor
 
-    def __init__(self, shape: Shape, output_format: OutputFormat, kinds: Sequence[str]) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        options: Options,
+        output_format: OutputFormat,
+        has_masks: bool = False,
+    ) -> None:
         super().__init__()
-        self.format = output_format
+        self.format, self.options = output_format, options
+        self.number = options.get('max_detections', MAX_DETECTIONS)
+        kinds = ['boxes', 'scores'] + ['labels'] * output_format.has_nms
+        kinds += ['count'] * output_format.with_count + ['masks'] * has_masks
         height, width = shape
         self.register_buffer('sides', torch.tensor([width, height, width, height]).float())
         names = dict(boxes=output_format.box_name, scores=output_format.score_name)
         self.outputs = [dict(name=names.get(kind, kind), kind=kind) for kind in kinds]
         scale = self.sides.tolist() if output_format.relative else [1.0] * 4
         self.outputs[0] |= dict(box_format=output_format.box_format, scale=scale)
+
+    def describe(self, test_cfg: Mapping[str, Any], total: int = 0, **more: Any) -> None:
+        """Describe how apps choose boxes, at most as many as a file has, or as were asked for.
+
+        Without NMS in the network, a file has a total of boxes.
+        """
+        number = self.number if self.format.has_nms else total
+        most = test_cfg.get('max_per_img', -1)  # not positive: all of them
+        most = min(most, number) if most > 0 else number
+        most = self.number if 'max_detections' in self.options else most
+        self.metadata = dict(nms=self.format.nms, test_cfg=dict(test_cfg, max_per_img=most), **more)
 
     def write(self, boxes: Tensor, scores: Tensor, labels: Tensor) -> list[Tensor]:
         """Write boxes (N, 4), scores (N,) and labels (N,) as the format says."""
@@ -166,11 +188,10 @@ class Boxes(Detections):
         head: Any,
         raw: Outputs,
         shape: Shape,
-        number: int,
+        options: Options,
         output_format: OutputFormat,
     ) -> None:
-        kinds = ['boxes', 'scores'] + ['labels'] * output_format.has_nms
-        super().__init__(shape, output_format, kinds + ['count'] * output_format.with_count)
+        super().__init__(shape, options, output_format)
         self.levels = len(head.prior_generator.strides)
         sizes = [(output.shape[2], output.shape[3]) for output in raw[: self.levels]]
         total = self.keep_decoder(head, sizes, shape)
@@ -179,23 +200,20 @@ class Boxes(Detections):
         self.least = config.get('min_bbox_size', -1)
         most = config.get('nms_pre', -1)  # not positive: all of them
         most = min(most if most > 0 else CANDIDATES, CANDIDATES)
-        iou = config['nms']['iou_threshold']
-        self.set_selection(most, total, number, head.num_classes, iou)
-        most = self.number if output_format.has_nms else total
-        self.metadata = dict(nms=output_format.nms, test_cfg=limit_boxes(config, most))
+        self.set_selection(most, total, head.num_classes, config['nms']['iou_threshold'])
+        self.describe(config, total)
 
-    def set_selection(self, most: int, total: int, number: int, labels: int, iou: float) -> None:
+    def set_selection(self, most: int, total: int, labels: int, iou: float) -> None:
         """Say how many boxes are chosen for NMS and after it.
 
         Args:
             most: The largest number of pairs of a box and a class in NMS.
             total: Number of all boxes.
-            number: The largest number of results.
             labels: Number of classes.
             iou: Threshold of NMS.
         """
         self.candidates, self.pairs = min(most, total), min(most, total * labels)
-        self.number, self.labels, self.iou = min(number, self.pairs), labels, iou
+        self.number, self.labels, self.iou = min(self.number, self.pairs), labels, iou
         # Tables of the candidate and of the class in each pair. Runtimes would compute both by a
         # division in floats, and float16 does not have all integers above 2048.
         rows, classes = torch.arange(self.candidates), torch.arange(labels)

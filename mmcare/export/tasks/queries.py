@@ -1,6 +1,5 @@
 """Detectors of mmdet with queries, such as DETR and Conditional DETR: their logits and boxes."""
 
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -24,7 +23,7 @@ from mmcare.export.tasks.base import (
     describe_classes,
     is_of_class,
 )
-from mmcare.export.tasks.one_stage_detector import MAX_DETECTIONS, OneStageDetector
+from mmcare.export.tasks.one_stage_detector import OneStageDetector
 from mmcare.export.tasks.one_stage_results import CANDIDATES, Boxes, Detections
 from mmcare_runtime.results import read_detections, suppress
 
@@ -101,11 +100,7 @@ class QueryDetector(Task):
         self, outputs: Outputs, shape: Shape, output_format: OutputFormat, options: Options
     ) -> PostProcess:
         """Make the module that chooses boxes."""
-        number = options.get('max_detections', MAX_DETECTIONS)
-        results = QueryBoxes(self.head, outputs, shape, number, output_format)
-        if 'max_detections' in options:
-            results.metadata['test_cfg']['max_per_img'] = results.number
-        return results
+        return QueryBoxes(self.head, outputs, shape, options, output_format)
 
     def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace the methods that compute queries, and the head's ``predict``."""
@@ -139,22 +134,17 @@ class QueryBoxes(Boxes):
     """The best boxes of queries; none suppresses another one."""
 
     def __init__(
-        self, head: Any, raw: Outputs, shape: Shape, number: int, output_format: OutputFormat
+        self, head: Any, raw: Outputs, shape: Shape, options: Options, output_format: OutputFormat
     ) -> None:
-        kinds = ['boxes', 'scores'] + ['labels'] * output_format.has_nms
-        Detections.__init__(
-            self, shape, output_format, kinds + ['count'] * output_format.with_count
-        )
+        Detections.__init__(self, shape, options, output_format)
         self.is_sigmoid = head.loss_cls.use_sigmoid
         self.one_class, self.clips, self.least = not self.is_sigmoid, True, -1
         queries = raw[0].shape[1]
         # No box overlaps another one by more than 1, so that NMS removes none.
-        self.set_selection(CANDIDATES, queries, number, head.num_classes, iou=1.0)
+        self.set_selection(CANDIDATES, queries, head.num_classes, iou=1.0)
         most = (head.test_cfg or {}).get('max_per_img', queries)
-        most = min(most, self.number) if output_format.has_nms else most
         nms = dict(type='nms', iou_threshold=self.iou)
-        test_cfg: Mapping[str, Any] = dict(nms=nms, score_thr=0.0, max_per_img=most)
-        self.metadata = dict(nms=output_format.nms, test_cfg=test_cfg)
+        self.describe(dict(nms=nms, score_thr=0.0, max_per_img=most), queries)
 
     def read(self, raw: Outputs) -> tuple[Tensor, Tensor]:
         """Return all boxes (Q, 4), x1, y1, x2, y2 as shares of the image, and scores (Q, K)."""

@@ -24,7 +24,7 @@ from mmcare.export.tasks.base import (
     describe_classes,
     is_of_class,
 )
-from mmcare.export.tasks.one_stage_detector import MAX_DETECTIONS, OneStageDetector
+from mmcare.export.tasks.one_stage_detector import OneStageDetector
 from mmcare.export.tasks.one_stage_results import read_test_cfg
 from mmcare.export.tasks.two_stage_results import TwoStageResults, list_stages
 from mmcare_runtime.masks import paste_masks
@@ -196,13 +196,9 @@ class TwoStageDetector(Task):
         """
         if not output_format.has_nms:
             output_format = OutputFormat()
-        number = options.get('max_detections', MAX_DETECTIONS)
         limit = self.model.rpn_head.test_cfg.max_per_img
-        proposals = options.get('proposals', min(PROPOSALS, limit))
-        results = TwoStageResults(self.model, outputs, shape, number, output_format, proposals)
-        if 'max_detections' in options:
-            results.metadata['test_cfg']['max_per_img'] = results.number
-        return results
+        options = {'proposals': min(PROPOSALS, limit), **options}
+        return TwoStageResults(self.model, outputs, shape, options, output_format)
 
     def substitutes(self, run: RunImages, description: Description, image: Tensor) -> Substitutes:
         """Replace the methods that find boxes and masks; paste masks as users of the file do."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mmcare.export.plain_operators import RoIAlign
-from mmcare.export.tasks.base import OutputFormat
+from mmcare.export.tasks.base import Options, OutputFormat
 from mmcare.export.tasks.matching import (
     IOU_MARGIN,
     Detected,
@@ -20,7 +20,6 @@ from mmcare.export.tasks.matching import (
 from mmcare.export.tasks.one_stage_results import (
     CANDIDATES,
     Detections,
-    limit_boxes,
     read_test_cfg,
 )
 
@@ -139,10 +138,9 @@ class TwoStageResults(Detections):
         model: An mmdet model; its heads are copied.
         raw: Outputs of the task, for their sizes.
         shape: Height and width of the image.
-        number: Largest number of boxes.
+        options: ``proposals``, their number; ``max_detections``, the largest number of boxes.
         output_format: How results are written, and whether the runtime has operators for RoIAlign
             and NMS; NMS is always in the network.
-        proposals: Number of proposals.
     """
 
     pair_labels: Tensor
@@ -155,13 +153,11 @@ class TwoStageResults(Detections):
         model: Any,
         raw: Sequence[Tensor],
         shape: tuple[int, int],
-        number: int,
+        options: Options,
         output_format: OutputFormat,
-        proposals: int,
     ) -> None:
         rpn, head = model.rpn_head, model.roi_head
-        kinds = ['boxes', 'scores', 'labels'] + ['count'] * output_format.with_count
-        super().__init__(shape, output_format, kinds + ['masks'] * head.with_mask)
+        super().__init__(shape, options, output_format, head.with_mask)
         if head.with_mask:
             self.outputs[-1]['layout'] = 'NCHW'  # N masks, in every format
         self.levels = len(rpn.prior_generator.strides)
@@ -181,15 +177,14 @@ class TwoStageResults(Detections):
             self.mask_heads = nn.ModuleList(deepcopy(list_stages(head.mask_head)))
         self.iou = head.test_cfg.nms.iou_threshold
         self.classes: int = self.box_head.num_classes
-        self.proposals = min(proposals, sum(self.candidates))
+        self.proposals = min(options['proposals'], sum(self.candidates))
         self.pairs = min(self.proposals * self.classes, CANDIDATES)
-        self.number = min(number, self.pairs)
+        self.number = min(self.number, self.pairs)
         # Integers from tables: float16 does not have all above 2048, and Core ML divides in floats.
         labels, first = torch.arange(self.classes), torch.arange(self.number) * self.classes
         self.register_buffer('pair_labels', labels.repeat(self.proposals))
         self.register_buffer('first_masks', first)
-        test_cfg = limit_boxes(read_test_cfg(head.test_cfg) or {}, self.number)
-        self.metadata = dict(nms=output_format.nms, test_cfg=test_cfg, proposals=self.proposals)
+        self.describe(read_test_cfg(head.test_cfg) or {}, proposals=self.proposals)
 
     @property
     def box_head(self) -> Any:

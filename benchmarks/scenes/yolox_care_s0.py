@@ -1,11 +1,8 @@
-# YOLOX-tiny's neck and head on CARE-S0, trained as tiny_scenes.py.
-_base_ = ['./tiny_scenes.py', '../../configs/_base_/from_scratch.py']
+# YOLOX-tiny's neck and head on CARE-S0, trained as yolox_tiny.py.
+_base_ = ['./yolox_tiny.py', '../../configs/_base_/from_scratch.py']
 
-work_dir = 'work_dirs/demo_yolox_care_s0'
+work_dir = 'work_dirs/scenes/yolox_care_s0'
 model = dict(
-    data_preprocessor=dict(
-        mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], bgr_to_rgb=True
-    ),
     backbone=dict(
         _delete_=True,
         type='mmcare.CARE',

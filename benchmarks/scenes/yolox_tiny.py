@@ -3,7 +3,7 @@ _base_ = 'mmdet::yolox/yolox_tiny_8xb8-300e_coco.py'
 
 custom_imports = dict(imports=['mmcare'], allow_failed_imports=False)
 
-work_dir = 'work_dirs/demo_yolox_tiny'
+work_dir = 'work_dirs/scenes/yolox_tiny'
 data_root = 'data/scenes/coco/'
 size = (160, 160)
 metainfo = dict(
@@ -11,7 +11,7 @@ metainfo = dict(
     palette=[(220, 20, 60), (0, 125, 92), (0, 82, 255)],
 )
 gray = dict(img=(114.0, 114.0, 114.0))
-# No mosaic and no mixup: five epochs are too few for them.
+# No mosaic and no mixup: they need many epochs.
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True),
@@ -56,7 +56,7 @@ model = dict(
 )
 
 auto_scale_lr = dict(base_batch_size=8)
-epochs = 5
+epochs = 20
 train_cfg = dict(max_epochs=epochs, val_interval=epochs)
 optim_wrapper = dict(
     optimizer=dict(_delete_=True, type='AdamW', lr=1e-3, betas=(0.9, 0.98), weight_decay=0.05),
