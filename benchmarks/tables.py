@@ -676,7 +676,8 @@ RECORDED: dict[Name, Callable[[], list[Row]]] = {
     ): exported_metrics,
     (
         'docs/families.md',
-        'family | config | as the toolbox | photographs | ONNX | LiteRT | ExecuTorch | Core ML | ncnn',
+        'family | config | as the toolbox | photographs | ONNX | LiteRT | ExecuTorch | Core ML | '
+        'ncnn',
     ): families,
     ('docs/families.md', 'family | format | reason'): reasons,
     (
