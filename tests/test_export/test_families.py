@@ -267,6 +267,26 @@ def test_parts_of_a_weight_in_executorch(tmp_path):
     assert report['max_rel_error']['random'] < 1e-5
 
 
+class Bias(torch.nn.Module):
+    """Swin's bias for positions, which is permuted, after a convolution in channels last."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3, padding=1).to(memory_format=torch.channels_last)
+        self.bias = torch.nn.Parameter(torch.randn(4, 6, 8))
+
+    def forward(self, image):
+        return (self.conv(image) + self.bias.permute(2, 0, 1).contiguous().unsqueeze(0),)
+
+
+@pytest.mark.conversion
+def test_permuted_weights_in_executorch(tmp_path):
+    pytest.importorskip('executorch')
+    model = odd_model(Bias().eval(), ['map'])
+    report = export_model(model, tmp_path, (4, 6), ('executorch',))['executorch']
+    assert report['max_rel_error']['random'] < 1e-5
+
+
 class Means(torch.nn.Module):
     """GFL's mean of a distribution, whose weight is a row, and TOOD's product for a single cell."""
 

@@ -100,17 +100,26 @@ def test_executorch_fuses_norms_of_a_shared_convolution(tmp_path):
         torch.testing.assert_close(output, expected)
 
 
-@pytest.mark.xfail(strict=True, reason='ExecuTorch: executorch.copy_views')
+@pytest.mark.xfail(strict=True, reason='ExecuTorch: executorch.copy_constants')
 def test_executorch_writes_a_part_of_a_weight(tmp_path):
     from executorch.runtime import Runtime
 
-    layer, image = nn.Conv2d(3, 4, 1), torch.rand(1, 3, 8, 8)
-    layer.weight = nn.Parameter(torch.rand(8, 3, 1, 1)[4:])
-    network = Outputs(layer).eval().requires_grad_(False)
-    lower(network, image).to_executorch().save(str(tmp_path / 'part.pte'))
+    weight, x = torch.rand(12, 8)[6:], torch.rand(6, 8)
+    network = Apply(lambda x: (nn.functional.linear(x, weight),)).eval()
+    lower(network, x).to_executorch().save(str(tmp_path / 'part.pte'))
     program = Runtime.get().load_program(str(tmp_path / 'part.pte'))
-    outputs = program.load_method('forward').execute([image])
-    torch.testing.assert_close(outputs, [*network(image)])
+    torch.testing.assert_close(program.load_method('forward').execute([x]), [*network(x)])
+
+
+@pytest.mark.xfail(strict=True, reason='ExecuTorch: executorch.copy_constants')
+def test_executorch_adds_a_permuted_weight(tmp_path):
+    from executorch.runtime import Runtime
+
+    weight, x = torch.rand(4, 6, 8).permute(2, 0, 1)[None], torch.rand(1, 8, 4, 6)
+    network = Apply(lambda x: (x + weight,)).eval()
+    lower(network, x).to_executorch().save(str(tmp_path / 'permuted.pte'))
+    program = Runtime.get().load_program(str(tmp_path / 'permuted.pte'))
+    torch.testing.assert_close(program.load_method('forward').execute([x]), [*network(x)])
 
 
 @pytest.mark.xfail(strict=True, reason='XNNPACK: rewrites._linear')

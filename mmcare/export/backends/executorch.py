@@ -80,21 +80,27 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     # Copy, since the pass deletes unused constants even from the original program.
     table = rewrites.with_torchvision(rewrites.EXECUTORCH)
     program = constant_prop_pass(deepcopy(program).run_decompositions(table))
-    copy_views(program)
+    copy_constants(program)
     return program
 
 
-def copy_views(program: ExportedProgram) -> None:
-    """Give each constant that is part of a larger one its own memory, in place.
+def copy_constants(program: ExportedProgram) -> None:
+    """Give each constant memory of its own, in the order of its axes, in place.
 
     ExecuTorch writes weights for XNNPACK from the start of the memory: for the second part of a
-    weight, as in an attention with one weight for queries, keys and values, it takes the first.
+    weight, as in an attention with one weight for queries, keys and values, it takes the first. It
+    confuses the shape of permuted constants with a first axis of 1, as Swin's bias for positions,
+    and takes no kernels in channels last.
     """
     tables: Sequence[Any] = program.state_dict, program.constants
     for constants in tables:
-        for name, x in constants.items():
-            if isinstance(x, Tensor) and x.untyped_storage().nbytes() > x.nbytes:
-                constants[name] = x.clone()
+        for x in constants.values():
+            if not isinstance(x, Tensor):
+                continue
+            if not x.is_contiguous() or x.untyped_storage().nbytes() > x.nbytes:
+                x.data = x.detach().clone(memory_format=torch.contiguous_format)
+    for node in program.graph.find_nodes(op='placeholder'):
+        node.meta['val'] = node.meta['val'].contiguous()
 
 
 @torch.no_grad()
