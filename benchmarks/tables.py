@@ -621,7 +621,6 @@ def reasons() -> list[Row]:
 FAMILY_FORMATS = 'onnx', 'litert', 'executorch', 'coreml', 'ncnn'
 RIVALS = ' | onnxruntime | openvino'
 TIMES = 'class | backbone | top-1, %'
-AVX512 = 'onnxruntime | xnnpack | xnnpack-int8'
 ENGINES = (
     'x onnxruntime | onnxruntime | onnxruntime-int8 | openvino | openvino-bf16 | openvino-int8 | '
     'xnnpack | xnnpack-int8 | litert | litert-int8 | ncnn'
@@ -682,17 +681,17 @@ RECORDED: dict[Name, Callable[[], list[Row]]] = {
     ('docs/families.md', 'family | format | reason'): reasons,
     (
         'docs/families.md',
-        'backbone | parameters, M | `.tflite`, MB | box AP | AP50 | time',
+        'backbone | parameters of the detector, M | `.tflite`, MB | box AP on validation | AP50 | '
+        'time',
     ): exported_yolox,
     ('docs/latency.md', f'{TIMES}{RIVALS}'): partial(latencies, 'latency_1.0.0.json', 0),
     ('docs/latency.md', RIVALS): partial(latencies, 'latency_1.0.0.json', 1),
     (
         'docs/latency.md',
-        f'{TIMES} | {AVX512} | xnnpack-int8, x float32 | litert | litert-int8 | '
-        'litert-int8, x float32',
-    ): partial(latencies, 'latency_1.0.0rc5.json', 0),
-    ('docs/latency.md', f' | {AVX512} | litert | litert-int8'): partial(
-        latencies, 'latency_1.0.0rc5.json', 1
+        f'{TIMES}{RIVALS} | openvino-bf16 | openvino-bf16, x float32 | xnnpack | litert',
+    ): partial(latencies, 'latency_avx512_1.1.0.json', 0),
+    ('docs/latency.md', f'{RIVALS} | openvino-bf16 | xnnpack | litert'): partial(
+        latencies, 'latency_avx512_1.1.0.json', 1
     ),
     ('docs/latency.md', ENGINES): engines,
     ('docs/latency.md', ' | ExecuTorch | ONNX Runtime'): operators,

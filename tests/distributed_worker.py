@@ -35,7 +35,7 @@ from mmcare.models import CARE
 # mmengine's own start selects a GPU first, and PyTorch's SyncBN needs one.
 torch.distributed.init_process_group('gloo')
 RANK = torch.distributed.get_rank()
-WARN = 'mmcare.engine.hooks.run_record_hook._warn'
+WARN = 'mmcare.engine.hooks.run_record_hook.warn'
 ON_CPU = dict(
     launcher='pytorch',
     sync_bn=None,

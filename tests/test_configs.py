@@ -127,7 +127,7 @@ class Counter(TorchDispatchMode):
 def check_optimizer(config, model, wrapper):
     """Return the warnings of OptimizerCheckHook."""
     runner = dict(model=model, optim_wrapper=wrapper, cfg=config, auto_scale_lr=None, _resume=False)
-    with mock.patch(f'{OptimizerCheckHook.__module__}._warn') as warn:
+    with mock.patch(f'{OptimizerCheckHook.__module__}.warn') as warn:
         OptimizerCheckHook().before_train(Namespace(**runner))
     return warn.mock_calls
 
