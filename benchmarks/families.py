@@ -289,7 +289,9 @@ def compute_cell(
     """Export to a format; return errors, or the reason why there is no file."""
     shape = family.side, family.side
     outputs = 'decoded'
-    options = dict(proposals=1000) if 'rcnn' in family.config else {}  # as many as mmdet has
+    options = {}
+    if 'rcnn' in family.config and name == 'onnx':  # which is compared with mmdet: as many as there
+        options['proposals'] = 1000
     if name == 'ncnn' and 'detr' in family.config:
         outputs = 'raw'
     try:
