@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import accuracy
@@ -613,9 +614,10 @@ def families() -> list[Row]:
 
 
 def reasons() -> list[Row]:
-    """families.md: why a family has no file in a format."""
+    """families.md: why a family has no file in a format, or none in float16."""
     table = read('families_1.1.0.csv').dropna(subset=['reason'])
-    return table[['family', 'format', 'reason']].to_numpy().tolist()
+    short = table['reason'].map(partial(shorten, width=200, placeholder=' ...'))
+    return table[['family', 'format']].assign(reason=short).to_numpy().tolist()
 
 
 FAMILY_FORMATS = 'onnx', 'litert', 'executorch', 'coreml', 'ncnn'
