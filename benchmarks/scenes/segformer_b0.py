@@ -8,16 +8,6 @@ data_root = 'data/scenes/ade20k'
 # What occurs: mmseg's mean IoU counts each class that is predicted but never occurs as zero.
 metainfo = dict(
     classes=('sky', 'floor', 'grass', 'curtain', 'rug', 'flower', 'airplane', 'ball'),
-    palette=[
-        (6, 230, 230),
-        (80, 50, 50),
-        (4, 250, 7),
-        (255, 51, 7),
-        (255, 9, 92),
-        (255, 0, 0),
-        (0, 255, 194),
-        (255, 184, 0),
-    ],
 )
 sizes = dict(
     RandomResize=dict(scale=(640, 160), ratio_range=(0.75, 1.5)),
