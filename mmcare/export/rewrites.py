@@ -154,6 +154,11 @@ def _mean(x: Tensor, dim: list[int], keepdim: bool = False, dtype: Any = None) -
     return moved.mean((2, 3), True, dtype=dtype).reshape(batch, heads, 1, values)
 
 
+def _adaptive_avg_pool2d(x: Tensor, size: list[int]) -> Tensor:
+    """Pool whole maps without strides: PyTorch's own mean is as_strided for channels last."""
+    return x.mean((2, 3), True) if [*size] == [1, 1] and x.dim() == 4 else NotImplemented
+
+
 def _amax(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     if x.dim() != 4 or dim not in ([2], [2, 3]) or not keepdim:
         return NotImplemented  # leaves it as it is
@@ -280,7 +285,10 @@ def _deform_conv2d(
 
 
 Table = Mapping[Any, Callable[..., Any]]
-COREML: Table = {aten.alias.default: lambda x: x}  # left by full-size slices
+COREML: Table = {
+    aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
+    aten.alias.default: lambda x: x,  # left by full-size slices
+}
 PIECES: Table = {aten.conv2d.default: _conv2d, aten.linear.default: _linear}
 LITERT: Table = {**PIECES, aten.bmm.default: _bmm}
 # ExecuTorch gives XNNPACK no maxima, means only over the last two of four axes, and no

@@ -52,12 +52,26 @@ class Bounded(nn.Module):
         return (torch.tanh(images) * ~(images > 0.5),)
 
 
-def test_operators_of_vit(tmp_path):
-    model, image = odd_model(Bounded(), ['maps']), torch.rand(1, 3, 8, 8)
-    path = tmp_path / 'bounded.mlpackage'
-    to_coreml(graph_of(model, (8, 8)), 'float32').save(str(path))
-    (maps,) = open_package(path).run(image.numpy())
-    assert deviation(Bounded()(image)[0], torch.from_numpy(maps)) < 1e-6
+class Pooled(nn.Module):
+    """Averages as PoolFormer and STDC have them, and of maps in channels last, as LeViT does."""
+
+    def forward(self, images):
+        outside = nn.functional.avg_pool2d(images, 3, 2, 1)
+        inside = nn.functional.avg_pool2d(images, 3, 2, 1, count_include_pad=False)
+        last = nn.functional.layer_norm(images.permute(0, 2, 3, 1), (3,)).relu()
+        return outside, inside, nn.functional.adaptive_avg_pool2d(last.permute(0, 3, 1, 2), 1)
+
+
+@pytest.mark.parametrize('network', [Bounded(), Pooled()])
+def test_operators_of_other_models(tmp_path, network):
+    image = torch.rand(1, 3, 8, 8)
+    expected = network(image)
+    model = odd_model(network, [f'maps{index}' for index, _ in enumerate(expected)])
+    path, graph = tmp_path / 'model.mlpackage', graph_of(model, (8, 8))
+    to_coreml(graph, 'float32').save(str(path))
+    outputs = open_package(path, graph.output_names).run(image.numpy())
+    for wanted, output in zip(expected, outputs, strict=True):
+        assert deviation(wanted, torch.from_numpy(output)) < 1e-6
 
 
 @pytest.mark.parametrize('name', ['Manifest.json', 'model.mlmodel', 'weight.bin'])

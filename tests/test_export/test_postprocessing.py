@@ -18,7 +18,7 @@ from mmcare.export.loading import IMAGENET
 from mmcare.export.plain_operators import nms_mask
 from mmcare.export.tasks import OutputFormat
 from mmcare.export.tasks.one_stage_detector import describe_decoding
-from mmcare.export.tasks.one_stage_results import Boxes, read_test_cfg
+from mmcare.export.tasks.one_stage_results import Boxes, OwnBoxes, read_test_cfg
 from mmcare.export.tasks.segmentor import LabelMap
 from mmcare_runtime.results import decode_boxes, read_detections
 
@@ -116,6 +116,23 @@ def test_wrong_boxes_are_found(tmp_path, spoil):
     raw = task(torch.randn(1, 3, *SHAPE))
     decoder = Boxes(task.head, raw, SHAPE, dict(max_detections=20), OutputFormat())
     assert not decoder.max_error(raw, spoil(*decoder(raw))) < 1e-2
+
+
+def test_classes_with_nearly_the_same_score(tmp_path):
+    """YOLOX's boxes have one class each: rounding may choose either of two, but not neither."""
+    task = detector(tmp_path, 'YOLOX').task
+    raw = [*task(torch.randn(1, 3, *SHAPE))]
+    decoder = OwnBoxes(task.head, raw, SHAPE, {}, BACKENDS['coreml'].output_format)
+    for difference, either in (1e-3, True), (1.0, False):
+        raw[:3] = [torch.cat([x[:, :1], x[:, :1] - difference], 1) for x in raw[:3]]
+        boxes, scores = (x.numpy() for x in decoder(raw))
+        assert ((scores > 0).sum(1) == 1).all()
+        assert decoder.max_error(raw, [boxes, scores]) == 0
+        for other in scores[:, ::-1].copy(), scores.sum(1, keepdims=True).repeat(2, 1):
+            assert (decoder.max_error(raw, [boxes, other]) < 1e-3) == either
+        for wrong in 0 * scores, scores * float('nan'), scores + 0.1 * (scores > 0):
+            assert not decoder.max_error(raw, [boxes, wrong]) < 1e-2
+        assert decoder.max_error(raw, [boxes + 0.1, scores]) > 1e-2
 
 
 @pytest.mark.parametrize('channels', [1, 5])

@@ -133,6 +133,15 @@ def _max_pool(x: Tensor, pad_type: str, pad: list[int], ceil_mode: bool, **rest:
     return F.max_pool2d(x, rest['kernel_sizes'], rest['strides'], ceil_mode=ceil_mode)
 
 
+def _avg_pool(
+    x: Tensor, pad_type: str, pad: list[int], exclude_padding_from_average: bool, **rest: Any
+) -> Tensor:
+    pad = dict(custom=pad, valid=[0, 0, 0, 0])[pad_type]
+    assert pad[::2] == pad[1::2], f'padding {pad} that is not the same on both sides'
+    options = rest['kernel_sizes'], rest['strides'], pad[::2], rest['ceil_mode']
+    return F.avg_pool2d(x, *options, count_include_pad=not exclude_padding_from_average)
+
+
 def _slice(x: Tensor, begin: list[int], end: list[int], **rest: Any) -> Tensor:
     none = [False] * len(begin)
     masks = [rest.get(f'{name}_mask') or none for name in ('begin', 'end', 'squeeze')]
@@ -187,6 +196,7 @@ def _upsample(mode: str) -> Callable[..., Tensor]:
 # The functions' arguments have the names of the MIL operators' inputs.
 OPERATORS: dict[str, Callable[..., Any]] = {
     'add': _elementwise(torch.add),
+    'avg_pool': _avg_pool,
     'batch_norm': lambda x, mean, variance, gamma, beta, epsilon: F.batch_norm(
         x, mean, variance, gamma, beta, eps=epsilon
     ),

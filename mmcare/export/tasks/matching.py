@@ -66,6 +66,19 @@ def nearest_rows(wanted: Detected, boxes: Tensor, best: Tensor) -> Tensor:
     return torch.cdist(values, torch.cat([boxes, best], 1), p=torch.inf).argmin(1)
 
 
+def changes_of_classes(scores: Tensor, found: Tensor) -> Tensor:
+    """Return by how much scores must change for a file to keep the classes that it keeps (P, K).
+
+    Args:
+        scores: Of all classes, (P, K).
+        found: What the file keeps of them: the best class of each row, others are 0.
+    """
+    first, second = scores.topk(2, 1).values.split(1, 1)
+    kept = (found - scores).abs().maximum(first - scores)
+    dropped = (found.amax(1, True) - first).abs().maximum(scores - second)
+    return torch.where(found > 0, kept, dropped)
+
+
 def leads_of_missing(wanted: Detected, found: Detected, iou: float, leads: Tensor) -> Tensor:
     """Return by how much scores must change for each expected object to be missing (W,).
 

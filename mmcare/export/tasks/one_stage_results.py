@@ -5,6 +5,7 @@ from copy import deepcopy
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from mmengine.config import ConfigDict
 from torch import Tensor
@@ -17,9 +18,11 @@ from mmcare.export.tasks.base import (
     PostProcess,
     Shape,
     is_of_class,
+    max_rel_error,
 )
 from mmcare.export.tasks.matching import (
     Detected,
+    changes_of_classes,
     distances,
     leads_of_missing,
     nearest_rows,
@@ -280,7 +283,7 @@ class Boxes(Detections):
             may choose another one, if their scores differ by as much.
         """
         if not self.format.has_nms:
-            return super().max_error(raw, results)
+            return self.max_error_of_all(raw, results)
         rows = self.read_results(results)
         found, wanted = rows.used(), self.read_results(self(raw))
         candidates, scores = self.read(raw)
@@ -297,6 +300,16 @@ class Boxes(Detections):
             leads.append((first - second)[nearest_rows(wanted, candidates, best)])
         missing = leads_of_missing(wanted, found, self.iou, torch.stack(leads, 1))
         return torch.cat([strange, missing, surplus(found, self.iou)]).max().item()
+
+    def max_error_of_all(self, raw: Outputs, results: Sequence[Any]) -> float:
+        """Compare all boxes; where two classes have nearly the same score, either may be kept."""
+        if not self.one_class or self.labels == 1:
+            return super().max_error(raw, results)
+        _, scores = self.read(raw)
+        found = torch.as_tensor(results[1]).reshape(scores.shape)
+        changes = changes_of_classes(scores, found).max() / scores.max()
+        boxes = max_rel_error(self(raw)[:1], results[:1])
+        return np.max([boxes, changes.item()]).item()
 
 
 class OwnBoxes(Boxes):
