@@ -173,10 +173,16 @@ def _matmul(x: Tensor, y: Tensor) -> Tensor:
     return product.reshape(*x.shape[:3], y.shape[3])
 
 
+def _bitwise_or(x: Tensor, y: Tensor) -> Tensor:
+    """Compute with truth values by the operator that coremltools has, as TOOD's head does."""
+    return aten.logical_or.default(x, y) if x.dtype == torch.bool else NotImplemented
+
+
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Make a matrix of a weight of one row, as GFL's mean of a distribution has.
 
-    XNNPACK does not take the row, or computes something else in float16.
+    XNNPACK does not take the row, or computes something else in float16; coremltools raises an
+    error.
     """
     if weight.dim() > 1:
         return NotImplemented  # leaves it as it is
@@ -288,6 +294,8 @@ Table = Mapping[Any, Callable[..., Any]]
 COREML: Table = {
     aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
     aten.alias.default: lambda x: x,  # left by full-size slices
+    aten.bitwise_or.Tensor: _bitwise_or,
+    aten.linear.default: _linear,
 }
 PIECES: Table = {aten.conv2d.default: _conv2d, aten.linear.default: _linear}
 LITERT: Table = {**PIECES, aten.bmm.default: _bmm}

@@ -62,7 +62,22 @@ class Pooled(nn.Module):
         return outside, inside, nn.functional.adaptive_avg_pool2d(last.permute(0, 3, 1, 2), 1)
 
 
-@pytest.mark.parametrize('network', [Bounded(), Pooled()])
+class Changed(nn.Module):
+    """Operators of GFL, TOOD, YOLOv3, RepPoints and ViG."""
+
+    def forward(self, images):
+        mean = nn.functional.linear(images, torch.arange(8.0))
+        outside = (images < 0.2) | (images > 0.8)
+        moved = nn.functional.leaky_relu(images - 0.5, 0.1)
+        moved = torch.cat([moved[..., :1].floor(), moved[..., 1:]], -1)
+        changed = images.clone()
+        changed[..., 1:3] = images[..., 1:3] * 2
+        best = images.flatten(2).topk(4, -1).indices
+        rows = torch.cat([torch.arange(4).repeat(3, 1)[None], best], 1)
+        return mean, outside * images, moved, changed, rows * 1.0
+
+
+@pytest.mark.parametrize('network', [Bounded(), Pooled(), Changed()])
 def test_operators_of_other_models(tmp_path, network):
     image = torch.rand(1, 3, 8, 8)
     expected = network(image)

@@ -172,6 +172,11 @@ def _gather(x: Any, indices: Any, axis: int, batch_dims: int = 0, **_: Any) -> T
     return rows.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
 
 
+def _scatter(data: Tensor, indices: Any, updates: Any, axis: int, mode: str, **_: Any) -> Tensor:
+    assert mode == 'update', mode
+    return data.index_copy(axis, torch.as_tensor(indices).long(), torch.as_tensor(updates))
+
+
 def _topk(x: Tensor, k: int, axis: int, ascending: bool, **_: Any) -> list[Tensor]:
     values, indices = x.topk(k, axis, not ascending)
     return [values, indices.int()]
@@ -202,7 +207,9 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     ),
     'cast': _cast,
     'ceil': lambda x: x.ceil(),
-    'concat': lambda values, axis, interleave=False: torch.cat(values, axis),
+    'concat': lambda values, axis, interleave=False: torch.cat(
+        [*map(torch.as_tensor, values)], axis
+    ),
     'conv': _conv,
     'conv_transpose': _conv_transpose,
     'clip': lambda x, alpha, beta: x.clamp(alpha, beta),
@@ -211,6 +218,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'exp': lambda x: x.exp(),
     'expand_dims': lambda x, axes: reduce(torch.unsqueeze, axes, x),
     'fill_like': lambda ref_tensor, value: torch.full_like(ref_tensor, value),
+    'floor': lambda x: x.floor(),
     'gather': _gather,
     'gelu': lambda x, mode: F.gelu(x, approximate=dict(EXACT='none')[mode]),
     'greater': _elementwise(torch.gt),
@@ -219,9 +227,13 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'layer_norm': lambda x, axes, epsilon, gamma=None, beta=None: F.layer_norm(
         x, x.shape[-len(axes) :], gamma, beta, epsilon
     ),
+    'leaky_relu': lambda x, alpha: F.leaky_relu(x, alpha),
+    'less': _elementwise(torch.lt),
+    'less_equal': _elementwise(torch.le),
     'linear': lambda x, weight, bias=None: F.linear(x, weight, bias),
     'log': lambda x, epsilon: (x + epsilon).log(),
     'logical_not': lambda x: torch.as_tensor(x).logical_not(),
+    'logical_or': _elementwise(torch.logical_or),
     'matmul': lambda x, y, transpose_x, transpose_y: (
         (x.mT if transpose_x else x) @ (y.mT if transpose_y else y)
     ),
@@ -240,6 +252,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     'reduce_sum': lambda x, axes, keep_dims: x.sum(axes, keep_dims),
     'relu': lambda x: x.relu(),
     'reshape': lambda x, shape: x.reshape(shape),
+    'scatter': _scatter,
     'select': lambda cond, a, b: torch.where(*map(torch.as_tensor, (cond, a, b))),
     'sigmoid': lambda x: x.sigmoid(),
     'sigmoid_hard': lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1),
