@@ -83,7 +83,8 @@ def main() -> None:
 
 def by_stage(counts: pd.Series) -> str:
     """Lay out counts with the index (stage, part): parts down, stages across."""
-    wide = counts.unstack('stage', fill_value=0, sort=False)
+    # Not with sort=False: pandas 2 would put counts into other cells.
+    wide = counts.unstack('stage', fill_value=0).loc[counts.index.unique('part')]
     wide.loc['all'] = wide.sum()
     wide = wide.assign(all=wide.sum(axis=1)).map('{:,}'.format)
     return wide.rename_axis(index=None, columns=None).to_string()

@@ -96,7 +96,10 @@ def test_ten_steps_are_the_same(case, optimizer):
         states.append(train_steps(model, wrapper))
         groups.append(len(wrapper.optimizer.param_groups))
     # A clipped norm is a sum in the order of the groups.
-    (torch.testing.assert_close if case == 'clipped' else assert_equal)(*states)
+    if case == 'clipped':
+        torch.testing.assert_close(*states, rtol=1e-3, atol=1e-5)
+    else:
+        assert_equal(*states)
     assert groups[1] <= 5 and (case == 'nothing' or groups[0] > 20)
 
 

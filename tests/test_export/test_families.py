@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from export_helpers import odd_model
-from helpers import ROOT, deviation, newer, run
+from helpers import FORKS, ROOT, deviation, newer, run
 from mmengine.config import Config
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
@@ -131,6 +131,8 @@ def test_labels_and_scores_of_the_toolboxes(tmp_path, name):
     """All labels of mmseg, and mmpretrain's scores, are those of what files compute."""
     toolbox = families.FAMILIES[name].config.partition('::')[0]
     pytest.importorskip(toolbox)
+    if FORKS and toolbox == 'mmseg':
+        pytest.skip("the forks' MMEngine does not find mmseg's configs")
     side = SIDE if toolbox == 'mmseg' else families.FAMILIES[name].side
     model, shape = build(name, tmp_path), (side, side)
     if toolbox == 'mmpretrain':  # or scores would be all alike, or 0 and 1

@@ -63,7 +63,7 @@ class Pooled(nn.Module):
 
 
 class Changed(nn.Module):
-    """Operators of GFL, TOOD, YOLOv3, RepPoints and ViG."""
+    """Operators of GFL, TOOD, YOLOv3, RepPoints, ViG and DAB-DETR."""
 
     def forward(self, images):
         mean = nn.functional.linear(images, torch.arange(8.0))
@@ -74,7 +74,8 @@ class Changed(nn.Module):
         changed[..., 1:3] = images[..., 1:3] * 2
         best = images.flatten(2).topk(4, -1).indices
         rows = torch.cat([torch.arange(4).repeat(3, 1)[None], best], 1)
-        return mean, outside * images, moved, changed, rows * 1.0
+        waves = images.sin() * images.cos()
+        return mean, outside * images, moved, changed, rows * 1.0, waves
 
 
 @pytest.mark.parametrize('network', [Bounded(), Pooled(), Changed()])

@@ -10,7 +10,6 @@ import warnings
 
 import cv2
 import numpy as np
-import onnx
 import pytest
 from helpers import ROOT
 from PIL import Image
@@ -177,6 +176,7 @@ def test_the_reader_of_the_output_leaves(tmp_path):
 
 def test_files_without_a_description(run, tmp_path):
     run('classifier', 'missing.png')
+    onnx = pytest.importorskip('onnx')
     model = onnx.load(tmp_path / 'mine.onnx')
     del model.metadata_props[:]
     onnx.save(model, tmp_path / 'other.onnx')
