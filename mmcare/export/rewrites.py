@@ -189,9 +189,24 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return aten.linear.default(x, weight[None], bias).squeeze(-1)
 
 
-def _bmm(x: Tensor, y: Tensor) -> Tensor:
-    """Multiply by one column as a sum: LiteRT's converter confuses the shape of the product."""
-    return (x * y.mT).sum(2, True) if y.shape[2] == 1 else NotImplemented
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """Multiply by one column, or a single row, as a sum: LiteRT's converter confuses their shapes.
+
+    TOOD's head has such columns, and a CARE's attention with one head has such a row.
+    """
+    if min(x.dim(), y.dim()) < 2:
+        return NotImplemented  # leaves it as it is
+    if y.shape[-1] == 1:
+        return (x * y.mT).sum(-1, True)
+    return (x.mT * y).sum(-2, True) if x.shape[:-1].numel() == 1 else NotImplemented
+
+
+def _linear_of_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Map (B, rows, 1, C) by a convolution, for K-Net: LiteRT's converter confuses the shapes."""
+    if x.dim() != 4 or x.shape[2] > 1 or weight.dim() == 1:
+        return _linear(x, weight, bias)
+    maps = aten.conv2d.default(x.permute(0, 3, 1, 2), weight[:, :, None, None], bias)
+    return maps.permute(0, 2, 3, 1)
 
 
 def _pad(x: Tensor, pad: list[int], mode: str = 'constant', value: float | None = None) -> Tensor:
@@ -298,7 +313,12 @@ COREML: Table = {
     aten.linear.default: _linear,
 }
 PIECES: Table = {aten.conv2d.default: _conv2d, aten.linear.default: _linear}
-LITERT: Table = {**PIECES, aten.bmm.default: _bmm}
+LITERT: Table = {
+    **PIECES,
+    aten.bmm.default: _product,
+    aten.linear.default: _linear_of_rows,
+    aten.matmul.default: _product,
+}
 # ExecuTorch gives XNNPACK no maxima, means only over the last two of four axes, and no
 # operators with several outputs.
 EXECUTORCH: Table = {

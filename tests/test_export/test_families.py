@@ -315,6 +315,28 @@ def test_weights_of_one_row_and_products_with_one_column(tmp_path, name):
     assert name == 'executorch' or report['max_rel_error_float16']['random'] < 1e-2
 
 
+class Rows(torch.nn.Module):
+    """An attention with one head, which divides by a product with one row, and K-Net's layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(5, 3))
+
+    def forward(self, image):
+        columns = image.flatten(2).sigmoid()[:, None]
+        rows = columns.mT
+        shares = torch.matmul(rows, columns) / torch.matmul(rows[:, :, :1], columns)
+        return shares, F.linear(rows.transpose(1, 2), self.weight).relu()
+
+
+@pytest.mark.conversion
+def test_products_and_layers_of_rows_in_litert(tmp_path):
+    pytest.importorskip('litert_torch')
+    model = odd_model(Rows().eval(), ['shares', 'kernels'], None)
+    report = export_model(model, tmp_path, (4, 6), ('litert',))['litert']
+    assert report['max_rel_error']['random'] < 1e-5
+
+
 PREDICT = """
 import json, sys
 sys.modules['torch'] = None  # an import of it raises

@@ -133,7 +133,7 @@ def test_executorch_computes_a_weight_of_one_row(tmp_path):
     torch.testing.assert_close(program.load_method('forward').execute([x]), [*network(x)])
 
 
-@pytest.mark.xfail(strict=True, reason='litert_torch: rewrites._bmm')
+@pytest.mark.xfail(strict=True, reason='litert_torch: rewrites._product')
 def test_litert_converts_a_product_with_one_column():
     litert_torch = pytest.importorskip('litert_torch')
     weight = torch.rand(1, 4, 2, 4)
@@ -143,6 +143,21 @@ def test_litert_converts_a_product_with_one_column():
         return torch.bmm(rows, x.reshape(1, 8, 1)).reshape(1, 4, 1, 1).relu()
 
     litert_torch.convert(Apply(multiply).eval(), (torch.rand(1, 8, 1, 1),))
+
+
+@pytest.mark.xfail(strict=True, reason='litert_torch: rewrites._product')
+def test_litert_converts_a_product_with_one_row():
+    litert_torch = pytest.importorskip('litert_torch')
+    network = Apply(lambda x: torch.matmul(x.mT, x) / torch.matmul(x.mT[:, :, :1], x)).eval()
+    litert_torch.convert(network, (torch.rand(1, 1, 8, 6),))
+
+
+@pytest.mark.xfail(strict=True, reason='litert_torch: rewrites._linear_of_rows')
+def test_litert_converts_a_linear_layer_of_rows():
+    litert_torch = pytest.importorskip('litert_torch')
+    weight = torch.rand(6, 8)
+    network = Apply(lambda x: nn.functional.linear(x, weight)).eval()
+    litert_torch.convert(network, (torch.rand(1, 5, 1, 8),))
 
 
 @pytest.mark.xfail(strict=True, reason='pnnx: rewrites.separate_convolutions')
