@@ -196,11 +196,13 @@ class ExactResumeHook(SwitchableHook):
                 key: training_state.generator_state(part) for key, (_, part) in found.items()
             }
         iterator: Any = getattr(runner.train_loop, 'dataloader_iterator', None)
-        batches: Any = getattr(iterator, '_iterator', None)
-        if hasattr(batches, '_sampler_iter'):  # samplers may draw in this process
-            batches._sampler_iter = training_state.isolate(batches._sampler_iter, runner.seed)
+        loader = getattr(iterator, '_dataloader', None)
+        if isinstance(loader, torch.utils.data.DataLoader):  # samplers may draw in this process
+            batches = iterator._iterator
+            if batches is not None:  # onedl-mmengine starts later
+                batches._sampler_iter = training_state.isolate(batches._sampler_iter, runner.seed)
             # A sampler that ends starts again within the run.
-            iterator._dataloader = training_state.SeededLoader(iterator._dataloader, runner.seed)
+            iterator._dataloader = training_state.SeededLoader(loader, runner.seed)
         if hasattr(iterator, 'skip_iter'):  # onedl-mmengine would skip the batches
             iterator.skip_iter = lambda number: deque(_replay(iterator, number), maxlen=0)
         elif iterator is not None and runner.iter:
