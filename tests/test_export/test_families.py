@@ -108,7 +108,8 @@ def build(name, folder):
 @pytest.mark.parametrize('name', DETECTORS)
 def test_boxes_of_the_toolbox(tmp_path, name):
     """All 50 best boxes of mmdet are those of a decoded file."""
-    side = 320 if name.startswith('SSD') else SIDE
+    # Compiled MMCV deforms no maps of one pixel, as DDOD's smallest would be.
+    side = 320 if name.startswith(('DDOD', 'SSD')) else SIDE
     model, shape = build(name, tmp_path), (side, side)
     pixels = draw_images(3, shape, model.normalization)['smooth'].pixels
     image = model.normalization.normalize(pixels)
