@@ -194,11 +194,11 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
 
     TOOD's head has such columns, and a CARE's attention with one head has such a row.
     """
-    if min(x.dim(), y.dim()) < 2:
-        return NotImplemented  # leaves it as it is
-    if y.shape[-1] == 1:
+    if x.dim() > 2 and y.dim() > 2 and y.shape[-1] == 1:
         return (x * y.mT).sum(-1, True)
-    return (x.mT * y).sum(-2, True) if x.shape[:-1].numel() == 1 else NotImplemented
+    if x.dim() > 3 and x.shape[:-1].numel() == 1:
+        return (x.mT * y).sum(-2, True)
+    return NotImplemented  # leaves it as it is
 
 
 def _linear_of_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
