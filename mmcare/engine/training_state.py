@@ -202,13 +202,14 @@ class SeededLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self._epoch += 1
-        seed, outside = self._seed + self._epoch, _global_state()
-        _seed_global(seed)
+        outside = _global_state()
+        _seed_global(self._seed + self._epoch)
         try:
             batches = iter(self._loader)  # with workers, the first batches are drawn now
+            inside = _global_state()
         finally:
             _set_global_state(outside)
-        batches._sampler_iter = isolate(batches._sampler_iter, seed)
+        batches._sampler_iter = _isolate(batches._sampler_iter, inside)
         return batches
 
 
@@ -221,6 +222,11 @@ def isolate(iterator: Iterator[Any], seed: int) -> Iterator[Any]:
     _seed_global(seed)
     inside = _global_state()
     _set_global_state(outside)
+    return _isolate(iterator, inside)
+
+
+def _isolate(iterator: Iterator[Any], inside: tuple[Any, Any, Any]) -> Iterator[Any]:
+    """Iterate over a sampler that draws from global generators with states of their own."""
     while True:
         outside = _global_state()
         _set_global_state(inside)

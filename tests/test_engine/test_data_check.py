@@ -1624,6 +1624,8 @@ class Clips(BaseDataset):
 def test_labels_of_other_toolboxes(data, logged, key, labels, words):
     """Labels are found where the dataset gives them; the log says what is not checked."""
     hook, model = DataCheckHook(), Tiny(2)
+    model.backbone = nn.Module()
+    model.backbone.num_classes = -1  # as mmpretrain's VGG
     hook._find_splits = lambda _: [Split('train', Clips(labels, key))]
     loops = dict.fromkeys(('_train_loop', '_val_loop', '_test_loop', '_test_dataloader'))
     runner = SimpleNamespace(model=model, cfg={}, **loops)

@@ -16,7 +16,7 @@ from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from toy_training import EPOCHS, ITERATIONS, Model, Numbers, StopAt, build, saved, train
 
-from mmcare.engine.training_state import end_with_parent
+from mmcare.engine.training_state import SeededLoader, end_with_parent
 from mmcare.weights.reading import CheckpointError
 
 PLAIN_SGD = dict(state={}, param_groups=[dict(momentum=0)])
@@ -614,6 +614,23 @@ def test_samplers_that_draw_in_the_main_process(tmp_path, logged, monkeypatch, e
 
     assert_resumes(tmp_path, 2 * ITERATIONS + 1, loader=loader, by_epoch=False)
     assert not warned(logged, 'not reproduce')
+
+
+def test_batches_that_workers_draw_ahead():
+    """A sampler's draws are not repeated, and those without workers."""
+    batches = {
+        workers: [
+            batch.tolist()
+            for batch in SeededLoader(
+                torch.utils.data.DataLoader(
+                    range(2 * ITERATIONS), sampler=OwnSampler('global'), num_workers=workers
+                ),
+                0,
+            )
+        ]
+        for workers in (0, 1)
+    }
+    assert batches[0] == batches[1]
 
 
 @pytest.mark.parametrize('second', [1, 2])

@@ -59,7 +59,7 @@ def check_class_key(run: Run) -> Iterator[Stop]:
 def check_labels(run: Run) -> Iterator[Stop]:
     """Find labels of pictures that no class has, such as labels that count from 1."""
     outputs: list[Any] = [getattr(m, 'num_classes', None) for m in run.model.modules()]
-    outputs = [number for number in outputs if isinstance(number, int)]
+    outputs = [n for n in outputs if isinstance(n, int) and n > 0]  # -1: no classifier, as in VGG
     for split in run.splits:
         labels = [picture.label for picture in split.pictures if isinstance(picture.label, int)]
         number = len(split.classes) or min(outputs, default=0)
