@@ -261,6 +261,26 @@ def test_lists_of_voc_are_followed(convert):
     convert('voc', 'source', 'mine', '--seed', 1, fails='leave --val and --seed out')
 
 
+def test_lists_of_several_years_of_voc(convert):
+    """They stand below SOURCE, and names may have spaces, or a flag after them."""
+    for year in ('VOC2007', 'VOC2012'):
+        make('voc', Path('kit') / year, ())
+    for file in [*Path('kit/VOC2012').glob('*/5.*')]:
+        file.rename(file.with_name(f'my {file.name}'))
+    put(Path('kit/VOC2007/ImageSets/Main/train.txt'), '0  1\n1 -1\n')
+    put(Path('kit/VOC2007/ImageSets/Main/test.txt'), '2\n')
+    put(Path('kit/VOC2012/ImageSets/Main/val.txt'), 'my 5\n')
+    convert('voc', 'kit', 'mine')
+    assert {*read('mine/train.json')[1]} == {'VOC2007/0.jpg', 'VOC2007/1.jpg'}
+    assert {*read('mine/val.json')[1]} == {'VOC2012/my 5.jpg'}
+    assert {*read('mine/test.json')[1]} == {'VOC2007/2.jpg'}
+    shutil.rmtree('mine')
+    shutil.rmtree('kit/VOC2012')
+    for file in Path('kit/VOC2007/ImageSets/Main').iterdir():
+        file.write_text('7\n', encoding='utf-8')
+    convert('voc', 'kit', 'other', fails='names none of the pictures')
+
+
 def test_other_pictures_are_left_out_and_named(convert):
     make('yolo', Path('source'), SPLITS)
     draw(Path('source/runs/detect/labels.jpg'))

@@ -270,18 +270,36 @@ def read_sources(sources: list[Source], kind: str, root: Path) -> tuple[list[str
     return classes, parts
 
 
+def read_lists(sources: list[Source], root: Path) -> dict[str, str]:
+    """Return the parts of sources that Pascal VOC's lists name; the root may hold several years.
+
+    Raises:
+        ValueError: If there are lists, and they name none of the sources.
+    """
+    # A list names pictures without a folder and an ending, below the folder that has ImageSets.
+    stems: dict[Path, list[str]] = {}
+    for source in sources:
+        path = Path(source.name)
+        for folder in path.parents:
+            stems.setdefault(folder / path.stem, []).append(source.name)
+    files = [file for file in root.rglob('ImageSets/Main/*.txt') if file.stem in ORDER]
+    chosen = {}
+    for file in files:
+        folder = file.parents[2].relative_to(root)
+        for line in filter(str.strip, file.read_text(encoding='utf-8').splitlines()):
+            whole, first = folder / line.strip(), folder / line.split()[0]  # names may have spaces
+            for name in stems.get(whole) or stems.get(first) or ():
+                chosen[name] = file.stem
+    if files and not chosen:
+        raise ValueError(f'{files[0]} names none of the pictures in {root}')
+    return chosen
+
+
 def split(
     sources: list[Source], root: Path, kind: str, share: float | None, seed: int | None
 ) -> tuple[dict[str, list[Source]], list[str]]:
     """Split the sources as their folders or lists say, or else at random; say what was done."""
-    lists = [*root.glob('ImageSets/Main/*.txt')] if kind == 'voc' else []
-    chosen = {
-        line.split()[0]: file.stem
-        for file in lists
-        if file.stem in ('train', 'val', 'test')
-        for line in file.read_text(encoding='utf-8').splitlines()
-        if line.strip()
-    }
+    chosen = read_lists(sources, root) if kind == 'voc' else {}
     parts: dict[str, list[Source]] = {}
     for source in sources:
         folders = source.name.split('/')[:-1]
@@ -291,7 +309,7 @@ def split(
                 f'{source.picture} is in a folder for a part below another folder: give the '
                 'folder that holds train as SOURCE'
             )
-        part = found[0][1].lower() if any(found) else chosen.get(str(Path(source.name).stem))
+        part = found[0][1].lower() if any(found) else chosen.get(source.name)
         parts.setdefault(part or '', []).append(source)
     if {*parts} == {''}:
         parts = dict(train=parts[''])
