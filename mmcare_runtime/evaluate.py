@@ -23,6 +23,7 @@ from mmcare_runtime.command import make_parser, open_file
 from mmcare_runtime.drawing import list_coco_results
 from mmcare_runtime.model import Model
 from mmcare_runtime.saving import move, temporary_beside
+from mmcare_runtime.schema import nchw
 from mmcare_runtime.suffixes import PICTURES, list_files
 from mmcare_runtime.text import escape, print_error, set_up_streams
 
@@ -166,6 +167,10 @@ def evaluate_labels(
     reduce_zero_label = described or reduce_zero_label
     matrix: np.ndarray | None = None
     names = model.description.get('classes')
+    (output, *_) = model.description['outputs']
+    # A map of labels does not say how many classes there are; one of one channel has two.
+    channels = 0 if output.get('kind') == 'labels' else nchw(output)[1] or 0
+    known_number = max(len(names or ()), channels and max(channels, 2))
     paths = list_files(images, PICTURES)
     if not paths:
         raise FileNotFoundError(f'{images} has no pictures')
@@ -179,11 +184,11 @@ def evaluate_labels(
             raise ValueError(f'{mask_path} is {mask.shape}, its picture {labels.shape}')
         known = mask != IGNORED
         mask, labels = mask[known], labels[known]
-        number = max(len(names or ()), 2, 0 if matrix is None else len(matrix))
-        number = max(number, int(labels.max(initial=0)) + 1)
-        if mask.max(initial=0) >= number:
-            text = f'{mask_path} has class {mask.max()}, and {model.file} {number} classes'
+        if known_number and mask.max(initial=0) >= known_number:
+            text = f'{mask_path} has class {mask.max()}, and {model.file} {known_number} classes'
             raise ValueError(text)
+        largest = max(int(values.max(initial=0)) for values in (mask, labels))
+        number = max(known_number, largest + 1, 0 if matrix is None else len(matrix))
         pairs = np.bincount(mask * number + labels, minlength=number**2).reshape(number, number)
         if matrix is not None:
             pairs[: len(matrix), : len(matrix)] += matrix

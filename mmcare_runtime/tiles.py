@@ -11,6 +11,7 @@ import numpy as np
 from mmcare_runtime.prepare import resize_as_mmcv
 from mmcare_runtime.results import choose, enlarge, interpolate, locate, nms, read_threshold
 
+MERGED = 0.5  # IoU from which boxes of two windows are one object, if a file has no NMS
 CUT = 2.0  # pixels from the border of a window to that of an object that it cuts
 TILES = ('whole', 'slide')  # mmseg's names
 Windows = Callable[[np.ndarray, Sequence['tuple[int, int]']], Iterator[Any]]
@@ -159,8 +160,9 @@ def slide_boxes(
 ) -> dict[str, Any]:
     """Detect objects in overlapping windows, in the picture's own size, and merge them by NMS.
 
-    ``max_per_img`` is for each window. Part of an object that a window cuts is removed if another
-    window has found the object. An object larger than the overlap may be found in parts.
+    The NMS is the file's; for files without, such as DETR's, boxes with an IoU above 0.5 are one
+    object. ``max_per_img`` is for each window. Part of an object that a window cuts is removed if
+    another window has found the object. An object larger than the overlap may be found in parts.
 
     Args:
         pixels: (H, W, C).
@@ -193,6 +195,7 @@ def slide_boxes(
     merged: dict[str, Any] = {name: np.concatenate(values) for name, values in parts.items()}
     test_cfg = description.get('test_cfg') or description['decode']['test_cfg']
     iou, number = test_cfg['nms']['iou_threshold'], len(merged['boxes'])
+    iou = iou if iou < 1 else MERGED  # DETR's
     kept = np.array(nms(merged['boxes'], merged['scores'], merged['labels'], iou, number), int)
     boxes, labels, cut = (merged[name][kept] for name in ('boxes', 'labels', 'cut'))
     kept = kept[~_are_parts(boxes, labels, cut, iou)]

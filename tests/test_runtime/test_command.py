@@ -260,6 +260,20 @@ def test_masks_are_read_as_the_file_says(tmp_path):
         evaluate(model, *folders)
 
 
+@pytest.mark.parametrize('task', ['segmentor', 'labels'])
+def test_classes_without_names(task, tmp_path):
+    """Their number is that of a file's channels, or it is not known, where a file has labels."""
+    masks = write_masks(tmp_path, 1)
+    about, shape = describe(task, classes=None, palette=None), (1, 3, *SHAPE)
+    zeros = np.zeros(about['outputs'][0]['shape'], np.float32)
+    if task == 'segmentor':
+        zeros[:, 0] = 1
+    model = Model(lambda _: [zeros], shape, about)
+    share = 100 * (masks[0][4:] == 0).mean()
+    folders = tmp_path / 'images', tmp_path / 'masks'
+    assert evaluate(model, *folders)['aAcc'] == pytest.approx(share)
+
+
 def test_masks_of_one_bit(tmp_path):
     """OpenCV would read 0 and 255, of which 255 is ignored."""
     wanted = np.random.default_rng(0).integers(0, 2, SHAPE).astype(bool)

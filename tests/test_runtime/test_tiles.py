@@ -100,14 +100,16 @@ def find_white(image):
     return [boxes, scores, np.zeros((1, 5), np.int32), np.ones((1, 5, 7, 7), np.float32)]
 
 
-def test_boxes_of_windows_are_merged():
-    """Each object is found once, in pixels of the picture, also between windows."""
+@pytest.mark.parametrize('iou', [0.5, 1.0])
+def test_boxes_of_windows_are_merged(iou):
+    """Each object is found once, also between windows, and by DETR, whose file has no NMS (1.0)."""
     picture, wanted = np.zeros((150, 200, 3), np.uint8), []
     for x, y in ((2, 3), (36, 22), (150, 130), (192, 60)):
         picture[y : y + 5, x : x + 6] = 255
         wanted.append([x, y, x + 6, y + 5])
     about = describe('instances')
     about['inputs'][0]['padding'] = [0] * 3
+    about['test_cfg']['nms']['iou_threshold'] = iou
     model = Model(find_white, (1, 3, *SHAPE), about)
     assert model.tile == 'whole'
     found = model.predict(picture, tile='slide')
