@@ -20,9 +20,9 @@ from mmcare.export.pipelines import (
     describe_resizing,
     describe_sliding,
     fit_config,
+    inner_datasets,
     is_slid,
 )
-from mmcare.export.tasks.base import innermost_dataset
 from mmcare_runtime.prepare import (
     PICTURES,
     check_pixels,
@@ -224,6 +224,6 @@ def _load_data(model: LoadedModel, shape: tuple[int, int], loader: str) -> Any:
     if config is None or not config.get(loader) or not config.get('test_dataloader'):
         raise ValueError(f'{model.name} has no {loader}')
     fit_config(config, shape, 'slide' if is_slid(config) else 'whole')
-    dataset = innermost_dataset(config[loader].dataset)
-    dataset.pipeline = config.test_dataloader.dataset.pipeline
+    dataset = inner_datasets(config[loader].dataset)[0]
+    dataset.pipeline = inner_datasets(config.test_dataloader.dataset)[0].pipeline
     return DATASETS.build({**dataset, '_scope_': config.get('default_scope')})

@@ -43,10 +43,18 @@ def _inner_steps(step: dict[str, Any]) -> list[dict[str, Any]]:
     return [inner] if isinstance(inner, dict) else inner
 
 
+def inner_datasets(dataset: Any) -> list[Any]:
+    """Return the configs of the data sets that another one repeats, balances or concatenates."""
+    if 'datasets' in dataset:
+        return [inner for part in dataset.datasets for inner in inner_datasets(part)]
+    return inner_datasets(dataset.dataset) if 'dataset' in dataset else [dataset]
+
+
 def name_steps(config: Config) -> dict[str, Any]:
     """Return the steps of the test pipeline by name."""
     dataset = (config.get('test_dataloader') or {}).get('dataset') or {}
-    steps = [inner for step in dataset.get('pipeline') or () for inner in _inner_steps(step)]
+    pipeline = inner_datasets(dataset)[0].get('pipeline') or ()
+    steps = [inner for step in pipeline for inner in _inner_steps(step)]
     names = [type_name(step['type']) for step in steps]
     return {SAME.get(name, name): step for name, step in zip(names, steps, strict=True)}
 
@@ -74,15 +82,24 @@ def fit_config(config: Config, shape: tuple[int, int], tile: str = 'whole') -> d
 
     Returns:
         The steps of the test pipeline by name.
+
+    Raises:
+        ValueError: If parts of the test data have other pipelines than the first.
     """
     size = shape[1], shape[0]
     loader, model = config.test_dataloader, config.model
     loader.batch_size = 1
+    first, *others = inner_datasets(loader.dataset)
+    pipeline = first.get('pipeline')
+    if any(part.get('pipeline') != pipeline for part in others):
+        raise ValueError('the parts of test_dataloader.dataset have different pipelines')
+    for part in others if pipeline else ():
+        part.pipeline = pipeline
     steps = name_steps(config)
     if tile == 'slide':
         if not is_slid(config):
             for name in [name for name in steps if name.endswith(RESIZING)]:
-                _remove_step(loader.dataset.pipeline, name)
+                _remove_step(pipeline, name)
                 steps.pop(name)
         stride = tile_stride(shape, model.test_cfg.get('stride'))
         model.test_cfg.update(mode='slide', crop_size=shape, stride=stride)
@@ -90,7 +107,7 @@ def fit_config(config: Config, shape: tuple[int, int], tile: str = 'whole') -> d
     if 'Resize' in steps and not steps['Resize'].get('scale_factor'):
         steps['Resize'].update(type='mmcare.ResizeToFit', scale=size, keep_ratio=False)
     for name in {'ResizeToMultiple', 'Pad'} & {*steps}:
-        _remove_step(loader.dataset.pipeline, name)
+        _remove_step(pipeline, name)
         steps.pop(name)
     if 'CenterCrop' in steps:
         factor = max(size) / np.max(steps['CenterCrop'].crop_size)

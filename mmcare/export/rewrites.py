@@ -196,7 +196,7 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
     """
     if x.dim() > 2 and y.dim() > 2 and y.shape[-1] == 1:
         return (x * y.mT).sum(-1, True)
-    if x.dim() > 3 and x.shape[:-1].numel() == 1:
+    if x.dim() > 3 and y.dim() > 1 and x.shape[:-1].numel() == 1:
         return (x.mT * y).sum(-2, True)
     return NotImplemented  # leaves it as it is
 

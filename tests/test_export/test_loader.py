@@ -15,7 +15,13 @@ from torch import nn
 from mmcare.export.images import draw_images, load_images
 from mmcare.export.in_toolbox import pad_images
 from mmcare.export.loading import Normalization
-from mmcare.export.pipelines import describe_loader, describe_sliding, fit_config
+from mmcare.export.pipelines import (
+    describe_loader,
+    describe_resizing,
+    describe_sliding,
+    fit_config,
+    inner_datasets,
+)
 from mmcare.export.plan import plan_export
 from mmcare.export.request import ExportRequest
 
@@ -95,6 +101,31 @@ def test_windows_of_configs():
     fit_config(config, SHAPE, 'slide')
     assert config.test_dataloader.dataset.pipeline == [DEEP]
     assert config.model.test_cfg.stride == [51, 76]
+
+
+def test_data_sets_within_others(tmp_path):
+    """Files resize, and are calibrated, as the parts of wrapped and concatenated data say."""
+    pytest.importorskip('mmpretrain')
+    for index in range(3):
+        cv2.imwrite(str(tmp_path / f'{index}.png'), np.full((50, 90, 3), index, np.uint8))
+    pipeline = [dict(type='LoadImageFromFile'), RESIZE, dict(type='PackInputs')]
+    part = dict(type='mmpretrain.CustomDataset', data_root=str(tmp_path), with_label=False)
+    part = dict(part, pipeline=pipeline)
+    plain = Normalization((0.0,) * 3, (1.0,) * 3, 'RGB')
+    fold = dict(type='mmpretrain.KFoldDataset', dataset=part, num_splits=3)
+    for dataset in (fold, dict(type='ConcatDataset', datasets=[part, fold])):
+        loader = dict(dataset=dataset)
+        config = Config(dict(model={}, test_dataloader=loader, train_dataloader=loader))
+        config.default_scope = 'mmpretrain'
+        assert describe_resizing(config, SHAPE)['interpolation'] == 'bilinear'
+        model = replace(thin_model(), config=config, normalization=plain)
+        load_images(model, SHAPE, 1, None, 'top-left')
+        fit_config(config, SHAPE)
+        for inner in inner_datasets(config.test_dataloader.dataset):
+            assert inner.pipeline[1].type == 'mmcare.ResizeToFit'
+    config.test_dataloader.dataset.datasets[0].pipeline = pipeline
+    with pytest.raises(ValueError, match='different pipelines'):
+        fit_config(config, SHAPE)
 
 
 def test_padding_of_windows():

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mmcare.deployment import BackboneInfo
 from mmcare.export.errors import Argument, RequestError
+from mmcare.export.pipelines import inner_datasets
 
 Shape = tuple[int, int]  # height and width
 Options = Mapping[str, Any]
@@ -220,7 +221,7 @@ def describe_classes(config: Config | None, number: int) -> dict[str, Any]:
     if config is None or not config.get('test_dataloader'):
         return {}
     dataset, dataset_type = test_dataset(config)
-    load = getattr(dataset_type, '_load_metainfo', None)  # concatenated data sets have none
+    load = getattr(dataset_type, '_load_metainfo', None)  # functions have none
     metainfo = load(deepcopy(dataset.get('metainfo'))) if load else {}
     if load and dataset.get('classes'):  # mmpretrain's argument: names, or a file of names
         metainfo = load(dict(metainfo, classes=dataset.classes))
@@ -234,19 +235,12 @@ def describe_classes(config: Config | None, number: int) -> dict[str, Any]:
 
 def test_dataset(config: Config) -> tuple[Any, Any]:
     """Return the config of the test data set, and its class, or the function that makes it."""
-    dataset = innermost_dataset(config.test_dataloader.dataset)
+    dataset = inner_datasets(config.test_dataloader.dataset)[0]
     dataset_type: Any = dataset.type
     if isinstance(dataset_type, str):
         with DATASETS.switch_scope_and_registry(config.get('default_scope')) as registry:
             dataset_type = registry.get(dataset_type)
     return dataset, dataset_type
-
-
-def innermost_dataset(dataset: Any) -> Any:
-    """Return the config of the data set that another one repeats or balances."""
-    while 'dataset' in dataset:
-        dataset = dataset.dataset
-    return dataset
 
 
 def of_each_image(
