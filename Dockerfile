@@ -18,7 +18,7 @@ WORKDIR /workspace
 
 FROM python:3.11-slim-bookworm AS runtime
 COPY requirements/constraints.txt /tmp/
-RUN pip install --no-cache-dir -c /tmp/constraints.txt fastjsonschema numpy onnxruntime opencv-python-headless
+RUN pip install --no-cache-dir -c /tmp/constraints.txt fastjsonschema numpy onnxruntime opencv-python-headless pillow
 COPY mmcare_runtime /app/mmcare_runtime
 ENV PYTHONPATH=/app
 RUN python -m mmcare_runtime --help > /dev/null
