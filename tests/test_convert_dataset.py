@@ -261,6 +261,41 @@ def test_lists_of_voc_are_followed(convert):
     convert('voc', 'source', 'mine', '--seed', 1, fails='leave --val and --seed out')
 
 
+@pytest.mark.parametrize('lists', ['cvat', 'data.yaml', 'same'])
+def test_lists_of_yolo_are_followed(convert, lists):
+    """As CVAT writes them, or in data.yaml, whose paths may begin elsewhere."""
+    make('yolo', Path('source'), ())
+    root = Path('source')
+    for part, numbers in dict(obj_train_data='0145', obj_valid_data='23').items():
+        (root / part).mkdir()
+        for file in [f for n in numbers for f in root.rglob(f'{n}.*')]:
+            file.rename(root / part / file.name)
+    if lists == 'cvat':
+        put(root / 'train.txt', 'data/obj_train_data/0.jpg\ndata/obj_train_data/1.jpg\n')
+        put(root / 'valid.txt', 'data/obj_valid_data/2.jpg\n')
+    else:
+        val = 'obj_valid_data' if lists == 'data.yaml' else 'obj_train_data'
+        paths = dict(train='../mine/obj_train_data', val=[f'/home/mine/{val}'])
+        put(root / 'data.yaml', yaml.safe_dump(dict(paths, names=CLASSES)))
+    convert('yolo', 'source', 'mine')
+    found = [{*read(f'mine/{part}.json')[1]} for part in ('train', 'val')]
+    train, val = [{Path(name).name for name in names} for names in found]
+    if lists == 'cvat':
+        assert (train, val) == ({'0.jpg', '1.jpg'}, {'2.jpg'})
+    elif lists == 'data.yaml':
+        assert (train, val) == ({'0.jpg', '1.jpg', '4.jpg', '5.jpg'}, {'2.jpg', '3.jpg'})
+
+
+def test_difficult_objects_of_voc_are_crowds(convert):
+    make('voc', Path('source'), ())
+    file = next(file for file in Path('source').rglob('*.xml') if '<object>' in file.read_text())
+    text = file.read_text().replace('<object>', '<object><difficult>1</difficult>', 1)
+    file.write_text(text, encoding='utf-8')
+    convert('voc', 'source', 'mine')
+    parts = [json.loads(Path(f'mine/{part}.json').read_text()) for part in ('train', 'val')]
+    assert sum(item['iscrowd'] for part in parts for item in part['annotations']) == 1
+
+
 def test_lists_of_several_years_of_voc(convert):
     """They stand below SOURCE, and names may have spaces, or a flag after them."""
     for year in ('VOC2007', 'VOC2012'):

@@ -217,6 +217,10 @@ def read_source(source: Source, kind: str, yolo: dict[str, Any], folder: Path) -
             f'it is for {size[0]}x{size[1]} pixels, and the picture has '
             f'{image["width"]}x{image["height"]} (as its EXIF data turn it)'
         )
+    if kind == 'voc' and source.file:  # the toolboxes ignore difficult objects, as COCO's crowds
+        objects = ElementTree.parse(source.file).getroot().findall('object')
+        for item, element in zip(content['annotations'], objects, strict=True):
+            item['iscrowd'] = int(element.findtext('difficult') or 0)
     return content
 
 
@@ -270,7 +274,43 @@ def read_sources(sources: list[Source], kind: str, root: Path) -> tuple[list[str
     return classes, parts
 
 
-def read_lists(sources: list[Source], root: Path) -> dict[str, str]:
+def read_yolo_lists(sources: list[Source], root: Path) -> dict[str, str]:
+    """Return the parts of sources by the folders and lists in data.yaml, and lists in the root.
+
+    Their paths may begin elsewhere: the longest end of one that is in the root counts.
+    """
+    entries: dict[str, list[str]] = {part: [] for part in ORDER}
+    for path in (*root.glob('*.yaml'), *root.glob('*.yml')):
+        content = yaml.safe_load(path.read_text(encoding='utf-8'))
+        for part in entries if isinstance(content, dict) else ():
+            value = content.get(part)
+            entries[part] += [x for x in (value if isinstance(value, list) else [value]) if x]
+    for file in root.glob('*.txt'):
+        part = 'val' if file.stem == 'valid' else file.stem
+        if part in entries and not entries[part]:
+            entries[part].append(file.name)
+    below: dict[Place, list[str]] = {}  # names of the sources in a folder, or of one picture
+    for source in sources:
+        path = source.picture.relative_to(root)
+        for place in (path, *path.parents):
+            below.setdefault(place.parts, []).append(source.name)
+    named: dict[str, set[str]] = {part: set() for part in ORDER}
+    for part, paths in entries.items():
+        for path in paths:
+            lines = [path]
+            if path.endswith('.txt'):
+                file = root / PureWindowsPath(path).name
+                lines = file.read_text(encoding='utf-8').splitlines() if file.exists() else []
+            for line in lines:
+                parts = PureWindowsPath(line.strip()).parts
+                ends = (below.get(parts[start:]) for start in range(len(parts)))
+                named[part].update(next(filter(None, ends), ()))
+    if named['val'] == named['train']:  # there is no other folder
+        named['val'] = set()
+    return {name: part for part, names in named.items() for name in names}
+
+
+def read_voc_lists(sources: list[Source], root: Path) -> dict[str, str]:
     """Return the parts of sources that Pascal VOC's lists name; the root may hold several years.
 
     Raises:
@@ -299,7 +339,8 @@ def split(
     sources: list[Source], root: Path, kind: str, share: float | None, seed: int | None
 ) -> tuple[dict[str, list[Source]], list[str]]:
     """Split the sources as their folders or lists say, or else at random; say what was done."""
-    chosen = read_lists(sources, root) if kind == 'voc' else {}
+    lists = dict(voc=read_voc_lists, yolo=read_yolo_lists).get(kind)
+    chosen = lists(sources, root) if lists else {}
     parts: dict[str, list[Source]] = {}
     for source in sources:
         folders = source.name.split('/')[:-1]
@@ -359,7 +400,7 @@ def write_part(
             corners = [x, y, x + width, y, x + width, y + height, x, y + height]
             own = dict(id=len(annotations) + 1, image_id=len(images))
             own |= dict(category_id=numbers[item['category']], bbox=item['bbox'])
-            own |= dict(area=item['area'], iscrowd=0)
+            own |= dict(area=item['area'], iscrowd=item['iscrowd'])
             if masks:
                 own['segmentation'] = item['segmentation'] or [corners]
             annotations.append(own)
