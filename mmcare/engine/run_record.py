@@ -186,8 +186,13 @@ def _weights(runner: Any) -> dict[str, str]:
 
 
 def _digest_files(paths: Iterable[Any]) -> dict[str, str]:
-    files = [path for path in paths if isinstance(path, (str, os.PathLike))]
-    return {os.path.basename(path): _digest(os.path.abspath(path)) for path in files}
+    digests: dict[str, str] = {}
+    for path in dict.fromkeys(path for path in paths if isinstance(path, (str, os.PathLike))):
+        name, number = os.path.basename(path), 2
+        while name in digests:  # of another folder; machines may differ in those
+            name, number = f'{os.path.basename(path)} ({number})', number + 1
+        digests[name] = _digest(os.path.abspath(path))
+    return digests
 
 
 def _digest(path: str) -> str:

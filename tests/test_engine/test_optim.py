@@ -316,6 +316,7 @@ SHORTER = {
     ('paramwise', 'options', 'parts'),
     [
         (PARAMWISE, {}, []),
+        (dict(norm_decay_mult=None, flat_decay_mult=None, bias_lr_mult=2.0), {}, []),
         (dict(norm_decay_mult=0.0, custom_keys=SHORTER), {}, []),  # the way out on the page
         (
             dict(norm_decay_mult=0.0, custom_keys=LONGER),

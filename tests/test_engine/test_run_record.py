@@ -5,7 +5,7 @@ import hashlib
 import torch
 from helpers import THIN, newer, random_backbone
 from mmengine.config import Config
-from mmengine.dataset import BaseDataset
+from mmengine.dataset import BaseDataset, ConcatDataset
 from toy_training import Numbers, StopAt, train
 
 import mmcare
@@ -46,6 +46,21 @@ def test_runs_are_recorded(tmp_path, logged):
     texts = [text for _, text in logged if text.startswith('This run:')]
     assert len(texts) == 3 and digest in texts[0]
     assert [run['weights'] for run in runs] == [{}, {}]
+
+
+def test_files_of_the_same_name_have_their_own_digests(tmp_path):
+    """As those of two converted data sets in a ConcatDataset."""
+    digests = {}
+    for folder in 'ab':
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / 'train.json').write_text(folder)
+        digests[folder] = hashlib.sha256(folder.encode()).hexdigest()
+    parts = [Listed(ann_file=str(tmp_path / folder / 'train.json')) for folder in 'ab']
+    train(tmp_path / 'run', hooks=[RECORD, StopAt(9)], loader=dict(dataset=ConcatDataset(parts)))
+    last = (tmp_path / 'run/last_checkpoint').read_text()
+    (run,) = torch.load(last, weights_only=True)['meta']['mmcare_runs']
+    wanted = {'train.json': digests['a'], 'train.json (2)': digests['b']}
+    assert run['data']['train']['annotations'] == wanted
 
 
 @newer

@@ -77,17 +77,19 @@ def test_curves_that_cannot_be_written_do_not_end_the_run(tmp_path, logged):
     assert any('curves.png was not drawn: IsADirectoryError' in text for _, text in logged)
 
 
+@pytest.mark.parametrize('number', [2, 300])
 @pytest.mark.parametrize('palette', [[(255, 0, 0)] * 2, None, np.zeros((2, 3))])
-def test_objects_are_drawn_where_they_are(palette, tmp_path):
+def test_objects_are_drawn_where_they_are(palette, number, tmp_path):
     """A tall picture and a wide one; the class's colour, and nothing where nothing was found."""
-    objects = InstanceData(bboxes=torch.tensor([[2.0, 3.0, 20.0, 30.0]]), labels=torch.tensor([1]))
+    labels = torch.tensor([number - 1])
+    objects = InstanceData(bboxes=torch.tensor([[2.0, 3.0, 20.0, 30.0]]), labels=labels)
     nothing = InstanceData(bboxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.long))
     samples = []
     for name, shape in dict(tall=(60, 30), wide=(30, 60)).items():
         cv2.imwrite(str(tmp_path / f'{name}.png'), np.full((*shape, 3), 255, np.uint8))
         path = tmp_path / f'{name}.png'
         samples.append(sample(path, gt_instances=objects, pred_instances=nothing))
-    metainfo = dict(classes=['a', 'b'], palette=palette)
+    metainfo = dict(classes=[f'class {n}' for n in range(number)], palette=palette)
     draw_predictions(samples, metainfo, tmp_path / 'drawn.png', score_thr=0.3)
     drawn = cv2.imread(str(tmp_path / 'drawn.png'))
     below = drawn[100:]  # the legend

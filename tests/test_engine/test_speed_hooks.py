@@ -73,6 +73,14 @@ def test_roi_extractors_get_contiguous_maps():
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize('name', ['ConvAWS2d', 'ConvWS2d'])
+def test_standardized_weights_keep_their_layout(name):
+    """mmcv takes views of them, which channels-last does not have."""
+    model = torch.nn.Sequential(getattr(pytest.importorskip('mmcv.cnn'), name)(2, 4, 3))
+    ChannelsLastHook().before_val(Namespace(model=model))
+    assert model(torch.rand(1, 2, 8, 8)).shape == (1, 4, 6, 6)
+
+
 class DeformConv2d(torch.nn.Conv2d):
     """The name of mmcv's, which misreads other layouts."""
 

@@ -8,11 +8,14 @@ from mmcare.engine.hooks import SwitchableHook, log
 from mmcare.registry import HOOKS
 
 # Modules around operators of MMCV that read memory as if it were contiguous: deformable
-# convolutions (mmdet's TOODHead calls the operator itself), CARAFE and PSANet's masks.
+# convolutions (mmdet's TOODHead calls the operator itself), CARAFE and PSANet's masks. Weights that
+# are standardized take views of contiguous ones only.
 MISREADING = {
     'CARAFE',
     'CARAFENaive',
     'CARAFEPack',
+    'ConvAWS2d',
+    'ConvWS2d',
     'DeformConv2d',
     'ModulatedDeformConv2d',
     'PSAMask',
@@ -44,8 +47,7 @@ class ChannelsLastHook(SwitchableHook):
         """Change the layout in place."""
         if name := _find_misreading(runner.model):
             if not self._has_logged:
-                text = f'ChannelsLastHook leaves the model as it is: {name} misreads the layout'
-                log(text)
+                log(f'ChannelsLastHook leaves the model as it is: {name} cannot take the layout')
             self._has_logged = True
             return
         runner.model.to(memory_format=torch.channels_last)

@@ -112,7 +112,7 @@ def _find_setting(
             return f'custom_keys.{key}', keys[key], matching[0] if matching[0] != key else None
     general = {'norm': 'norm_decay_mult', LAYER_SCALE: 'flat_decay_mult'}.get(kind, '')
     taken = keys[matching[0]] if matching else {}
-    if general not in paramwise or 'decay_mult' in taken:
+    if paramwise.get(general) is None or 'decay_mult' in taken:
         return '', {}, None
     return general, dict(decay_mult=paramwise[general]), matching[0] if matching else None
 

@@ -104,6 +104,8 @@ class PlotHook(SwitchableHook):
         self._draw_curves(runner)
         if self._samples:
             metainfo = getattr(runner.val_dataloader.dataset, 'metainfo', {})
+            if isinstance(metainfo, list):  # of mmdet's ConcatDataset
+                metainfo = metainfo[0]
             path = Path(runner.work_dir, PREDICTIONS)
             with _warning(PREDICTIONS):
                 draw_predictions(self._samples, metainfo, path, self.score_thr)
@@ -165,12 +167,11 @@ def draw_predictions(
     from matplotlib.patches import Patch
 
     classes = metainfo.get('classes') or ()
-    colours = np.zeros((256, 3))  # labels without a class are black
+    colours = np.zeros((max(256, len(classes)), 3))  # labels without a class are black
     palette = metainfo.get('palette')
     if not isinstance(palette, (list, tuple)) or len(palette) != len(classes):
         palette = COLOURS * len(classes)
-    number = min(len(classes), len(colours))
-    colours[:number] = np.array(palette[:number]).reshape(-1, 3) / 255
+    colours[: len(classes)] = np.array(palette[: len(classes)]).reshape(-1, 3) / 255
     images = [mmcv.imread(sample.img_path, channel_order='rgb') for sample in samples]
     ratios = [image.shape[0] / image.shape[1] for image in images]
     figure = Figure(figsize=(10, 5 * sum(ratios) + 1), layout='constrained')
