@@ -93,6 +93,14 @@ def evaluate_boxes(
     coco, has_masks = read_coco(annotations), any(x.get('kind') == 'masks' for x in outputs)
     for fault in find_faults(str(annotations), coco, names, has_masks):
         raise ValueError(fault)
+    categories = [category['name'] for category in coco.categories or ()]
+    if [name for name in categories if name in names] != [*names]:
+        warnings.warn(
+            f'{annotations} has the classes in another order than {model.file}: mmdet numbers '
+            'them by the order in its annotation file, whatever metainfo.classes says. If that is '
+            'this file, names of classes are exchanged',
+            stacklevel=2,
+        )
     id_zero = find_id_zero(str(annotations), coco.annotations or ())
     if id_zero:
         warnings.warn(f'{id_zero}. This evaluation numbers them itself', stacklevel=2)

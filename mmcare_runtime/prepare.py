@@ -268,7 +268,7 @@ def resize(
     else:
         ratio = min(whole / side for whole, side in zip(shape, sides))
         ratio = ratio if fit else min(ratio, 1)
-        target = [max(round(side * ratio), 1) for side in sides]
+        target = [max(int(side * ratio + 0.5), 1) for side in sides]  # as mmcv
     rows, columns = options.get('crop') or target
     top, left = (max(round((a - b) / 2), 0) for a, b in zip(target, (rows, columns)))
     return _resize_to(pixels, target, options)[top : top + rows, left : left + columns]

@@ -14,8 +14,9 @@ from mmengine.utils import import_modules_from_strings
 from torch import Tensor
 
 from mmcare.deployment import ARCHS, find_backbone, fuse_all
-from mmcare.export.pipelines import name_steps, read_padding
+from mmcare.export.pipelines import inner_datasets, name_steps, read_padding
 from mmcare.export.tasks import PARTS, Task, make_task
+from mmcare.registry import type_name
 from mmcare.weights.names import is_fused, of_backbone, select
 from mmcare.weights.reading import check_exists, load_from_mmcare, runs_of, weights_of
 from mmcare.weights.strict import check_weights, load_strictly
@@ -165,7 +166,8 @@ def load_model(
 def import_for(config: Config, part: str) -> None:
     """Import what a part of a config's model needs: only the rest may need a failing import."""
     imports = config.get('custom_imports') or dict(imports=[])
-    import_modules_from_strings(imports['imports'], allow_failed_imports=part == 'backbone')
+    optional = part == 'backbone' or imports.get('allow_failed_imports', False)
+    import_modules_from_strings(imports['imports'], allow_failed_imports=optional)
 
 
 def read_normalization(config: Config) -> Normalization | None:
@@ -175,6 +177,8 @@ def read_normalization(config: Config) -> Normalization | None:
     preprocessor = model.get('data_preprocessor') or config.get('data_preprocessor')
     if not preprocessor:
         return None
+    while 'data_preprocessor' in preprocessor:  # of a branch, in semi-supervised training
+        preprocessor = preprocessor['data_preprocessor']
     if preprocessor.get('mean') is not None:
         values = preprocessor['mean'], preprocessor['std']
     elif 'Normalize' in name_steps(config):
@@ -182,12 +186,15 @@ def read_normalization(config: Config) -> Normalization | None:
     else:  # pixels as they are, as YOLOX takes them
         values = [0.0], [1.0]
     mean, std = (tuple(map(float, channels)) for channels in values)
-    # Images are read as BGR, and each of these reverses the channels.
+    # Images are read as BGR, and each of these reverses the channels. CIFAR's are stored as RGB.
     to_rgb = any(preprocessor.get(name) for name in ('bgr_to_rgb', 'rgb_to_bgr', 'to_rgb'))
     padding = read_padding(config, len(mean))
     if padding and to_rgb:
         padding = padding[::-1]
-    normalization = Normalization(mean, std, 'RGB' if to_rgb else 'BGR', padding)
+    dataset = inner_datasets((config.get('test_dataloader') or {}).get('dataset') or {})[0]
+    stored_as_rgb = type_name(dataset.get('type')) in ('CIFAR10', 'CIFAR100')
+    channels = 'RGB' if to_rgb != stored_as_rgb else 'BGR'
+    normalization = Normalization(mean, std, channels, padding)
     return normalization.expand(len(padding or mean))
 
 

@@ -31,7 +31,7 @@ class ResizeToFit(Resize):
     def _resize_img(self, results: dict[str, Any]) -> None:
         height, width = results['img'].shape[:2]
         ratio = min(self.scale[0] / width, self.scale[1] / height)
-        results['scale'] = max(round(width * ratio), 1), max(round(height * ratio), 1)
+        results['scale'] = tuple(max(int(side * ratio + 0.5), 1) for side in (width, height))
         super()._resize_img(results)
 
 
@@ -119,9 +119,10 @@ def fit_config(config: Config, shape: tuple[int, int], tile: str = 'whole') -> d
         padding = step.get('crop_padding', 32) * shape[0] / step.crop_size
         step.update(crop_size=shape[0], crop_padding=padding)
     for preprocessor in (model.get('data_preprocessor'), config.get('data_preprocessor')):
-        for padding in ('pad_size_divisor', 'test_cfg'):
-            if preprocessor:
+        while preprocessor:
+            for padding in ('pad_size_divisor', 'test_cfg'):
                 preprocessor.pop(padding, None)
+            preprocessor = preprocessor.get('data_preprocessor')  # of a branch
     if 'mode' in (model.get('test_cfg') or {}):
         model.test_cfg.mode = 'whole'
     return steps

@@ -200,7 +200,8 @@ def test_wide_tables():
 def test_images_fit_upright():
     """mmcv's Resize would turn the size by 90 degrees."""
     resize = ResizeToFit(scale=(96, 64), keep_ratio=False)
-    for size, fitted in (((128, 64), (64, 32)), ((10, 30), (32, 96)), ((48, 72), (64, 96))):
+    sizes = {(128, 64): (64, 32), (10, 30): (32, 96), (48, 72): (64, 96), (33, 192): (17, 96)}
+    for size, fitted in sizes.items():
         assert resize({'img': np.zeros((*size, 3), np.uint8)})['img'].shape[:2] == fitted
 
 
@@ -286,6 +287,22 @@ def test_each_of_the_toolboxes_words_swaps_channels(name):
     preprocessor = {'mean': [0] * 3, 'std': [1] * 3, name: True}
     config = Config(dict(model=dict(data_preprocessor=preprocessor)))
     assert read_normalization(config).channels == 'RGB'
+    branches = dict(type='MultiBranchDataPreprocessor', data_preprocessor=preprocessor)
+    preprocessor['pad_size_divisor'] = 32
+    config = Config(dict(model=dict(data_preprocessor=branches), test_dataloader={}))
+    assert read_normalization(config).channels == 'RGB'
+    config.test_dataloader.dataset = {}
+    fit_config(config, (64, 64))
+    assert 'pad_size_divisor' not in config.model.data_preprocessor.data_preprocessor
+
+
+@pytest.mark.parametrize(('to_rgb', 'channels'), [(False, 'RGB'), (True, 'BGR')])
+def test_pictures_of_cifar_are_rgb(to_rgb, channels):
+    """Of mmpretrain; others are read as BGR."""
+    preprocessor = dict(mean=[0] * 3, std=[1] * 3, to_rgb=to_rgb)
+    config = Config(dict(model={}, data_preprocessor=preprocessor))
+    config.test_dataloader = dict(dataset=dict(type='RepeatDataset', dataset=dict(type='CIFAR10')))
+    assert read_normalization(config).channels == channels
 
 
 STAGES, LOGITS = [(1, 16, 16, 24), (1, 16, 8, 12), (1, 32, 4, 6), (1, 128, 2, 3)], [(1, 8, 16, 24)]

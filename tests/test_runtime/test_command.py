@@ -327,6 +327,11 @@ def test_detectors_are_measured(tmp_path):
     assert metrics['bbox_mAP'] < 0.6 and metrics['bbox_AP_dog'] == 0
     assert metrics['bbox_AP_cat'] == pytest.approx(2 * metrics['bbox_mAP'])
     assert 'bbox_AP_owl' not in metrics  # no picture has one
+    about['categories'].reverse()
+    file.write_text(json.dumps(about))
+    with pytest.warns(UserWarning, match='in another order'):
+        assert evaluate(model, tmp_path / 'images', file) == metrics
+    about['categories'].reverse()
     about['categories'][0]['name'] = 'cow'
     file.write_text(json.dumps(about))
     nameless = Model(find, (1, 3, *SHAPE), dict(describe('boxes'), classes=None))

@@ -102,6 +102,14 @@ def test_as_pillow(name, channels):
     np.testing.assert_array_equal(found, np.atleast_3d(wanted))
 
 
+def test_halves_of_pixels_as_mmcv():
+    mmcv = pytest.importorskip('mmcv')
+    pixels = np.random.default_rng(0).integers(0, 256, (33, 192, 3), np.uint8)
+    options = dict(interpolation='bilinear', backend='cv2')
+    found = resize(pixels, options, (64, 96))
+    np.testing.assert_array_equal(found, mmcv.imrescale(pixels, (96, 64)))
+
+
 def test_pillow_is_asked_for_by_name(monkeypatch):
     resizing = dict(backend='pillow', interpolation='bicubic', shorter=None, crop=None)
     about = describe('classifier')

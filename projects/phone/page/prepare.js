@@ -77,7 +77,7 @@ export function fit(image, input) {
   const how = input.resize ?? { backend: 'cv2', interpolation: 'bilinear' };
   const largest = Math.min(width / oldWidth, height / oldHeight, input.resize ? Infinity : 1);
   const size = [oldWidth, oldHeight].map((side) => how.shorter
-    ? Math.floor((side * how.shorter) / Math.min(oldWidth, oldHeight)) : round(side * largest));
+    ? Math.floor((side * how.shorter) / Math.min(oldWidth, oldHeight)) : Math.max(Math.floor(side * largest + 0.5), 1));
   const turned = resizeAndTurn(image, size[0], how);
   const whole = new Uint8ClampedArray(resizeAndTurn(turned, size[1], how).data);
   const [rows, columns] = how.crop ?? [size[1], size[0]];
