@@ -26,6 +26,7 @@ from mmcare.engine.data_checks import CHECKS, coco_file
 from mmcare.engine.data_checks.classes import (
     check_categories,
     check_class_key,
+    check_class_pictures,
     check_evaluator,
     check_folder_names,
     check_num_classes,
@@ -1611,6 +1612,13 @@ class Clips(BaseDataset):
 
     def load_data_list(self):
         return [{'filename': 'a.mp4', self.key: label} for label in self.labels]
+
+
+def test_one_class_of_pictures():
+    """Is a fault of classifiers alone: self-supervised training reads no labels."""
+    splits = [Split('train', Clips([0, 0, 0]))]
+    assert [*check_class_pictures(Run(Tiny(3), splits))]
+    assert not [*check_class_pictures(Run(nn.Module(), splits))]
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,8 @@ def check_class_folders(run: Run) -> Iterator[Stop]:
 
 def check_class_pictures(run: Run) -> Iterator[Stop | Warn]:
     """Find classifiers that have one class, and classes without pictures."""
+    if not any(getattr(module, 'num_classes', None) for module in run.model.modules()):
+        return  # self-supervised training, which reads no labels
     for mode in ('train', 'val'):
         splits = run.of_mode(mode)  # the parts of a ConcatDataset
         pictures = [picture for split in splits for picture in split.pictures]
