@@ -15,6 +15,7 @@ own: if a converter ends it, the cell says so.
 
 import argparse
 import logging
+import re
 import subprocess
 import sys
 import warnings
@@ -283,6 +284,11 @@ def largest(errors: Any) -> float | None:
     return max(float(errors[image]) for image in ('random', 'smooth'))
 
 
+def tell(error: Exception) -> str:
+    """Write an error in one line, without the paths that traces of PyTorch hold."""
+    return re.sub(r'(: )?/\S+\.py\(\d+\): \S+ ?', '', ' '.join(str(error).split()))
+
+
 def compute_cell(
     family: Family, model: LoadedModel, name: str, folder: Path, photographs: Path | None
 ) -> dict[str, Any]:
@@ -297,7 +303,7 @@ def compute_cell(
     try:
         report = export_model(model, folder, shape, (name,), outputs=outputs, **options)[name]
     except (ExportError, ImportError, ValueError) as error:
-        return dict(reason=' '.join(str(error).split()))
+        return dict(reason=tell(error))
     half = report.get('max_rel_error_float16')
     cell: dict[str, Any] = dict(
         reason=half if isinstance(half, str) and half.startswith('too large') else None,
@@ -314,9 +320,7 @@ def compute_cell(
             if photographs and family.config.startswith('mmdet') and not masked:
                 cell['photographs'] = compare_on_photographs(model, file, family.side, photographs)
         except Exception as error:  # the toolbox's own
-            cell['reason'] = (
-                f'{type(error).__name__} in the toolbox: {" ".join(str(error).split())}'
-            )
+            cell['reason'] = f'{type(error).__name__} in the toolbox: {tell(error)}'
     return cell
 
 
@@ -353,7 +357,7 @@ def compute_family(name: str, formats: list[str], path: Path, photographs: Path 
                 family = ALL[name]
                 cell = compute_cell(family, model, format_name, Path(folder), photographs)
             except Exception as error:  # of a toolbox
-                cell = dict(reason=f'{type(error).__name__}: {" ".join(str(error).split())}')
+                cell = dict(reason=f'{type(error).__name__}: {tell(error)}')
             add(path, name, format_name, cell)
             print(name, format_name, cell, file=sys.stderr, flush=True)
 
