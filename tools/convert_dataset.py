@@ -220,7 +220,7 @@ def read_source(source: Source, kind: str, yolo: dict[str, Any], folder: Path) -
     if kind == 'voc' and source.file:  # the toolboxes ignore difficult objects, as COCO's crowds
         objects = ElementTree.parse(source.file).getroot().findall('object')
         for item, element in zip(content['annotations'], objects, strict=True):
-            item['iscrowd'] = int(element.findtext('difficult') or 0)
+            item['iscrowd'] = int((element.findtext('difficult') or '').strip() == '1')
     return content
 
 
@@ -284,7 +284,8 @@ def read_yolo_lists(sources: list[Source], root: Path) -> dict[str, str]:
         content = yaml.safe_load(path.read_text(encoding='utf-8'))
         for part in entries if isinstance(content, dict) else ():
             value = content.get(part)
-            entries[part] += [x for x in (value if isinstance(value, list) else [value]) if x]
+            values = value if isinstance(value, list) else [value]
+            entries[part] += [path for path in values if isinstance(path, str)]
     for file in root.glob('*.txt'):
         part = 'val' if file.stem == 'valid' else file.stem
         if part in entries and not entries[part]:

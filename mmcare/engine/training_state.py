@@ -209,7 +209,8 @@ class SeededLoader:
             inside = _global_state()
         finally:
             _set_global_state(outside)
-        batches._sampler_iter = _isolate(batches._sampler_iter, inside)
+        if hasattr(batches, '_sampler_iter'):  # not of each subclass
+            batches._sampler_iter = _isolate(batches._sampler_iter, inside)
         return batches
 
 

@@ -633,6 +633,18 @@ def test_batches_that_workers_draw_ahead():
     assert batches[0] == batches[1]
 
 
+class OwnIterator(torch.utils.data.DataLoader):
+    """As loaders that keep their workers between epochs: its iterator is not PyTorch's."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+def test_loaders_with_iterators_of_their_own():
+    loader = OwnIterator(range(ITERATIONS))
+    assert len([*SeededLoader(loader, 0)]) == ITERATIONS
+
+
 @pytest.mark.parametrize('second', [1, 2])
 def test_replayed_samplers_must_start_alike(tmp_path, second, logged):
     loader = lambda seed: dict(sampler=OwnSampler(seed, True), num_workers=1)  # noqa: E731

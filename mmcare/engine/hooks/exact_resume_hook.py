@@ -199,7 +199,7 @@ class ExactResumeHook(SwitchableHook):
         loader = getattr(iterator, '_dataloader', None)
         if isinstance(loader, torch.utils.data.DataLoader):  # samplers may draw in this process
             batches = iterator._iterator
-            if batches is not None:  # onedl-mmengine starts later
+            if hasattr(batches, '_sampler_iter'):  # onedl-mmengine starts later
                 batches._sampler_iter = training_state.isolate(batches._sampler_iter, runner.seed)
             # A sampler that ends starts again within the run.
             iterator._dataloader = training_state.SeededLoader(loader, runner.seed)
