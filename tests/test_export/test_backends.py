@@ -54,6 +54,18 @@ def test_formats_do_not_disturb_each_other(tmp_path):
     assert all(report['max_rel_error']['random'] < 1e-4 for report in reports.values())
 
 
+def test_full_disk(tmp_path):
+    """ExecuTorch's own save logs the error, and leaves half a file."""
+    partition = pytest.importorskip('executorch.backends.xnnpack.partition.xnnpack_partitioner')
+    from mmcare.export.backends.executorch import lower
+
+    program = torch.export.export(torch.nn.ReLU(), (torch.ones(1, 3),))
+    path = tmp_path / 'full.pte'
+    path.symlink_to('/dev/full')
+    with pytest.raises(OSError, match='No space left'):
+        lower(program, partition.XnnpackPartitioner(), path, {})
+
+
 CASES = [
     *(
         (name, dict(precision=p))

@@ -69,7 +69,8 @@ def lower(
     counts = info.delegation_by_operator
     counts.pop('getitem', None)  # takes an output of a delegate
     outside = {name: n.non_delegated for name, n in counts.items() if n.non_delegated}
-    edge.to_executorch().save(str(path))
+    with path.open('wb') as file:
+        edge.to_executorch().write_to_file(file)  # save only logs errors, such as a full disk
     return dict(delegates=info.num_delegated_subgraphs, non_delegated_ops=outside)
 
 
