@@ -189,8 +189,11 @@ def read_normalization(config: Config) -> Normalization | None:
     # Images are read as BGR, and each of these reverses the channels. CIFAR's are stored as RGB.
     to_rgb = any(preprocessor.get(name) for name in ('bgr_to_rgb', 'rgb_to_bgr', 'to_rgb'))
     padding = read_padding(config, len(mean))
+    fill = preprocessor.get('pad_value') or preprocessor.get('pad_val')  # mmseg's; normalized
     if padding and to_rgb:
         padding = padding[::-1]
+    elif padding is None and fill:
+        padding = tuple(m + fill * s for m, s in zip(mean, std, strict=True))
     dataset = inner_datasets((config.get('test_dataloader') or {}).get('dataset') or {})[0]
     stored_as_rgb = type_name(dataset.get('type')) in ('CIFAR10', 'CIFAR100')
     channels = 'RGB' if to_rgb != stored_as_rgb else 'BGR'

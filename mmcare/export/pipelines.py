@@ -249,7 +249,7 @@ def choose_shape(config: Config | None, multiple: int = 32) -> tuple[tuple[int, 
 def read_padding(config: Config, channels: int) -> tuple[float, ...] | None:
     """Return the pixel, in BGR, with which the test pipeline's ``Pad`` fills up images.
 
-    Return None if there is no ``Pad``: images are filled up with zeros after normalization.
+    Return None if there is no ``Pad``: images are filled up after normalization.
     """
     step = name_steps(config).get('Pad')
     if step is None:

@@ -277,6 +277,10 @@ def test_one_mean_for_all_channels():
     expanded = read_normalization(config).expand(5)
     assert (expanded.mean, expanded.std) == ((3.0,) * 5, (2.0,) * 5)
     assert len(expanded.describe('tensor')['padding']) == 5
+    for name in ('pad_value', 'pad_val'):  # of normalized images, in mmdet and mmseg
+        config.model.data_preprocessor = dict(preprocessor, **{name: 0.5})
+        padded = read_normalization(config).expand(2)
+        assert (padded.fill, padded.describe('image')['padding']) == ([0.5] * 2, [4.0] * 2)
     pad = dict(type='Pad', size=(64, 64), pad_val=dict(img=(1.0, 3.0, 5.0)))
     config.test_dataloader = dict(dataset=dict(pipeline=[pad]))
     assert read_normalization(config).fill == [-1.0, 0.0, 1.0]
