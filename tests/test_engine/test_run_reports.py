@@ -55,20 +55,34 @@ def sample(path, **parts):
     return BaseDataElement(metainfo=dict(img_path=str(path)), **parts)
 
 
-def test_a_picture_that_cannot_be_drawn_does_not_end_the_run(tmp_path, logged):
-    dataset = Namespace(metainfo=dict(classes=['a']))
-    loader = Namespace(dataset=dataset, __len__=lambda: 1)
+def draw(work_dir, metainfo, outputs):
+    """Let the hook draw predictions of a data set, as after a validation."""
+    loader = Namespace(dataset=Namespace(metainfo=metainfo), __len__=lambda: 1)
     hub = Namespace(runtime_info={}, update_info=lambda *_: None)
-    runner = Namespace(iter=0, work_dir=tmp_path, val_dataloader=loader, message_hub=hub)
+    runner = Namespace(iter=0, work_dir=work_dir, val_dataloader=loader, message_hub=hub)
     hook = PlotHook()
     hook.before_train(runner)
     hook.before_val_epoch(runner)
-    for outputs in (None, dict(loss=1), [torch.zeros(2)], [sample(tmp_path / 'gone.png')]):
-        hook.after_val_iter(runner, 0, None, outputs)
+    for output in outputs:
+        hook.after_val_iter(runner, 0, None, output)
     hook.after_val_epoch(runner, {})
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_end_the_run(tmp_path, logged):
+    outputs = None, dict(loss=1), [torch.zeros(2)], [sample(tmp_path / 'gone.png')]
+    draw(tmp_path, dict(classes=['a']), outputs)
     ((level, text),) = logged
     assert level == 'WARNING' and text.startswith('predictions.png was not drawn: FileNotFound')
     assert (tmp_path / 'curves.png').is_file()
+
+
+def test_a_data_set_of_several_parts(tmp_path, logged):
+    """As mmdet's ConcatDataset, whose metainfo is a list."""
+    cv2.imwrite(str(tmp_path / 'picture.png'), np.zeros((30, 40, 3), np.uint8))
+    label = torch.tensor([1])
+    output = sample(tmp_path / 'picture.png', gt_label=label, pred_label=label)
+    draw(tmp_path, [dict(classes=['a', 'b'])] * 2, [[output]])
+    assert not logged and (tmp_path / 'predictions.png').is_file()
 
 
 def test_curves_that_cannot_be_written_do_not_end_the_run(tmp_path, logged):

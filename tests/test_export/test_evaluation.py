@@ -19,7 +19,7 @@ from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
 from toy_configs import make_data, toy_config
 
 from mmcare.export import export_model, load_model, open_exported
-from mmcare.export.loading import read_normalization
+from mmcare.export.loading import import_for, read_normalization
 from mmcare.export.pipelines import (
     ResizeToFit,
     choose_shape,
@@ -284,6 +284,14 @@ def test_one_mean_for_all_channels():
     pad = dict(type='Pad', size=(64, 64), pad_val=dict(img=(1.0, 3.0, 5.0)))
     config.test_dataloader = dict(dataset=dict(pipeline=[pad]))
     assert read_normalization(config).fill == [-1.0, 0.0, 1.0]
+
+
+def test_imports_that_may_fail():
+    imports = dict(imports=['no_such_module'], allow_failed_imports=True)
+    with pytest.warns(UserWarning, match='no_such_module'):
+        import_for(Config(dict(custom_imports=imports)), 'model')
+    with pytest.raises(ImportError, match='no_such_module'):
+        import_for(Config(dict(custom_imports=dict(imports, allow_failed_imports=False))), 'model')
 
 
 @pytest.mark.parametrize('name', ['bgr_to_rgb', 'rgb_to_bgr', 'to_rgb'])
