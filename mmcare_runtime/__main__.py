@@ -15,7 +15,7 @@ import signal
 import sys
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple, Sequence
 from urllib.parse import urlsplit
 
 import cv2
@@ -122,18 +122,39 @@ def plan(sources: list[str], out_dir: Path, overwrite: bool = False) -> list[Job
                 target = target.with_suffix('.mp4')
             elif path.suffix.lower() not in DRAWN:
                 target = target.with_name(f'{target.name}.png')
-            jobs.append(Job(str(path), str(path), target, is_video))
+            # FFmpeg takes what is before a colon in a relative path for a protocol.
+            source = str(path.absolute()) if is_video else str(path)
+            jobs.append(Job(source, str(path), target, is_video))
     targets = {job.target.resolve() for job in jobs}
     inputs = {Path(job.source).resolve() for job in jobs if isinstance(job.source, str)}
     existing = [job.target for job in jobs if job.target.exists()]
-    if targets & inputs or len(targets) < len(jobs):
-        name = min(targets & inputs, default='a picture')
+    shared = find_shared(jobs, lambda job: job.target.resolve())
+    if shared:
+        raise ValueError(f'{shared} would be drawn into one file: give them to two commands')
+    if targets & inputs:
+        name = min(targets & inputs)
         raise ValueError(f'{name} would be overwritten: give other sources, or another --out-dir')
     if existing and not overwrite:
         raise ValueError(
             f'{existing[0]} would be overwritten: add --overwrite, or give another --out-dir'
         )
     return jobs
+
+
+def image_id(job: Job) -> int | str:
+    """Return a picture's id in COCO's format: its name without the ending, or that number."""
+    stem = Path(job.name).stem
+    return int(stem) if stem.isdecimal() else stem
+
+
+def find_shared(jobs: Sequence[Job], key: Callable[[Job], Any]) -> str:
+    """Name the first two sources that have the same key; empty: there are none."""
+    first: dict[Any, Job] = {}
+    for job in jobs:
+        other = first.setdefault(key(job), job)
+        if other is not job:
+            return f'{other.name} and {job.name}'
+    return ''
 
 
 class Stop:
@@ -174,7 +195,7 @@ class Predictor:
         results = self.model.predict(pixels, self.arguments.score, self.arguments.tile)
         self.seconds += perf_counter() - begin
         if self.arguments.json == 'coco':
-            for about in list_coco_results(results, Path(job.name).stem):
+            for about in list_coco_results(results, image_id(job)):
                 self.print_entry(json.dumps(about))
         elif self.arguments.json:
             about = dict(source=job.name, **where, objects=list_objects(results, True))
@@ -256,6 +277,9 @@ def main() -> int:
         model = open_file(arguments)
         if arguments.json == 'coco' and (any(job.is_video for job in jobs) or not model.has_boxes):
             raise ValueError("--json coco is for detectors and pictures, as COCO's results are")
+        shared = find_shared(jobs, image_id) if arguments.json == 'coco' else ''
+        if shared:
+            raise ValueError(f'{shared} would have the same image_id: give them to two commands')
     except (ImportError, OSError, ValueError) as error:
         print_error(error)
         return 2

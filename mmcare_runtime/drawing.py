@@ -57,15 +57,14 @@ def list_coco_results(
 
     Args:
         results: Of :meth:`mmcare_runtime.Model.predict`.
-        image: The picture's id; a text of digits is a number.
+        image: The picture's id.
         categories: Ids of the classes; None: they are counted from 1.
     """
     boxes = results['boxes'].astype(float)
     boxes = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
-    number = int(image) if isinstance(image, int) or image.isdecimal() else image
     listed: list[dict[str, Any]] = [
         dict(
-            image_id=number,
+            image_id=image,
             category_id=categories[label] if categories else label + 1,
             bbox=box,
             score=score,

@@ -20,7 +20,8 @@ def temporary_beside(path: Path) -> Iterator[Path]:
     The folder's name says which process made it: ``.<name>.<host>~<process>.<random>.tmp``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f'.{path.name}.{host()}~{os.getpid()}.'
+    name = os.fsencode(path.name)[:150].decode(errors='ignore')  # disks take 255 bytes
+    prefix = f'.{name}.{host()}~{os.getpid()}.'
     folder = mkdtemp(prefix=prefix, suffix='.tmp', dir=str(path.parent))
     try:
         yield Path(folder, path.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -21,13 +22,29 @@ OTHER_PICTURES = (
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
 
 
+def walk(folder: Path) -> list[Path]:
+    """List the files below a folder by path, also through links to folders, as toolboxes do."""
+    paths: list[Path] = []
+    entered = {str(folder): {os.path.realpath(str(folder))}}  # what a link may lead back to
+    for place, inner, files in os.walk(str(folder), followlinks=True):
+        above = entered.pop(place)
+        for name in [*inner]:
+            path = os.path.join(place, name)
+            real = os.path.realpath(path)
+            if real in above:
+                inner.remove(name)
+            else:
+                entered[path] = above | {real}
+        paths += [Path(place, name) for name in files]
+    return sorted(path for path in paths if path.is_file())
+
+
 def list_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """List the files below a folder, without hidden ones such as macOS's ``._1.jpg``.
 
     A warning says how many files look like pictures and have none of the suffixes.
     """
-    seen = [path for path in sorted(folder.rglob('*')) if path.is_file()]
-    seen = [path for path in seen if '/.' not in f'/{path.relative_to(folder).as_posix()}']
+    seen = [path for path in walk(folder) if '/.' not in f'/{path.relative_to(folder).as_posix()}']
     paths = [path for path in seen if path.suffix.lower() in suffixes]
     known = {*PICTURES, *OTHER_PICTURES} - {*suffixes}
     skipped = Counter(path.suffix.lower() for path in seen if path.suffix.lower() in known)

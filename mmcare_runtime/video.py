@@ -84,7 +84,8 @@ class VideoFile:
     """
 
     def __init__(self, path: Path, rate: float) -> None:
-        self.path, self.rate = path, rate
+        # Above 65,535 units in a second, which is 65.535 here, MPEG-4 has no thousandths.
+        self.path, self.rate = path, rate if rate < 65 else round(rate, 1)
         self.writer: Any = None
         self.shape, self.count = (0, 0), 0
 

@@ -261,6 +261,18 @@ def test_lists_of_voc_are_followed(convert):
     convert('voc', 'source', 'mine', '--seed', 1, fails='leave --val and --seed out')
 
 
+@pytest.mark.parametrize('kind', ['yolo', 'voc', 'labelme', 'createml'])
+def test_links_to_folders_are_followed(kind, convert):
+    make(kind, Path('real'), ())
+    Path('source').mkdir()
+    Path('source/linked').symlink_to(Path('real').resolve())
+    convert(kind, 'real', 'first')
+    convert(kind, 'source', 'mine')
+    for part in ('train', 'val'):
+        wanted = read(f'first/{part}.json')[1]
+        assert read(f'mine/{part}.json')[1] == {f'linked/{k}': v for k, v in wanted.items()}
+
+
 @pytest.mark.parametrize('lists', ['cvat', 'data.yaml', 'same'])
 def test_lists_of_yolo_are_followed(convert, lists):
     """As CVAT writes them, or in data.yaml, whose paths may begin elsewhere."""

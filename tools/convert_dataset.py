@@ -23,7 +23,7 @@ from mmengine.utils import track_iter_progress
 from mmcare.files import check_writable, check_writable_file, moved_into_place
 from mmcare.shipped import shipped_config
 from mmcare_runtime.coco import find_other_boxes, find_repeated
-from mmcare_runtime.suffixes import PICTURES, list_files
+from mmcare_runtime.suffixes import PICTURES, list_files, walk
 
 try:
     import supervision
@@ -67,7 +67,9 @@ def place_of(path: PureWindowsPath | Path) -> Place:
 def find_annotations(root: Path, kind: str) -> list[tuple[Place, Path, Any]]:
     """List the files, or for CreateML the entries of files, with the places of their pictures."""
     annotations: list[tuple[Place, Path, Any]] = []
-    for file in sorted(root.rglob(f'*{SUFFIXES[kind]}')):
+    for file in walk(root):
+        if file.suffix != SUFFIXES[kind]:
+            continue
         inside = file.relative_to(root)
         if kind != 'createml':
             annotations.append((place_of(inside), file, None))
@@ -150,7 +152,8 @@ def read_names(root: Path) -> tuple[list[str], dict[str, Any]]:
         if isinstance(names, list):
             keys = ('kpt_shape',) if 'kpt_shape' in content else ()
             return [*map(str, known)], dict({k: content[k] for k in keys}, names=names)
-    files = [*root.rglob('classes.txt'), *root.glob('*.names')]
+    files = [file for file in walk(root) if file.name == 'classes.txt']
+    files += root.glob('*.names')
     lists = [file.read_text(encoding='utf-8-sig').split('\n') for file in files]
     lists = [[line.strip() for line in lines if line.strip()] for lines in lists]
     if not lists:
@@ -323,7 +326,8 @@ def read_voc_lists(sources: list[Source], root: Path) -> dict[str, str]:
         path = Path(source.name)
         for folder in path.parents:
             stems.setdefault(folder / path.stem, []).append(source.name)
-    files = [file for file in root.rglob('ImageSets/Main/*.txt') if file.stem in ORDER]
+    files = [file for file in walk(root) if file.parent.match('ImageSets/Main')]
+    files = [file for file in files if file.suffix == '.txt' and file.stem in ORDER]
     chosen = {}
     for file in files:
         folder = file.parents[2].relative_to(root)

@@ -68,16 +68,27 @@ def test_folders_and_names_without_an_ending(run, tmp_path):
     (tmp_path / 'in/notes.txt').touch()
     cv2.imwrite('in/deeper/b.JPG', PIXELS)
     (tmp_path / 'c').write_bytes((tmp_path / 'a.png').read_bytes())
-    status, out, _ = run('classifier', 'in', 'c')
+    long = '写' * 80 + '.png'  # 244 bytes of 255
+    cv2.imwrite(long, PIXELS)
+    status, out, _ = run('classifier', 'in', 'c', long)
     assert status == 0 and 'notes' not in out
+    assert (tmp_path / 'predictions' / long).is_file()
     assert cv2.imread('predictions/deeper/b.JPG') is not None
     assert cv2.imread('predictions/c.png') is not None
 
 
-@pytest.mark.parametrize('arguments', ['a.png --out-dir .', 'a.png other/a.png', 'a.png a.png'])
-def test_no_picture_is_overwritten(run, arguments):
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        ('a.png --out-dir .', 'a.png would be overwritten'),
+        ('a.png other/a.png', 'a.png and other/a.png would be drawn into one file'),
+        ('a.avi a.mp4', 'a.avi and a.mp4 would be drawn into one file'),
+        ('a.png other/a.png --out-dir .', 'would be'),
+    ],
+)
+def test_no_picture_is_overwritten(run, arguments, words):
     status, _, err = run('classifier', *arguments.split())
-    assert status == 2 and 'would be overwritten' in err
+    assert status == 2 and words in err
 
 
 def test_nothing_is_overwritten_by_a_second_run(run, tmp_path):
@@ -141,6 +152,9 @@ def test_results_in_the_format_of_coco(run, tmp_path):
     for task, source in (('classifier', 'a.png'), ('boxes', '0')):
         status, _, err = run(task, source, '--json', 'coco', '--overwrite')
         assert status == 2 and '--json coco is for detectors and pictures' in err
+    for other in ('other/a.jpg', 'a.PNG'):
+        status, _, err = run('boxes', 'a.png', other, '--json', 'coco', '--overwrite')
+        assert status == 2 and f'a.png and {other} would have the same image_id' in err
     arguments = '--images', 'images', '--annotations', 'truth.json', '--results', 'found.json'
     status, _, _ = run('instances', *arguments, module='mmcare_runtime.evaluate')
     truth = COCO(str(file))
@@ -391,12 +405,8 @@ def test_annotations_that_would_be_measured_wrong(change, words, tmp_path):
         evaluate(model, tmp_path / 'images', file)
 
 
-@pytest.mark.parametrize('number', [int, str, lambda index: f'a{index}'])
-def test_ids_of_objects(number, tmp_path):
-    """pycocotools takes 0 for no match, and converts texts to numbers."""
-    file, about, boxes = write_boxes(tmp_path)
-    each('annotations', id=number)(about)
-    file.write_text(json.dumps(about))
+def perfect_model(boxes):
+    """Return a model that finds the boxes of :func:`write_boxes`."""
     values, scores = np.zeros((1, 5, 4), np.float32), np.array([[0.9, 0, 0, 0, 0]], np.float32)
 
     def find(image):
@@ -404,7 +414,29 @@ def test_ids_of_objects(number, tmp_path):
         values[0, 0] = np.divide(boxes[index], 2)
         return [values, scores, np.full((1, 5), index % 2)]
 
-    model = Model(find, (1, 3, *SHAPE), describe('boxes'))
+    return Model(find, (1, 3, *SHAPE), describe('boxes'))
+
+
+@pytest.mark.parametrize('number', [int, '{:04d}'.format, 'a{}'.format])
+def test_ids_of_pictures(number, tmp_path):
+    file, about, boxes = write_boxes(tmp_path)
+    for image, annotation in zip(about['images'], about['annotations'], strict=True):
+        image['id'] = annotation['image_id'] = number(image['id'])
+    file.write_text(json.dumps(about))
+
+    results = tmp_path / 'found.json'
+    metrics = evaluate(perfect_model(boxes), tmp_path / 'images', file, results=results)
+    assert metrics['bbox_mAP'] == pytest.approx(1)
+    assert [x['image_id'] for x in json.loads(results.read_text())] == [*map(number, range(4))]
+
+
+@pytest.mark.parametrize('number', [int, str, lambda index: f'a{index}'])
+def test_ids_of_objects(number, tmp_path):
+    """pycocotools takes 0 for no match, and converts texts to numbers."""
+    file, about, boxes = write_boxes(tmp_path)
+    each('annotations', id=number)(about)
+    file.write_text(json.dumps(about))
+    model = perfect_model(boxes)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         assert evaluate(model, tmp_path / 'images', file)['bbox_mAP'] == pytest.approx(1)
@@ -456,6 +488,17 @@ def test_classifiers_are_measured(tmp_path):
         evaluate(model, tmp_path)
     with pytest.raises(FileNotFoundError, match='no folders of pictures'):
         evaluate(model, tmp_path / 'Owl')
+
+
+def test_links_to_folders_are_followed(tmp_path):
+    """As the toolboxes do, but not for ever."""
+    (tmp_path / 'data/dog').mkdir(parents=True)
+    (tmp_path / 'data/dog/a.png').touch()
+    (tmp_path / 'data/cat').symlink_to(tmp_path / 'data/dog')
+    (tmp_path / 'data/dog/back').symlink_to(tmp_path / 'data')
+    (tmp_path / 'data/dog/self').symlink_to('.')
+    found = [path.relative_to(tmp_path).as_posix() for path in list_files(tmp_path, PICTURES)]
+    assert found == ['data/cat/a.png', 'data/dog/a.png']
 
 
 def test_suffixes(tmp_path):

@@ -77,6 +77,22 @@ def test_video(run):
     assert START('predictions/a.mp4').get(cv2.CAP_PROP_FPS) == 12
 
 
+def test_names_that_ffmpeg_takes_for_protocols(run):
+    write_video('a.mp4', 3)
+    os.rename('a.mp4', '12:30.mp4')
+    assert run('boxes', '12:30.mp4')[0] == 0 and count_frames('predictions/12:30.mp4') == 3
+
+
+@pytest.mark.parametrize('rate', [119.9213, 239.7604, 65.5359, 29.97003, 1000.0])
+def test_rates(rate, tmp_path):
+    """Those of slow motion are uneven, which MPEG-4 does not write."""
+    file = video.VideoFile(tmp_path / 'a.mp4', rate)
+    for frame in FRAMES:
+        file.write(frame)
+    file.close()
+    assert START(str(tmp_path / 'a.mp4')).get(cv2.CAP_PROP_FPS) == pytest.approx(rate, 1e-3)
+
+
 def test_video_without_frames(run, tmp_path):
     (tmp_path / 'a.mp4').write_text('text')
     status, _, err = run('boxes', 'a.mp4')

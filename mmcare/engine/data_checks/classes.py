@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmcare.engine.data_checks.findings import Run, Split, Stop, Warn, examples
-from mmcare_runtime.suffixes import OTHER_PICTURES, PICTURES
+from mmcare_runtime.suffixes import OTHER_PICTURES, PICTURES, walk
 
 FOREIGN = ('__MACOSX', 'System Volume Information', '$RECYCLE.BIN')
 
@@ -159,10 +159,9 @@ def check_skipped_files(run: Run) -> Iterator[Warn]:
         if not extensions or getattr(split.dataset, 'ann_file', None) or '://' in split.folder:
             continue
         known = {*PICTURES, *OTHER_PICTURES} - {'.npy'}
-        files = Path(split.folder).rglob('*')
         skipped = Counter(
             file.suffix.lower()
-            for file in files
+            for file in walk(Path(split.folder))
             if file.suffix.lower() in known and not file.name.lower().endswith(tuple(extensions))
         )
         if skipped:

@@ -213,7 +213,7 @@ async function look(read, steps) {
   const values = await step(steps, 'network', () => session.run(tensor, input.shape));
   await step(steps, 'drawing', () => {
     const named = outputs.map((one, i) => [one.name, channelsFirst(values[i], one)]);
-    show(file, Object.fromEntries(named), input.resize?.crop ? small : image, small);
+    show(file, Object.fromEntries(named), input.resize?.crop || input.resize?.share ? small : image, small);
   });
 }
 

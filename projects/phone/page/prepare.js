@@ -68,6 +68,16 @@ function resizeAndTurn({ data, width, height }, newWidth, { backend, interpolati
   return { data: rounded, width: height, height: newWidth };
 }
 
+/** Cut rows and columns out of RGBA pixels. */
+function cut({ data, width }, top, left, rows, columns) {
+  const made = new Uint8ClampedArray(rows * columns * 4);
+  for (let row = 0; row < rows; row++) {
+    const start = ((top + row) * width + left) * 4;
+    made.set(data.subarray(start, start + columns * 4), row * columns * 4);
+  }
+  return { data: made, width: columns, height: rows };
+}
+
 const sides = ({ shape, layout }) => (layout === 'NHWC' ? shape.slice(1, 3) : shape.slice(2));
 
 /** Resize and crop an image for an input, and say where it is in it, as its description says. */
@@ -75,18 +85,22 @@ export function fit(image, input) {
   const [height, width] = sides(input);
   const { width: oldWidth, height: oldHeight } = image;
   const how = input.resize ?? { backend: 'cv2', interpolation: 'bilinear' };
+  if (how.share) { // a square out of the middle
+    const length = how.share * Math.min(oldWidth, oldHeight);
+    const [top, left] = [oldHeight, oldWidth].map((side) => Math.max(round((side - length) / 2), 0));
+    const square = cut(image, top, left, Math.trunc(top + length) - top, Math.trunc(left + length) - left);
+    const data = resizeAndTurn(resizeAndTurn(square, width, how), height, how).data;
+    return { data: new Uint8ClampedArray(data), width, height, top: 0, left: 0 };
+  }
   const largest = Math.min(width / oldWidth, height / oldHeight, input.resize ? Infinity : 1);
   const size = [oldWidth, oldHeight].map((side) => how.shorter
-    ? Math.floor((side * how.shorter) / Math.min(oldWidth, oldHeight)) : Math.max(Math.floor(side * largest + 0.5), 1));
+    ? Math.max(Math.floor((side * how.shorter) / Math.min(oldWidth, oldHeight)), 1)
+    : Math.max(Math.floor(side * largest + 0.5), 1));
   const turned = resizeAndTurn(image, size[0], how);
   const whole = new Uint8ClampedArray(resizeAndTurn(turned, size[1], how).data);
-  const [rows, columns] = how.crop ?? [size[1], size[0]];
+  const [rows, columns] = [size[1], size[0]].map((side, i) => Math.min(how.crop?.[i] ?? side, side));
   const [top, left] = [round((size[1] - rows) / 2), round((size[0] - columns) / 2)];
-  const data = new Uint8ClampedArray(rows * columns * 4);
-  for (let row = 0; row < rows; row++) {
-    const start = ((top + row) * size[0] + left) * 4;
-    data.set(whole.subarray(start, start + columns * 4), row * columns * 4);
-  }
+  const { data } = cut({ data: whole, width: size[0] }, top, left, rows, columns);
   const share = input.letterbox === 'center' ? 0.5 : 0; // of the padding
   const before = [height - rows, width - columns].map((padding) => Math.floor(padding * share));
   return { data, width: columns, height: rows, top: before[0], left: before[1] };

@@ -32,7 +32,7 @@ from toy_configs import sure_model
 
 from mmcare.export import export_model, open_exported
 from mmcare_runtime.masks import paste_masks
-from mmcare_runtime.prepare import prepare
+from mmcare_runtime.prepare import prepare, resize
 from mmcare_runtime.results import decode_boxes, read_labels
 
 SHAPE, HERE = (64, 96), Path(__file__).parent
@@ -392,9 +392,11 @@ def test_numbers_in_node(tmp_path):
     noise = np.random.default_rng(1).integers(0, 256, (37, 61, 3), np.uint8)
     images, size = Image.fromarray(noise), (35, 21)
     modes = ('bilinear', cv2.INTER_LINEAR), ('bicubic', cv2.INTER_CUBIC)
-    resized = [['cv2', n, cv2.resize(noise, size, interpolation=mode)] for n, mode in modes]
+    resized = [['cv2', n, {}, cv2.resize(noise, size, interpolation=mode)] for n, mode in modes]
     filters = ('bilinear', Image.BILINEAR), ('bicubic', Image.BICUBIC)
-    resized += [['pillow', n, np.array(images.resize(size, mode))] for n, mode in filters]
+    resized += [['pillow', n, {}, np.array(images.resize(size, mode))] for n, mode in filters]
+    for more in (dict(share=0.7), dict(shorter=25, crop=[21, 35]), dict(shorter=10, crop=[21, 9])):
+        resized.append(['cv2', 'bilinear', more, resize(noise, more, size[::-1])])
     logits = torch.randn(5, 4, 6)
     large = F.interpolate(logits[None], (16, 24), mode='bilinear')[0]
     masks, places = torch.rand(2, 7, 5), [[-4.0, 2.0, 17.0, 21.0], [20.0, 9.0, 47.0, 26.5]]
@@ -408,7 +410,7 @@ def test_numbers_in_node(tmp_path):
         boxes=list(zip(boxes.tolist(), scores.tolist(), labels.tolist(), strict=True)),
         kept=boxes[torchvision.ops.batched_nms(boxes, scores, labels, 0.4)].tolist(),
         noise=np.dstack([noise, noise[..., 0] * 0 + 255]).flatten().tolist(),
-        resized=[[*how, one.flatten().tolist()] for *how, one in resized],
+        resized=[[*how, one.shape, one.flatten().tolist()] for *how, one in resized],
         logits=logits.flatten().tolist(),
         maps=[large.argmax(0).flatten().tolist(), (large[0].sigmoid() > 0.3).flatten().tolist()],
         deviation=float((np.abs(values - values[::-1]).max(1) / values.max(1)).max()),
