@@ -38,7 +38,8 @@ inline json parse(const std::string& text) {
     if (!loader.is_null() && !loader.at(key).is_null() && loader.at(key) != value)
       throw std::runtime_error("only colours of 8 bits, read by cv2, are prepared here");
   const json& resize = description.at("inputs").at(0).at("resize");
-  if (!resize.is_null() && (!resize.at("shorter").is_null() || resize.at("backend") != "cv2"))
+  if (!resize.is_null() && (!resize.at("shorter").is_null() || !resize.value("share", json()).is_null() ||
+                            resize.at("backend") != "cv2"))
     throw std::runtime_error("only pictures that are resized to fit, by cv2, are prepared here");
   return description;
 }
