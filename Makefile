@@ -156,8 +156,10 @@ PYTEST_FAST = $(BIN)/python -m pytest $(PARALLEL)
 test: $(READY) ## run the tests without those below, and the code blocks of the pages
 	$(PYTEST_FAST)
 
+# Gigabytes of files go when their test has passed. Those of make test stay, since MMEngine writes into
+# the folder of a process's first run.
 test-export: $(READY) ## convert many models to all formats, and run the code blocks of two pages
-	$(BIN)/python -m pytest -m 'conversion and not slow' $(WORKERS)
+	$(BIN)/python -m pytest -m 'conversion and not slow' $(WORKERS) -o tmp_path_retention_policy=failed
 
 test-onedl: $(ONEDL_READY) ## run make test's tests on the maintained forks of the MM family, in .venv-onedl
 	$(PYTEST_FAST)
