@@ -92,9 +92,11 @@ def fuse_checkpoint(
         CheckpointError: If the checkpoint cannot be read, is fused already or does not fill the
             model.
         RuntimeError: If fusing changes outputs.
-        ValueError: If there is nothing to fuse.
+        ValueError: If there is nothing to fuse, or the destination is the checkpoint.
         OSError: If a file does not exist, or the destination cannot be written.
     """
+    if os.path.realpath(checkpoint) == os.path.realpath(destination):
+        raise ValueError(f'{destination} would replace its own source, which can be trained')
     cfg = Config.fromfile(config)
     content = load_from_mmcare(checkpoint, 'cpu')
     weights = weights_of(content, checkpoint)

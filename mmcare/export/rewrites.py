@@ -212,8 +212,8 @@ def _linear_of_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
 def _pad(x: Tensor, pad: list[int], mode: str = 'constant', value: float | None = None) -> Tensor:
     if max(pad) > 0 or any(pad[::2]):
         return NotImplemented  # leaves it as it is
-    for dim, side in zip((-1, -2), pad[1::2], strict=False):
-        x = x.narrow(dim, 0, x.shape[dim] + side) if side else x
+    for index, side in enumerate(pad[1::2], 1):
+        x = x.narrow(-index, 0, x.shape[-index] + side) if side else x
     return x
 
 

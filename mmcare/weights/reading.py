@@ -84,8 +84,8 @@ def read_checkpoint(
     if not verified:
         text = f'{path} has no checksums: damage would go unnoticed. torch.save writes some.'
         print_log(text, logger='current', level=logging.WARNING)
-    if isinstance(checkpoint, dict) and 'state_dict_ema' in checkpoint:  # as timm does
-        checkpoint['state_dict'] = checkpoint.pop('state_dict_ema')
+    if isinstance(checkpoint, dict) and checkpoint.get('state_dict_ema') is not None:
+        checkpoint['state_dict'] = checkpoint.pop('state_dict_ema')  # as timm does
     return checkpoint
 
 

@@ -246,6 +246,15 @@ class Windows(torch.nn.Module):
         return parts.view(-1, 4, 4, 3) + parts.view(torch.int32).view(-1, 4, 4, 3) * 0
 
 
+def test_a_crop_of_channels():
+    class Crop(torch.nn.Module):
+        def forward(self, x):
+            return F.pad(x, (0, -1, 0, -2, 0, -1))
+
+    image = torch.randn(1, 3, 8, 8)
+    assert torch.equal(export_program(Crop(), image).module()(image), Crop()(image))
+
+
 def test_a_view_of_a_copy_that_is_left_out():
     image = torch.randn(1, 3, 8, 8)
     program = export_program(Windows(), image)

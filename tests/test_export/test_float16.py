@@ -128,6 +128,18 @@ def round_by_ours(path):
     return onnx.load(path.with_name('rounded.onnx'))
 
 
+def test_sizes_stay(tmp_path):
+    """A scale of 1.1 is 1.0996 in float16, which would make another size."""
+    image = onnx.helper.make_tensor_value_info('image', onnx.TensorProto.FLOAT, (1, 1, 40, 60))
+    larger = onnx.helper.make_tensor_value_info('larger', onnx.TensorProto.FLOAT, (1, 1, 44, 66))
+    scales = onnx.numpy_helper.from_array(np.array([1, 1, 1.1, 1.1], np.float32), 'scales')
+    resize = onnx.helper.make_node('Resize', ['image', '', 'scales'], ['larger'])
+    graph = onnx.helper.make_graph([resize], 'resize', [image], [larger], [scales])
+    onnx.save(onnx.helper.make_model(graph, ir_version=8), tmp_path / 'resize.onnx')
+    half = onnxruntime.InferenceSession(round_by_ours(tmp_path / 'resize.onnx').SerializeToString())
+    assert half.run(None, {'image': np.zeros((1, 1, 40, 60), np.float32)})[0].shape[2:] == (44, 66)
+
+
 @pytest.mark.parametrize(
     'convert',
     [round_by_ours, lambda path: convert_float_to_float16(onnx.load(path), keep_io_types=True)],

@@ -9,6 +9,7 @@ from helpers import THIN, newer, thin_backbone
 ARCH = {**THIN, 'depths': (1, 2, 1, 2)}
 WITH_CP = (False, True, 'activations')
 OPTIONS = [dict(with_cp=cp, norm_eval=fixed) for fixed in (False, True) for cp in WITH_CP[1:]]
+OPTIONS += [dict(with_cp=cp, act_cfg=dict(type='SiLU', inplace=True)) for cp in WITH_CP[1:]]
 
 
 def outputs_and_gradients(model, image, autocast=False):
@@ -27,7 +28,7 @@ def test_recomputation_gradients(options, autocast):
     """Drop path included; under autocast the same operations are rounded alike."""
     plain, model = (
         thin_backbone(arch=ARCH, drop_path_rate=0.5, **kwargs).train()
-        for kwargs in (dict(norm_eval=options['norm_eval']), options)
+        for kwargs in (dict(options, with_cp=False), options)
     )
     image = torch.randn(4, 3, 96, 64)
     _, expected = outputs_and_gradients(plain, image, autocast)

@@ -108,3 +108,5 @@ def test_fuse_a_whole_model(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r'(?s)trained.pth does not fit.*head\\x1b'):
         fuse_checkpoint(file, trained, tmp_path / 'out.pth')
     assert not (tmp_path / 'out.pth').exists()
+    with pytest.raises(ValueError, match='would replace its own source'):
+        fuse_checkpoint(file, trained, tmp_path / '.' / 'trained.pth')

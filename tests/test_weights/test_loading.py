@@ -59,6 +59,7 @@ def files(source, tmp_path_factory):
         'published.pth.tar': dict(training, state_dict=published),
         'published_alone.pth': published,
         'published_with_ema.pth.tar': dict(training, state_dict=ema, state_dict_ema=published),
+        'published_without_ema.pth.tar': dict(training, state_dict=published, state_dict_ema=None),
         'wrapped.pth': wrapped,
         'converted.pth': dict(meta={}, state_dict=converted),
         'trained.pth': dict(meta=dict(epoch=1), state_dict=model.state_dict()),
@@ -75,7 +76,7 @@ def files(source, tmp_path_factory):
 NAMES = [
     *('published.pth.tar', 'published_alone.pth', 'published_with_ema.pth.tar', 'wrapped.pth'),
     *('converted.pth', 'old.pth', 'trained.pth', 'published.safetensors', 'converted.safetensors'),
-    'without_suffix',  # as in caches
+    *('without_suffix', 'published_without_ema.pth.tar'),  # as in caches
 ]
 
 

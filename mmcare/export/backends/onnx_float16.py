@@ -5,8 +5,13 @@ from typing import Any
 
 import numpy as np
 
-# Inputs that engines keep as they are: thresholds, and the scales of int8.
-KEPT = {'NonMaxSuppression': (3, 4), 'QuantizeLinear': (1,), 'DequantizeLinear': (1,)}
+# Inputs that engines keep as they are: thresholds, regions and scales of sizes, and those of int8.
+KEPT = {
+    'NonMaxSuppression': (3, 4),
+    'Resize': (1, 2),
+    'QuantizeLinear': (1,),
+    'DequantizeLinear': (1,),
+}
 
 
 def round_to_float16(source: Path, target: Path) -> None:

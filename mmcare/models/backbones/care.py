@@ -181,6 +181,8 @@ class Interaction(nn.Module):
         self.norm = build_norm(norm_cfg, channels)
         self.expand = nn.Conv2d(channels, channels * expansion, 1)
         self.act = build_activation_layer(act_cfg)
+        if recompute and getattr(self.act, 'inplace', False):
+            self.act.inplace = False  # its input is kept, to compute it again
         self.depthwise = depthwise_conv(channels * expansion, 3, 3)
         self.project = nn.Conv2d(channels * expansion, channels, 1) if project else None
 
