@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ def convert_checkpoint(source: str | os.PathLike, destination: str | os.PathLike
     Raises:
         CheckpointError: If the source cannot be read or does not contain a complete CARE.
         OSError: If the source does not exist or the destination cannot be written.
+        ValueError: If the destination is the source.
     """
+    _check_kept(source, destination)
     file = local_file(source)
     content = read_checkpoint(file)
     weights = weights_of(content, file)
@@ -95,8 +98,7 @@ def fuse_checkpoint(
         ValueError: If there is nothing to fuse, or the destination is the checkpoint.
         OSError: If a file does not exist, or the destination cannot be written.
     """
-    if os.path.realpath(checkpoint) == os.path.realpath(destination):
-        raise ValueError(f'{destination} would replace its own source, which can be trained')
+    _check_kept(checkpoint, destination)
     cfg = Config.fromfile(config)
     content = load_from_mmcare(checkpoint, 'cpu')
     weights = weights_of(content, checkpoint)
@@ -129,8 +131,17 @@ def fuse_checkpoint(
     meta = dict(content.get('meta') or {})
     meta.update(mmcare_version=__version__, fused_from=Path(checkpoint).name)
     write_checkpoint(dict(meta=meta, state_dict=model.state_dict()), destination)
-    options = ' '.join(f'model.{name}.deploy=True' for name in fused)
+    keys = fused
+    if 'detector' in cfg.model:  # mmdet's semi-supervised models build both from it
+        keys = [re.sub('^(student|teacher)[.]', 'detector.', name) for name in fused]
+    options = ' '.join(f'model.{key}.deploy=True' for key in dict.fromkeys(keys))
     return (
         f'Fused {", ".join(fused)} of {checkpoint}. Wrote {destination}. Use it with\n'
         f'    --cfg-options {options}'
     )
+
+
+def _check_kept(source: str | os.PathLike, destination: str | os.PathLike) -> None:
+    """Raise a ValueError if a file would be written over its source, and its optimizer lost."""
+    if os.path.realpath(source) == os.path.realpath(destination):
+        raise ValueError(f'{destination} would replace its own source: give another name')

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Sequence
+from typing import Iterator, Sequence
 
 from mmcare_runtime.text import escape
 
@@ -22,9 +22,8 @@ OTHER_PICTURES = (
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.mpeg', '.mpg', '.webm')
 
 
-def walk(folder: Path) -> list[Path]:
-    """List the files below a folder by path, also through links to folders, as toolboxes do."""
-    paths: list[Path] = []
+def walk(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, also through links to folders, as the toolboxes do."""
     entered = {str(folder): {os.path.realpath(str(folder))}}  # what a link may lead back to
     for place, inner, files in os.walk(str(folder), followlinks=True):
         above = entered.pop(place)
@@ -35,8 +34,7 @@ def walk(folder: Path) -> list[Path]:
                 inner.remove(name)
             else:
                 entered[path] = above | {real}
-        paths += [Path(place, name) for name in files]
-    return sorted(path for path in paths if path.is_file())
+        yield from (Path(place, name) for name in files)
 
 
 def list_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
@@ -44,7 +42,8 @@ def list_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
 
     A warning says how many files look like pictures and have none of the suffixes.
     """
-    seen = [path for path in walk(folder) if '/.' not in f'/{path.relative_to(folder).as_posix()}']
+    seen = [path for path in sorted(walk(folder)) if path.is_file()]
+    seen = [path for path in seen if '/.' not in f'/{path.relative_to(folder).as_posix()}']
     paths = [path for path in seen if path.suffix.lower() in suffixes]
     known = {*PICTURES, *OTHER_PICTURES} - {*suffixes}
     skipped = Counter(path.suffix.lower() for path in seen if path.suffix.lower() in known)

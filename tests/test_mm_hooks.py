@@ -1,20 +1,25 @@
 """Ordinary work with MMEngine goes through our hooks: TTA, teachers, EMA, other runners."""
 
+import re
 from argparse import Namespace
 from contextlib import nullcontext
 from inspect import signature
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import Images, assert_equal, published_state, random_backbone, thin_backbone, warned
+from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.model import PretrainedInit
+from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from toy_training import EPOCHS, Model, StopAt, build, names, train
 
+from mmcare.convert import fuse_checkpoint
 from mmcare.engine.hooks import SwitchableHook
 from mmcare.models import CARE
-from mmcare.weights.reading import CheckpointError
+from mmcare.weights.reading import CheckpointError, read_checkpoint
 
 FLIPS = dict(
     type='TestTimeAug',
@@ -76,6 +81,13 @@ def test_semi_supervised_detector(toy):
     assert 'coco/bbox_mAP' in runner.test()
     for name in ('student', 'teacher'):
         assert_equal(runner.model.get_submodule(name).state_dict(), state)
+    folder = Path(config.work_dir)
+    config.dump(folder / 'teacher.py')
+    said = fuse_checkpoint(folder / 'teacher.py', config.load_from, folder / 'fused.pth')
+    (option,) = re.findall(r'model\S+(?==True)', said)
+    fused = Config.fromfile(folder / 'teacher.py')
+    fused.merge_from_dict({option: True})
+    MODELS.build(fused.model).load_state_dict(read_checkpoint(folder / 'fused.pth')['state_dict'])
     del state['backbone.stem.conv.bias']
     torch.save(state, config.load_from)
     with pytest.raises(CheckpointError, match=r'missing: student\.backbone\.stem\.conv\.bias'):

@@ -26,7 +26,7 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         print(convert_checkpoint(arguments.source, arguments.destination))
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, OSError, ValueError) as error:
         parser.exit(2, f'error: {error}\n')
 
 

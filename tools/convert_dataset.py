@@ -67,7 +67,7 @@ def place_of(path: PureWindowsPath | Path) -> Place:
 def find_annotations(root: Path, kind: str) -> list[tuple[Place, Path, Any]]:
     """List the files, or for CreateML the entries of files, with the places of their pictures."""
     annotations: list[tuple[Place, Path, Any]] = []
-    for file in walk(root):
+    for file in sorted(walk(root)):
         if file.suffix != SUFFIXES[kind]:
             continue
         inside = file.relative_to(root)

@@ -109,4 +109,6 @@ def test_fuse_a_whole_model(tmp_path, monkeypatch):
         fuse_checkpoint(file, trained, tmp_path / 'out.pth')
     assert not (tmp_path / 'out.pth').exists()
     with pytest.raises(ValueError, match='would replace its own source'):
-        fuse_checkpoint(file, trained, tmp_path / '.' / 'trained.pth')
+        fuse_checkpoint(file, trained, trained)
+    with pytest.raises(ValueError, match='would replace its own source'):
+        convert_checkpoint(trained, f'{tmp_path}/../{tmp_path.name}/trained.pth')

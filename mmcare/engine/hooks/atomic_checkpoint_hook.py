@@ -361,6 +361,7 @@ class _AtomicBackend(LocalBackend):
         self.files = files
 
     def put(self, obj: bytes, filepath: str | Path) -> None:
+        """Write a file, then delete the outdated ones."""
         with moved_into_place(Path(filepath)) as temporary:
             temporary.write_bytes(obj)
         outdated, kept, weights = self.files['outdated'], [], self.files['broken_weights']

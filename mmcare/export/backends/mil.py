@@ -77,6 +77,7 @@ def open_package(
 
     @torch.no_grad()
     def run(pixels: np.ndarray) -> list[np.ndarray]:
+        """Map an image of the file's shape to its outputs."""
         values = {**constants, image.name: _round(torch.from_numpy(pixels).float(), image)}
         for operation, inputs, done in steps:
             arguments = tree_map_only(ct.converters.mil.Var, lambda x: values[x.name], inputs)
